@@ -151,7 +151,7 @@ def what_was_overdue_is_forgotten() -> AbstractContextManager[object]:
     """By the node that leads next."""
 
     def forget(endings: Endings, partition: int) -> None:
-        endings._overdue.clear()
+        endings._overdue[partition].clear()
 
     return patch.object(Endings, "start_deciding", forget)
 

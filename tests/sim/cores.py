@@ -20,7 +20,7 @@ from holdfast.cluster.partitions import disk_position
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
-from holdfast.cluster.sessions import releases
+from holdfast.cluster.sessions import releases, reports
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_files import RaftFiles
 from holdfast.server.disk.storage import Storage
@@ -86,7 +86,13 @@ class Cores:
             f"{host.name}:2",
             "",
             ",".join(
-                (disk_position.FEATURE, *RECORD_FEATURES, releases.FEATURE, attendance.FEATURE)
+                (
+                    disk_position.FEATURE,
+                    *RECORD_FEATURES,
+                    releases.FEATURE,
+                    reports.FEATURE,
+                    attendance.FEATURE,
+                )
             ),
         )
         self.cluster_node: ClusterNode = ClusterNode(

@@ -88,7 +88,7 @@ class Bench:
         """Fires the timers of the images, as `Member.handle_timers` does it."""
         wall_s = self.state.wall_us / 1e6 + until - self.state.now
         self.set_clock(until, wall_s)
-        for kind, subject in self.images.pop_due(until):
+        for kind, subject in self.images.pop_due(until, 100):
             if kind in (WILL_DUE, SESSION_EXPIRY) and isinstance(subject, Session):
                 self.endings.due(subject, kind)
 

@@ -78,7 +78,8 @@ class Bench:
             self.state.promises.popleft().release(self.state)
 
     def early(self) -> int:
-        return sum(len(kept) for kept in self.homes.decisions.postponed.values())
+        postponed = sum(len(kept) for kept in self.homes.decisions.postponed.values())
+        return postponed + len(self.homes.reports._reports)
 
     def commit(self) -> None:
         self.state.delivered[0] = 1

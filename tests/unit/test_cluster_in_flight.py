@@ -355,7 +355,7 @@ class Bench:
             self.homes.releases.advance()
 
     def fire_timers(self) -> None:
-        for kind, subject in self.images.state.pop_due(self.state.now):
+        for kind, subject in self.images.state.pop_due(self.state.now, 100):
             self.homes.endings.timer_due(kind, subject)
         for session in self.images.arm_some_timers(100):
             self.homes.endings.due(session, SESSION_EXPIRY)

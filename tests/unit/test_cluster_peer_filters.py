@@ -11,13 +11,14 @@ from holdfast.broker.state import STEPS_AT_ONCE, STEPS_PER_TURN, NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, BadFrame
 from holdfast.cluster.interest_frames import INTEREST_DECODER, Interest, InterestAck
-from holdfast.cluster.peer_filters import FILTERS_AT_ONCE, FILTERS_PER_STEP
+from holdfast.cluster.peer_filters import FILTERS_PER_STEP
 from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
 from holdfast.cluster.qos0_routing import ANNOUNCED_MAX, Qos0Routing
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
 from holdfast.storage.journal.journal import Journal
 
+FILTERS_AT_ONCE = STEPS_AT_ONCE * FILTERS_PER_STEP
 TURN = (STEPS_PER_TURN + STEPS_AT_ONCE) * FILTERS_PER_STEP
 
 
@@ -119,19 +120,27 @@ def test_a_malformed_filter_is_refused_before_any_is_applied() -> None:
     assert bench.nodes("a") == []
 
 
-def test_many_filters_are_announced_in_several_frames() -> None:
+@pytest.mark.parametrize(("is_new_link", "size"), [(True, FILTERS_AT_ONCE), (False, ANNOUNCED_MAX)])
+def test_many_filters_are_announced_in_several_frames(is_new_link: bool, size: int) -> None:
     """The last one has the number, which covers all of them."""
     bench = Bench()
-    names = [f"a/{number}" for number in range(2 * ANNOUNCED_MAX + 1)]
+    names = [f"a/{number}" for number in range(2 * size + 1)]
     for name in names:
         bench.routing.subscribed(name)
-    bench.routing.connected("n2")
+    if is_new_link:
+        bench.routing.flush()
+        bench.context.outgoing.clear()
+        bench.routing.connected("n2")
+        bench.run()
+    else:
+        bench.lose("n3")
+        bench.routing.flush()
     frames = [
         INTEREST_DECODER.decode(payload)
         for node, kind, payload in bench.context.outgoing
         if kind == INTEREST and isinstance(payload, bytes)
     ]
-    assert [frame.whole for frame in frames] == [True, False, False]
+    assert [frame.whole for frame in frames] == [is_new_link, False, False]
     assert [frame.number for frame in frames] == [0, 0, len(names)]
     assert [name for frame in frames for name in frame.added] == names
 
@@ -146,13 +155,11 @@ TOPICS = [*(f"a/{number}" for number in range(12)), "b/1", "c"]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_slices_between_other_inputs_have_the_same_end(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_slices_between_other_inputs_have_the_same_end(seed: int) -> None:
     chance = random.Random(seed)
     bench = Bench()
     filters = bench.filters
-    monkeypatch.setattr("holdfast.cluster.peer_filters.FILTERS_AT_ONCE", chance.choice((1, 5, 99)))
+    bench.state.steps_at_once = chance.choice((1, 5, 99))
     model: dict[str, set[str]] = {"n2": set(), "n3": set()}
     numbers: list[tuple[str, int]] = []
     for _ in range(200):

@@ -147,9 +147,10 @@ class RecordedState:
                 due.append(timer)
         return due
 
-    def pop_due(self, now: float) -> list[tuple[int, object]]:
-        """Remove all due timers and return (kind, subject) of each, in their order."""
-        return [(timer.kind, timer.subject) for timer in self.pop_timers(now, len(self.timers))]
+    def pop_due(self, now: float, count_max: int) -> list[tuple[int, object]]:
+        """Remove due timers, at most so many, and return (kind, subject) of each, in their
+        order."""
+        return [(timer.kind, timer.subject) for timer in self.pop_timers(now, count_max)]
 
     # Sessions and groups
 

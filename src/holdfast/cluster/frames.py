@@ -74,7 +74,8 @@ class OwnedSessions(Struct, kw_only=True, omit_defaults=True):
 
     `asking` lists the clients that wait for a session at the node. `users` names the user of each
     session that belongs to one. `epochs`: those in which the sender leads the partitions. Older
-    versions send neither.
+    versions send neither. A report may come in several pieces (`sessions.reports`): `follows` says
+    that one came before, `more` that another one comes.
     """
 
     ask: bool = False
@@ -83,6 +84,8 @@ class OwnedSessions(Struct, kw_only=True, omit_defaults=True):
     owned: list[tuple[str, int]]
     asking: list[str]
     users: dict[str, str | None] = {}
+    follows: bool = False
+    more: bool = False
 
 
 class ImageRequest(Struct, omit_defaults=True):

@@ -32,6 +32,10 @@ TIDY_S: Final = 0.25
 """The interval in seconds between checks for overdue messages, sessions and nodes."""
 SETTLE_SESSIONS: Final = 1000
 """The most sessions that get their timers in one of these checks."""
+DUE_MAX: Final = 200
+"""The most timers of the replicated state that one turn acts on. The next turn follows at once
+while more are due. A session whose end is due and not reached yet can still be opened, as just
+before."""
 
 
 class ClusterNode(Parts):
@@ -118,6 +122,7 @@ class ClusterNode(Parts):
         self.interest.disconnected(node)
         self.groups.disconnected(node)
         self.session_coordinator.disconnected(node)
+        self.acquisition.reports.disconnected(node)
         self.transfer.disconnected(node)
         self.effects.run()
 
@@ -378,7 +383,7 @@ class ClusterNode(Parts):
         self.session_coordinator.handle_timers()
         self.acquisition.handle_timers()
         self.interest.release()
-        for kind, subject in self.replicated.state.pop_due(now):
+        for kind, subject in self.replicated.state.pop_due(now, DUE_MAX):
             self.session_coordinator.endings.timer_due(kind, subject)
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S

@@ -2,6 +2,8 @@
 
 from holdfast.broker.connections.close import close_connection
 from holdfast.broker.publish.producer_dedup import forget_some
+from holdfast.broker.session.session import Session
+from holdfast.broker.sweep import Sweep
 from holdfast.cluster import frame_kinds as kinds
 from holdfast.cluster.alone import Alone
 from holdfast.cluster.failure.detector import Beat, HeardAgain, Suspected
@@ -32,6 +34,7 @@ from holdfast.cluster.parts import Parts
 from holdfast.cluster.placement.planning import useless
 from holdfast.cluster.position_reports import PositionReports
 from holdfast.cluster.raft.node import Write
+from holdfast.cluster.sessions.ownership_lease import CLOSE_STEPS
 from holdfast.protocol.mqtt import reasons
 
 
@@ -80,6 +83,7 @@ class PartEffects:
         """True if records committed here are not those that the other nodes continued with."""
         # True if records were applied since the last turn.
         self.has_applied = False
+        self._leavers: Sweep[Session] = Sweep(parts.state)
         # True unless this node must not lead Raft, because of its disk.
         self._may_lead = True
 
@@ -193,6 +197,7 @@ class PartEffects:
             self._restart(effect.partition, effect.offset)
         elif isinstance(effect, GivenUp):
             self._state.note("error", "images_given_up", {"partition": effect.partition})
+            self._restarted(effect.partition)
             self._transfer.abandon(effect.partition)
 
     def _applied(self, partition: int) -> None:
@@ -218,13 +223,31 @@ class PartEffects:
             self._state.note("info", "node_heard_again", {"node": effect.node})
 
     def _restart(self, partition: int, offset: int) -> None:
-        if self._state.delivered[partition] < offset:
-            # The clients connected here would never receive the records that were skipped. Another
-            # node may have them.
-            for session in list(self._state.sessions.values()):
-                if session.connection is not None:
-                    text = "this node was away for too long"
-                    close_connection(self._state, session.connection, reasons.SERVER_BUSY, text)
+        """Handles a log that begins at `offset`, behind what this node has applied.
+
+        The clients connected here would never receive the records that were skipped. Another node
+        may have them, so the clients are sent away first, in slices. Until all of them are gone the
+        offset that is delivered stays: no session logs a position behind the skipped records. The
+        partition is suspended meanwhile, so nothing is applied, and no session begins.
+        """
+        if self._state.delivered[partition] >= offset:
+            self._transfer.restarted(partition, offset)
+        else:
             self._forwarding.refuse_unresolved(partition)
-        self._transfer.restarted(partition, offset)
+            self._transfer.expected[partition] = offset
+            sessions = list(self._state.sessions.values())
+            self._leavers.begin(sessions, self._send_away, lambda: self._restarted(partition))
         self._context.is_whole = False
+
+    def _restarted(self, partition: int) -> None:
+        """Lets the transfer continue, once no client here would miss records."""
+        offset = self._transfer.expected.pop(partition, -1)
+        if offset >= 0:
+            self._transfer.restarted(partition, offset)
+
+    def _send_away(self, session: Session) -> int:
+        if session.connection is None:
+            return 1
+        text = "this node was away for too long"
+        close_connection(self._state, session.connection, reasons.SERVER_BUSY, text)
+        return CLOSE_STEPS

@@ -19,8 +19,6 @@ from holdfast.protocol.topics.trie import SubscriptionTrie
 
 FILTERS_PER_STEP: Final = 4
 """The filters that are added or removed in one step of a large job. One takes about 1 µs."""
-FILTERS_AT_ONCE: Final = 2000
-"""The most filters of a change that are applied as it comes."""
 
 
 class _Change:
@@ -85,7 +83,7 @@ class PeerFilters(Work):
         changes = self._changes.setdefault(node, deque())
         changes.append(change)
         if len(changes) == 1:
-            self._apply(node, FILTERS_AT_ONCE)
+            self._apply(node, self._state.steps_at_once * FILTERS_PER_STEP)
         self.has_more = bool(self._changes)
         if self.has_more:
             self._state.start_work(self)
@@ -114,8 +112,7 @@ class PeerFilters(Work):
             if change.is_whole:
                 # What the announcement lacks is removed after the rest of it was added.
                 change.is_whole = False
-                named = change.named
-                change.removed = [x for x in known if x not in named] if named else list(known)
+                change.removed = list(known)
                 change.added = []
                 change.at = 0
                 continue
@@ -140,7 +137,7 @@ class PeerFilters(Work):
         for index in range(begin, end):
             if index < removals:
                 filter = change.removed[index]
-                if filter in known:
+                if filter in known and filter not in change.named:
                     known.discard(filter)
                     changed.append(self.learn(filter, node, False))
                 continue

@@ -16,6 +16,11 @@ Later ones of the partition wait behind it. Counter-example: a valve is closed a
 the PUBACK, opened at QoS 0. The COMMIT comes later than the QOS0 frame, and the subscriber believes
 that the valve is closed.
 
+Invariant: a new link brings all filters of this node, in slices. Changes meanwhile are announced as
+they happen, and a filter that is removed before its slice is left out. So the peer has exactly the
+filters of this node when it has the last frame, which alone has a number. Counter-example: a change
+between two slices is acknowledged, and its SUBACK leaves before the peer has an earlier filter.
+
 Invariant: a cached route is what its topic would get now. A filter that changes drops the routes
 that it matches. A link that changes drops all of them, because routes contain connected nodes only.
 """
@@ -31,6 +36,7 @@ from holdfast.broker.rights import has_rules
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.message import Message, queued_size, stored_message
 from holdfast.broker.state import NodeState, Route
+from holdfast.broker.sweep import Sweep
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame, decode_json
 from holdfast.cluster.interest_frames import (
@@ -39,7 +45,7 @@ from holdfast.cluster.interest_frames import (
     Interest,
     InterestAck,
 )
-from holdfast.cluster.peer_filters import PeerFilters
+from holdfast.cluster.peer_filters import FILTERS_PER_STEP, PeerFilters
 from holdfast.cluster.publish.promises import PromiseQueues
 from holdfast.cluster.publish.retained_updates import RetainedUpdates, is_in_store
 from holdfast.protocol.topics.names import (
@@ -66,7 +72,7 @@ SPREAD_BYTES: Final = 500
 ROUTE_CHECKS_MAX: Final = 20_000
 """The most comparisons of changed filters with cached routes at once. Above it all are dropped."""
 ANNOUNCED_MAX: Final = 10_000
-"""The most filters in one frame."""
+"""The most filters in one frame of changes."""
 FOLLOWERS_BYTES_MAX: Final = 4 << 20
 """The memory in bytes of messages that wait for the record that they follow. Messages above it are
 dropped and counted."""
@@ -139,10 +145,13 @@ class Qos0Routing:
         self._retained_updates = retained_updates
         self._context = context
         self._counts: dict[str, int] = {}
-        # The number of the last change. `_changes` are those not announced yet.
+        # The number of the last change, and of the last announced one. `_changes`: those between.
         self._number = 0
+        self._announced = 0
         self._changes: dict[str, bool] = {}
         self._acknowledged: dict[str, int] = {}
+        # The announcements of all filters that are under way, by node.
+        self._announcing: dict[str, Sweep[list[str]]] = {}
         self._waiting: deque[_Waiting] = deque()
         # Those of shared subscriptions of this node included.
         self._filters = PeerFilters(state, self._acknowledge, self._drop_routes)
@@ -212,25 +221,51 @@ class Qos0Routing:
         self._acknowledged[node] = -1
         self._filters.connected(node)
         self._routes = {}
-        self._tell(node, list(self._counts), [], True)
+        size = FILTERS_PER_STEP * self._state.steps_at_once
+        filters = list(self._counts)
+        parts = [filters[at : at + size] for at in range(0, max(1, len(filters)), size)]
+        sweep: Sweep[list[str]] = Sweep(self._state)
+        self._announcing[node] = sweep
+        is_first = True
+
+        def announce(part: list[str]) -> int:
+            nonlocal is_first
+            if self._announcing.get(node) is sweep:
+                present = [filter for filter in part if filter in self._counts]
+                is_last = part is last
+                if is_last:
+                    del self._announcing[node]
+                self._tell(node, present, [], self._announced if is_last else 0, whole=is_first)
+                is_first = False
+            return self._state.steps_at_once
+
+        last = parts[-1]
+        sweep.begin(parts, announce)
 
     def disconnected(self, node: str) -> None:
         """Removes the filters of a node whose link is lost."""
         self._acknowledged.pop(node, None)
+        self._announcing.pop(node, None)
         self._outbound.pop(node, None)
         self._filters.disconnected(node)
         self._routes = {}
         self.release()
 
-    def _tell(self, node: str, added: list[str], removed: list[str], whole: bool) -> None:
-        """Announces filters to a node, in several frames if they are many. The number is in the
-        last frame, because it covers all of them."""
+    def _tell(
+        self, node: str, added: list[str], removed: list[str], number: int, *, whole: bool = False
+    ) -> None:
+        interest = Interest(number, whole, added, removed)
+        self._context.send(node, INTEREST, json.encode(interest))
+
+    def _tell_changes(self, node: str, added: list[str], removed: list[str]) -> None:
+        """Announces changes to a node, in several frames if they are many. The number is in the
+        last frame, because it covers all of them. While the announcement of all filters is under
+        way, its last frame has the number."""
         count = max(len(added), len(removed), 1)
         for at in range(0, count, ANNOUNCED_MAX):
             end = at + ANNOUNCED_MAX
-            number = self._number if end >= count else 0
-            interest = Interest(number, whole and at == 0, added[at:end], removed[at:end])
-            self._context.send(node, INTEREST, json.encode(interest))
+            is_last = end >= count and node not in self._announcing
+            self._tell(node, added[at:end], removed[at:end], self._number if is_last else 0)
 
     def flush(self) -> None:
         """Sends changes of filters and gathered messages, at the end of a turn. Positions also move
@@ -240,10 +275,11 @@ class Qos0Routing:
         if self._changes:
             changes = self._changes
             self._changes = {}
+            self._announced = self._number
             added = [filter for filter, wanted in changes.items() if wanted]
             removed = [filter for filter, wanted in changes.items() if not wanted]
             for node in self._context.connected:
-                self._tell(node, added, removed, False)
+                self._tell_changes(node, added, removed)
         if self._outbound:
             outbound = self._outbound
             self._outbound = {}

@@ -39,7 +39,7 @@ from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
 from holdfast.cluster.runtime.peer_check import PeerCheck
 from holdfast.cluster.runtime.replacement import Replacement
-from holdfast.cluster.sessions import releases
+from holdfast.cluster.sessions import releases, reports
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config
 from holdfast.security.passwords import PasswordFile
@@ -205,6 +205,8 @@ class ClusterMembership:
                     *RECORD_FEATURES,
                     WILL_OFFSETS,
                     releases.FEATURE,
+                    reports.FEATURE,
+                    reports.FEATURE,
                     AGREED_USERS,
                     f"{PROGRAM}{__version__}",
                     AGREED_ACCESS,

@@ -20,6 +20,7 @@ Invariants
 
 import struct
 from functools import partial
+from heapq import heappop, heappush
 from typing import Final
 
 from msgspec import UNSET
@@ -32,14 +33,16 @@ from holdfast.broker.rights import proves_names
 from holdfast.broker.session.connection import CLOSED, OPENING, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.broker.sweep import Sweep
 from holdfast.broker.topic_rights.kept_subscriptions import checksum_of, waits_for_more
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import SESSION_OPEN, SESSION_OWNED, BadFrame
-from holdfast.cluster.frames import CloseFrame, OpenedFrame, OpenFrame, OwnedSessions, decode_frame
+from holdfast.cluster.frame_kinds import SESSION_OPEN, BadFrame
+from holdfast.cluster.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.live_sessions import LiveSessions
+from holdfast.cluster.sessions.own_reports import OwnReports
 from holdfast.cluster.sessions.releases import FEATURE
 from holdfast.cluster.sessions.requests import NEVER, NOTHING, PendingOpen, positions_of
 from holdfast.protocol.mqtt import reasons
@@ -58,6 +61,11 @@ ASK_AGAIN_S: Final = 0.3
 REFUSED_AFTER_S: Final = 2.0
 """The longest time in seconds that a CONNECT waits for a majority, for metadata that names the
 present leader of its home partition, or while this node is unsure of its ownership."""
+
+WAKES_MAX: Final = 100
+"""The most waiting CONNECTs that one check of the timers looks at."""
+OPEN_STEPS: Final = 10
+"""The steps of one session that begins."""
 
 
 class SessionAcquisition:
@@ -81,8 +89,18 @@ class SessionAcquisition:
         self._coordinator = coordinator
         self._number = 0
         self.asking: dict[int, PendingOpen] = {}
+        # The same entries by home partition, those with a reply, and when to look at each next.
+        self._of_homes: list[dict[int, PendingOpen]]
+        self._of_homes = [{} for _ in range(state.config.partitions)]
+        self._answered: dict[int, PendingOpen] = {}
+        self._wakes: list[tuple[float, int]] = []
+        self._finishing: Sweep[PendingOpen] = Sweep(state)
+        self._resent: Sweep[PendingOpen] = Sweep(state)
         # The same entries by client id, in the order of their CONNECTs.
         self._of_clients: dict[str, list[PendingOpen]] = {}
+        # Whether records were applied since the slices of `applied` began.
+        self._is_applied = False
+        self.reports = OwnReports(state, context, coordinator)
         self.live = LiveSessions(state, context, coordinator, self._of_clients)
         # Per home partition: the highest epoch of a leader that has requested a report, and when.
         self._reported_in: dict[int, tuple[int, float]] = {}
@@ -105,10 +123,12 @@ class SessionAcquisition:
             refuse(self._state, connection, reasons.SERVER_BUSY, text)
             return
         self._number += 1
-        asking = PendingOpen(self._number, connection, client_id, opening)
-        asking.send_at = self._state.now + ASK_AFTER_S
+        home = self._coordinator.home(client_id)
+        asking = PendingOpen(self._number, connection, client_id, home, opening)
         asking.refused_at = self._state.now + REFUSED_AFTER_S
         self.asking[asking.number] = asking
+        self._of_homes[home][asking.number] = asking
+        self._send_at(asking, self._state.now + ASK_AFTER_S)
         of_client = self._of_clients.setdefault(client_id, [])
         of_client.append(asking)
         for earlier in of_client[:-1]:
@@ -130,17 +150,35 @@ class SessionAcquisition:
         elif asking.reply is not None:
             self._finish_if_ready(asking)
 
+    def _send_at(self, asking: PendingOpen, when: float) -> None:
+        """Sends SESSION_OPEN for the entry, first or again, at a time."""
+        asking.send_at = when
+        self._wake_at(asking, when)
+
+    def _send_no_more(self, asking: PendingOpen) -> None:
+        """Sends nothing more for the entry, which has its reply, or waits for a service."""
+        asking.send_at = asking.wake_at = NEVER
+        self._wake_at(asking, max(asking.refused_at, self._state.now + ASK_AGAIN_S))
+
+    def _wake_at(self, asking: PendingOpen, when: float) -> None:
+        """Looks at the entry at that time, or earlier if that was decided before."""
+        if when < asking.wake_at:
+            asking.wake_at = when
+            heappush(self._wakes, (when, asking.number))
+
     def _done(self, asking: PendingOpen) -> None:
         del self.asking[asking.number]
+        del self._of_homes[asking.home][asking.number]
+        self._answered.pop(asking.number, None)
         of_client = self._of_clients[asking.client_id]
         of_client.remove(asking)
         if of_client:
-            of_client[0].send_at = min(of_client[0].send_at, self._state.now + ASK_AFTER_S)
+            self._send_at(of_client[0], min(of_client[0].send_at, self._state.now + ASK_AFTER_S))
         else:
             del self._of_clients[asking.client_id]
 
     def _send_request(self, asking: PendingOpen) -> None:
-        asking.send_at = self._state.now + ASK_AGAIN_S
+        self._send_at(asking, self._state.now + ASK_AGAIN_S)
         if self._of_clients[asking.client_id][0] is not asking:
             # An earlier CONNECT of the same client is first. Its repeated request would take the
             # session from this one.
@@ -161,8 +199,7 @@ class SessionAcquisition:
             will=None if opening.will is None else will_entry(opening.will),
             filters=opening.filters,
         )
-        home = self._coordinator.home(asking.client_id)
-        leader = self._context.leader(home)
+        leader = self._context.leader(asking.home)
         asking.is_sent = asking.is_sent or leader != ""
         if leader in self._context.connected and not self._context.understands(leader, FEATURE):
             # An older coordinator orders nothing of the node that requests the session.
@@ -193,6 +230,7 @@ class SessionAcquisition:
                 self._renew(client_id, frame.epoch)
             return
         asking.reply = frame
+        self._answered[asking.number] = asking
         if frame.denied:
             self._done(asking)
             if asking.connection.state == OPENING:
@@ -204,7 +242,7 @@ class SessionAcquisition:
         if frame.lost:
             self._refuse(asking)
             return
-        asking.send_at = NEVER
+        self._send_no_more(asking)
         if frame.present:
             asking.positions = positions_of(frame.session, self._state.config.partitions)
         if frame.present or not self._is_in_log(asking):
@@ -214,10 +252,11 @@ class SessionAcquisition:
     def _decide_again(self, asking: PendingOpen, filters: list[str]) -> None:
         """Has a service decide about the present filters of the session, whose owner keeps it until
         then."""
-        asking.reply = None
+        self._take_back(asking)
         asking.is_sent = False
-        asking.send_at = NEVER
+        self._send_no_more(asking)
         if asking.connection.state != OPENING:
+            self._wake_at(asking, self._state.now)
             return
         decided = partial(self._decided, asking, filters)
         if waits_for_more(self._state, asking.connection, filters, decided):
@@ -228,12 +267,17 @@ class SessionAcquisition:
             text = "the subscriptions of the session change: try again later"
             refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
 
+    def _take_back(self, asking: PendingOpen) -> None:
+        asking.reply = None
+        self._answered.pop(asking.number, None)
+
     def _decided(
         self, asking: PendingOpen, filters: list[str], state: object, connection: Connection
     ) -> None:
         connection.input_paused = True
         asking.opening.filters = checksum_of(filters)
-        asking.send_at = self._state.now + ASK_AFTER_S
+        if asking.number in self.asking:
+            self._send_at(asking, self._state.now + ASK_AFTER_S)
 
     def _is_led_anew(self, home: int, for_s: float = 0.0) -> bool:
         """True if the metadata here does not name the leader that has requested a report."""
@@ -271,18 +315,30 @@ class SessionAcquisition:
             self.live.report_closed(client_id, epoch)
 
     def applied(self) -> None:
-        """Begins the sessions that waited for applied records or for a barrier."""
-        for asking in list(self.asking.values()):
-            if asking.reply is not None:
-                self._finish_if_ready(asking)
+        """Begins the sessions that waited for applied records or for a barrier, in slices."""
+        if self._answered and not self._finishing.has_more:
+            self._is_applied = False
+            self._finishing.begin(list(self._answered.values()), self._try, self._tried)
+        else:
+            self._is_applied = True
+
+    def _try(self, asking: PendingOpen) -> int:
+        if self.asking.get(asking.number) is not asking or asking.reply is None:
+            return 1
+        self._finish_if_ready(asking)
+        return 1 if asking.number in self.asking else OPEN_STEPS
+
+    def _tried(self) -> None:
+        if self._is_applied:
+            self.applied()
 
     def confirm_ownership(self) -> None:
         """Makes the waiting sessions wait for a new read barrier.
 
         While this node was unsure of its ownership, other nodes may have closed or reassigned them.
         """
-        for asking in self.asking.values():
-            if asking.reply is not None and asking.is_recorded:
+        for asking in self._answered.values():
+            if asking.is_recorded:
                 asking.barrier = self._barriers.begin()
 
     def _finish_if_ready(self, asking: PendingOpen) -> None:
@@ -371,32 +427,25 @@ class SessionAcquisition:
 
         It is called when `leader` begins to lead them, or when its link is new.
         """
-        wanted = set(partitions)
-        sessions = self._state.sessions.values()
-        here = [each for each in sessions if self._coordinator.home(each.client_id) in wanted]
-        owned = [(each.client_id, each.epoch) for each in here]
-        users = {each.client_id: each.username for each in here if each.is_owned}
         asking: list[str] = []
-        for each in self.asking.values():
-            if self._coordinator.home(each.client_id) in wanted:
+        for partition in partitions:
+            for each in self._of_homes[partition].values():
                 asking.append(each.client_id)
                 if each.reply is not None and not each.is_recorded:
                     # The new coordinator may not know this reply. The request is sent again.
-                    each.reply = None
+                    self._take_back(each)
                     each.barrier = NOTHING
-                    each.send_at = self._state.now + ASK_AFTER_S
-        if leader == self._context.node_id:
-            self._coordinator.reports.receive(leader, partitions, dict(owned), asking, users)
-            return
-        frame = OwnedSessions(partitions=partitions, owned=owned, asking=asking, users=users)
-        self._context.send_frame(leader, SESSION_OWNED, frame)
+                    self._send_at(each, self._state.now + ASK_AFTER_S)
+        self.reports.begin(leader, partitions, asking)
 
     def leader_changed(self, partition: int) -> None:
         """Sends the requests that have no reply to the new leader of `partition`."""
-        soon = self._state.now + ASK_AFTER_S
-        for asking in self.asking.values():
-            if asking.reply is None and self._coordinator.home(asking.client_id) == partition:
-                asking.send_at = min(asking.send_at, soon)
+        self._resent.begin(list(self._of_homes[partition].values()), self._send_soon)
+
+    def _send_soon(self, asking: PendingOpen) -> int:
+        if self.asking.get(asking.number) is asking and asking.reply is None:
+            self._send_at(asking, min(asking.send_at, self._state.now + ASK_AFTER_S))
+        return 1
 
     def take_local(self) -> None:
         """Takes the replies, close orders and report requests that this node's own coordinator has
@@ -416,21 +465,33 @@ class SessionAcquisition:
                     self.tell_owned(each.node, each.partitions)
 
     def handle_timers(self) -> None:
-        for asking in list(self.asking.values()):
+        """Sends due requests, and refuses CONNECTs that have waited for too long. The next call is
+        due at once while there are more of them."""
+        now = self._state.now
+        for _ in range(WAKES_MAX):
+            when = self.timer()
+            if when is None or when > now:
+                return
+            asking = self.asking[heappop(self._wakes)[1]]
+            asking.wake_at = NEVER
             if asking.connection.state == CLOSED and not asking.is_sent:
                 self._done(asking)
                 continue
-            if asking.refused_at <= self._state.now and asking.connection.state == OPENING:
+            is_overdue = asking.refused_at <= now
+            if is_overdue and asking.connection.state == OPENING:
                 self._refuse_overdue(asking)
-            if asking.send_at <= self._state.now:
+            if asking.send_at <= now and asking.number in self.asking:
                 self._send_request(asking)
+            if asking.number in self.asking:
+                self._wake_at(asking, now + ASK_AGAIN_S if is_overdue else asking.refused_at)
+                self._wake_at(asking, asking.send_at)
 
     def _refuse_overdue(self, asking: PendingOpen) -> None:
         if not self._context.has_majority(self._state.now):
             text = "no majority of the cluster can be reached"
         elif self._state.is_ownership_expired and asking.reply is not None and asking.is_recorded:
             text = "this node does not know the owner of the session"
-        elif self._is_led_anew(self._coordinator.home(asking.client_id), REFUSED_AFTER_S):
+        elif self._is_led_anew(asking.home, REFUSED_AFTER_S):
             text = "this node does not know which node leads the session's home partition"
         else:
             return
@@ -439,6 +500,11 @@ class SessionAcquisition:
             self._finish_if_ready(asking)
 
     def timer(self) -> float | None:
-        if not self.asking:
-            return None
-        return min(asking.send_at for asking in self.asking.values())
+        wakes = self._wakes
+        while wakes:
+            when, number = wakes[0]
+            asking = self.asking.get(number)
+            if asking is not None and asking.wake_at == when:
+                return when
+            heappop(wakes)
+        return None

@@ -22,14 +22,16 @@ Invariants
   own the session with equal epochs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
+from typing import Final
 
 from holdfast.broker.recorded_state import SESSION_EXPIRY
 from holdfast.broker.recovery.session_records import open_record
 from holdfast.broker.recovery.state_records import append_change
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.broker.sweep import Sweep
 from holdfast.cluster import frames
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frames import CloseFrame, OpenFrame, decode_frame
@@ -49,6 +51,12 @@ from holdfast.cluster.sessions.requests import (
 )
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.record import Record
+
+CALL_STEPS: Final = 10
+"""The steps of one postponed call or request: it costs an appended record or a frame."""
+OVERDUE_MAX: Final = 100
+"""The most overdue requests that one check of the timers continues with. The next check is due at
+once while there are more."""
 
 
 class SessionCoordinator:
@@ -71,7 +79,9 @@ class SessionCoordinator:
         self._replicated = replicated
         self.owners = Owners(state, context, replicated, self._epochs_reserved)
         self.answers = HomeAnswers(context, replicated)
-        self._requests = SessionRequests()
+        self._requests = SessionRequests(state.config.partitions)
+        self._calls: Sweep[Callable[[], None]] = Sweep(state)
+        self._ownerless: Sweep[SessionRequest] = Sweep(state)
         self.decisions = Decisions(state, context, changes_session)
         self._closings = Closings(state, context, replicated, self.decisions)
         self.endings = Endings(
@@ -123,6 +133,7 @@ class SessionCoordinator:
         if frame.gone:
             self._withdraw(request)
             return
+        request.came_after = self.owners.number
         if self._requests.find(request) is None and self._requests.add(request):
             self._begin(request)
 
@@ -203,6 +214,7 @@ class SessionCoordinator:
             return
         self.owners.closed(node, client_id, epoch)
         self._closings.released(node, client_id, epoch)
+        self.reports.closed(node, client_id, epoch)
         request = self._requests.first(client_id)
         if request is not None and request.waits_for == node:
             # If the session is recorded, its `close` record has been appended and will be applied.
@@ -312,11 +324,12 @@ class SessionCoordinator:
         self.releases.repeat(node)
         self.reports.request(node)
 
-    def _forget(self, node: str, led: set[int], known: set[str]) -> None:
-        """Removes requests that `node` does not know: an earlier process of the node sent them."""
+    def _forget(self, node: str, home: int, number: int, known: Container[str]) -> None:
+        """Removes requests that `node` does not know: an earlier process of the node sent them.
+        Those that came after the event `number` stay."""
         # The newest first, so that none begins when the one in front of it is removed.
-        for request in reversed(self._requests.of_node(node)):
-            if request.client_id in known or self.home(request.client_id) not in led:
+        for request in reversed(self._requests.of_node(node, home)):
+            if request.client_id in known or request.came_after >= number:
                 continue
             if request.is_opening:
                 request.is_orphan = True
@@ -325,7 +338,9 @@ class SessionCoordinator:
                 self._done(request)
 
     def disconnected(self, node: str) -> None:
-        """Forgets the unrecorded sessions of a node that is down and whose link has ended."""
+        """Forgets the unrecorded sessions of a node that is down and whose link has ended, and its
+        incomplete reports."""
+        self.reports.disconnected(node)
         if self._context.is_gone(node):
             self.owners.forget_node(node)
 
@@ -339,9 +354,15 @@ class SessionCoordinator:
         if node not in self._context.connected and node != self._context.node_id:
             self.owners.forget_node(node)
         self._closings.node_gone(node)
-        for request in self._requests.firsts():
-            if request.waits_for == node:
-                self._go_without(request)
+        waiting = [each for each in self._requests.firsts() if each.waits_for == node]
+        self._ownerless.begin(waiting, self._go_without_gone)
+
+    def _go_without_gone(self, request: SessionRequest) -> int:
+        """Goes on with a request that still waits for a node that is still down."""
+        is_served = self._requests.first(request.client_id) is request
+        if is_served and request.waits_for and self._context.is_gone(request.waits_for):
+            self._go_without(request)
+        return CALL_STEPS
 
     def _decides_for(self, client_id: str) -> bool:
         return self.decisions.decides(self.home(client_id))
@@ -358,15 +379,13 @@ class SessionCoordinator:
             return
         self._closings.start_deciding(partition)
         self.endings.start_deciding(partition)
-        for again in self.decisions.pop_postponed(partition):
-            again()
+        self._calls.begin(self.decisions.pop_postponed(partition), _call)
         self.reports.start_deciding(partition)
 
     def stop_leading(self, partition: int) -> None:
         """Drops everything of the partition. The nodes repeat their requests at the next leader."""
         self.decisions.stop_leading(partition)
-        self._requests.stop_leading(partition, self._state.config.partitions)
-        self.releases.stop_leading()
+        self._requests.stop_leading(partition)
         self.reports.stop_leading(partition)
         self.owners.stop_leading(partition)
         self.endings.stop_deciding(partition)
@@ -391,10 +410,11 @@ class SessionCoordinator:
 
     def handle_timers(self) -> None:
         """Reassigns sessions whose owner's reply is overdue, and repeats report requests."""
-        now = self._state.now
-        for request in self._requests.firsts():
-            if request.waits_for and request.deadline <= now:
-                self._go_without(request)
+        for _ in range(OVERDUE_MAX):
+            request = self._requests.pop_overdue(self._state.now)
+            if request is None:
+                break
+            self._go_without(request)
         self.owners.epochs.handle_timers()
         self.reports.handle_timers()
 
@@ -404,3 +424,8 @@ class SessionCoordinator:
             if when < due:
                 due = when
         return due if due < NEVER else None
+
+
+def _call(again: Callable[[], None]) -> int:
+    again()
+    return CALL_STEPS

@@ -11,6 +11,7 @@ The first timer ends the session before its interval has passed.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from holdfast.broker.connections.close import log_end
 from holdfast.broker.connections.wills import publish_will
@@ -19,9 +20,13 @@ from holdfast.broker.recorded_state import DELAYED, SESSION_EXPIRY, WILL_DUE, Ti
 from holdfast.broker.session.session import Session
 from holdfast.broker.session.will import Will
 from holdfast.broker.state import NodeState
+from holdfast.broker.sweep import Sweep
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
+
+DUE_STEPS: Final = 5
+"""The steps of one session whose will or end is due: it may cost an appended record."""
 
 
 class Endings:
@@ -43,15 +48,19 @@ class Endings:
         self._barriers = barriers
         self._decides = decides
         self._is_changing = is_changing
-        # Client ids whose will or end was due while this node could not decide, with the kind of
-        # timer. SESSION_EXPIRY is that of both.
-        self._overdue: dict[str, int] = {}
-        # Client ids whose will is appended and not yet applied, with the epoch.
-        self._published: dict[str, int] = {}
+        partitions = state.config.partitions
+        # Per home partition: client ids whose will or end is due and not in the log, with the kind
+        # of timer. SESSION_EXPIRY is that of both.
+        self._overdue: list[dict[str, int]] = [{} for _ in range(partitions)]
+        self._taken: Sweep[str] = Sweep(state)
+        # Per home partition: client ids whose will is appended and not yet applied, with the epoch.
+        self._published: list[dict[str, int]] = [{} for _ in range(partitions)]
         # Client ids whose delayed will is due: the epoch, and a read barrier. Once the barrier is
         # passed, this node knows whether the client has connected again in time.
         self._confirming: dict[str, tuple[int, int]] = {}
-        self._ending: set[str] = set()
+        self._confirmed: Sweep[str] = Sweep(state)
+        # Per home partition: client ids whose end follows their will.
+        self._ending: list[set[str]] = [set() for _ in range(partitions)]
 
     def _home(self, client_id: str) -> int:
         return partition_of(client_id.encode(), self._state.config.partitions)
@@ -96,17 +105,18 @@ class Endings:
             # The end is appended only after the will is applied. Counter-example: both are
             # appended, the leader changes between them, the end is committed and the will is lost.
             if kind == SESSION_EXPIRY:
-                self._ending.add(client_id)
+                self._ending[self._home(client_id)].add(client_id)
             if will.delay_s == 0 or self._is_confirmed(session):
                 self._publish(session, will)
         elif kind == SESSION_EXPIRY:
-            self._ending.discard(client_id)
+            self._ending[self._home(client_id)].discard(client_id)
             self._state.stats.sessions_expired += 1
             log_end(self._state, session)
 
     def _note_overdue(self, client_id: str, kind: int) -> None:
-        if self._overdue.get(client_id) != SESSION_EXPIRY:
-            self._overdue[client_id] = kind
+        overdue = self._overdue[self._home(client_id)]
+        if overdue.get(client_id) != SESSION_EXPIRY:
+            overdue[client_id] = kind
 
     def _is_armed(self, session: Session, kind: int) -> bool:
         timer = session.will_timer if kind == WILL_DUE else session.expiry_timer
@@ -149,14 +159,22 @@ class Endings:
         return False
 
     def advance(self) -> None:
-        """Acts on the delayed wills whose barrier is passed."""
-        for client_id, (epoch, barrier) in list(self._confirming.items()):
-            if not self._barriers.has_passed(barrier):
-                continue
-            session = self._replicated.state.sessions.get(client_id)
-            if session is not None and session.epoch == epoch:
-                self.due(session, WILL_DUE)
-            self._confirming.pop(client_id, None)
+        """Begins to act on the delayed wills whose barrier is passed."""
+        has_passed = self._barriers.has_passed
+        passed = [name for name, each in self._confirming.items() if has_passed(each[1])]
+        if passed:
+            self._confirmed.begin(passed, self._take_confirmed)
+
+    def _take_confirmed(self, client_id: str) -> int:
+        """Acts on a delayed will that is still confirmed. Returns the steps that it took."""
+        epoch, barrier = self._confirming.get(client_id, (-1, 0))
+        if epoch < 0 or not self._barriers.has_passed(barrier):
+            return 1
+        session = self._replicated.state.sessions.get(client_id)
+        if session is not None and session.epoch == epoch:
+            self.due(session, WILL_DUE)
+        self._confirming.pop(client_id, None)
+        return DUE_STEPS
 
     def will_comes_first(self, recorded: Session, is_clean: bool) -> bool:
         """Publishes the will that must precede the opening of a session. Returns True if the
@@ -180,49 +198,53 @@ class Endings:
 
     def _publish(self, recorded: Session, will: Will) -> None:
         """Publishes the will, at most once while this node decides."""
-        if self._published.get(recorded.client_id) != recorded.epoch:
-            self._published[recorded.client_id] = recorded.epoch
+        published = self._published[self._home(recorded.client_id)]
+        if published.get(recorded.client_id) != recorded.epoch:
+            published[recorded.client_id] = recorded.epoch
             publish_will(self._state, recorded, will)
 
     def will_applied(self, client_id: str, epoch: int) -> None:
         """Appends the end of a session that has waited for its will."""
-        if self._published.get(client_id, -1) <= epoch:
-            self._published.pop(client_id, None)
+        home = self._home(client_id)
+        if self._published[home].get(client_id, -1) <= epoch:
+            self._published[home].pop(client_id, None)
         image = self._replicated.state.sessions.get(client_id)
-        if image is not None and client_id in self._ending:
+        if image is not None and client_id in self._ending[home]:
             self.due(image, SESSION_EXPIRY)
 
     def applied(self, client_id: str) -> None:
         """Acts on a session that was due while its records were not applied."""
-        if client_id in self._overdue and self._decides(self._home(client_id)):
-            self._take_overdue(client_id)
+        self._take_overdue(client_id)
 
-    def _take_overdue(self, client_id: str) -> None:
-        kind = self._overdue.pop(client_id)
+    def _take_overdue(self, client_id: str) -> int:
+        """Acts on a session that is still overdue. Returns the steps that it took."""
+        home = self._home(client_id)
+        if client_id not in self._overdue[home] or not self._decides(home):
+            return 1
+        kind = self._overdue[home].pop(client_id)
         session = self._replicated.state.sessions.get(client_id)
         if session is not None:
             self.due(session, kind)
+        return DUE_STEPS
 
     def forget(self, client_id: str) -> None:
         """Drops what is due for a session that has ended or has a connection."""
-        self._overdue.pop(client_id, None)
-        self._ending.discard(client_id)
+        home = self._home(client_id)
+        self._overdue[home].pop(client_id, None)
+        self._ending[home].discard(client_id)
         self._confirming.pop(client_id, None)
 
     def start_deciding(self, partition: int) -> None:
-        """Acts on the sessions of `partition` that became due while another node decided."""
-        for client_id in list(self._overdue):
-            if self._home(client_id) == partition:
-                self._take_overdue(client_id)
+        """Begins to act on the sessions of `partition` that became due while another node
+        decided."""
+        self._taken.begin(list(self._overdue[partition]), self._take_overdue)
 
     def stop_deciding(self, partition: int) -> None:
         """Marks the sessions of `partition` as overdue again: their records may never be
         committed."""
-        for client_id in list(self._published):
-            if self._home(client_id) == partition:
-                del self._published[client_id]
-                self._note_overdue(client_id, WILL_DUE)
-        for client_id in list(self._ending):
-            if self._home(client_id) == partition:
-                self._ending.discard(client_id)
-                self._note_overdue(client_id, SESSION_EXPIRY)
+        overdue = dict.fromkeys(self._published[partition], WILL_DUE)
+        overdue.update(self._overdue[partition])
+        overdue.update(dict.fromkeys(self._ending[partition], SESSION_EXPIRY))
+        self._overdue[partition] = overdue
+        self._published[partition] = {}
+        self._ending[partition] = set()

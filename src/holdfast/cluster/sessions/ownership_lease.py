@@ -27,6 +27,7 @@ from holdfast.broker.connections.close import close_connection
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.broker.sweep import Sweep
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.protocol.mqtt import reasons
@@ -43,6 +44,11 @@ clients."""
 IDLE_MAX: Final = 1
 """The most silent nodes, not marked down, that are ignored. Two of them could decide together
 without this node: B and C of three."""
+
+CLOSE_STEPS: Final = 10
+"""The steps of one closed connection."""
+PROCEED_STEPS: Final = 2
+"""The steps of one session that continues."""
 
 
 class OwnershipLease:
@@ -86,6 +92,10 @@ class OwnershipLease:
         self._is_cut_off = False
         self._is_ill = False
         self.count = 0
+        # The home partitions whose clients were sent away since this node is unsure.
+        self._sent_away: set[int] = set()
+        self._departures: Sweep[Session] = Sweep(state)
+        self._resumed: Sweep[Session] = Sweep(state)
 
     def tick(self, now: float) -> None:
         """Checks the lease, before anything that has arrived meanwhile is processed.
@@ -107,6 +117,7 @@ class OwnershipLease:
             self.count += 1
             self._doubted_at = now
             self._state.is_ownership_expired = True
+            self._sent_away = set()
         self._began_at = now
         self._barrier = NOTHING
         self._is_cut_off = True
@@ -184,7 +195,9 @@ class OwnershipLease:
             return False
         now = self._state.now
         if now >= self._doubted_at + GIVE_UP_S and self._context.has_majority(now):
-            self._send_away(None, "this node does not know the owner of the session")
+            homes = set(range(self._state.config.partitions))
+            if not self._send_away(homes, "this node does not know the owner of the session"):
+                return False
             self._end()
             return True
         if self._is_cut_off:
@@ -211,17 +224,24 @@ class OwnershipLease:
         lacking = self._barriers.lacking(self._barrier)
         if not lacking or any(self._context.leader(partition) for partition in lacking):
             return False
-        self._send_away(lacking, "the session's partition has no leader")
-        return True
+        return self._send_away(lacking, "the session's partition has no leader")
 
-    def _send_away(self, homes: set[int] | None, text: str) -> None:
-        """Disconnects the clients of these home partitions, or all clients if `homes` is None."""
-        state = self._state
-        for session in list(state.sessions.values()):
-            if homes is None or self._home(session) in homes:
+    def _send_away(self, homes: set[int], text: str) -> bool:
+        """Disconnects the clients of these home partitions, in slices. Returns True once none of
+        them is connected: until then this node stays unsure, and delivers nothing to them."""
+        if not homes <= self._sent_away:
+            self._sent_away |= homes
+            sent_away = frozenset(homes)
+
+            def leave(session: Session) -> int:
                 connection = session.connection
-                if connection is not None:
-                    close_connection(state, connection, reasons.SERVER_BUSY, text)
+                if connection is None or self._home(session) not in sent_away:
+                    return 1
+                close_connection(self._state, connection, reasons.SERVER_BUSY, text)
+                return CLOSE_STEPS
+
+            self._departures.begin(list(self._state.sessions.values()), leave)
+        return not self._departures.has_more
 
     def _home(self, session: Session) -> int:
         return partition_of(session.client_id.encode(), self._state.config.partitions)
@@ -232,9 +252,16 @@ class OwnershipLease:
         state = self._state
         state.is_ownership_expired = False
         self._sure_until = self._heard_until()
-        for session in list(state.sessions.values()):
-            if session.connection is not None:
-                proceed(state, session)
+        self._sent_away = set()
+        self._resumed.begin(list(state.sessions.values()), self._proceed)
+
+    def _proceed(self, session: Session) -> int:
+        """Sends what has waited in the session. Until its slice new messages wait behind it, as
+        behind a full window."""
+        if session.connection is None or self._state.is_ownership_expired:
+            return 1
+        proceed(self._state, session)
+        return PROCEED_STEPS
 
     def unsure_s(self) -> float:
         """Returns the seconds for which this node has been unable to begin recorded sessions, 0 if

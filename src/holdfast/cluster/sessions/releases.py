@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.state import NodeState
+from holdfast.broker.sweep import Sweep
 from holdfast.cluster.frames import CloseFrame
 from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.cluster.sessions.owners import Owner, Owners
@@ -36,6 +37,9 @@ reassigned without the owner's last records.
 A lost link does not shorten it: the node may be alive and deliver messages until its ownership
 lease ends (`ownership_lease`). That lease must be shorter than this time.
 """
+
+ORDER_STEPS: Final = 2
+"""The steps of one order: it costs a frame."""
 
 
 class Releases:
@@ -57,7 +61,8 @@ class Releases:
         self._answers = answers
         self._reads = reads
         self._begin = begin
-        # The requests without an order yet, each with the read that comes first.
+        self._orders: Sweep[SessionRequest] = Sweep(state)
+        # The requests without an order yet, each with the read that comes first, in order.
         self._confirming: dict[SessionRequest, int] = {}
         self.wait_s = CLOSE_WAIT_S
         self.count = 0
@@ -66,25 +71,35 @@ class Releases:
         """Lets the request wait until the owner has released its session."""
         request.waits_for = owner.node
         request.deadline = NEVER
+        self._confirming.pop(request, None)
         self._confirming[request] = self._reads.begin()
 
     def advance(self) -> None:
         """Sends the orders whose read is complete, at the begin of the end of a turn."""
-        if not self._confirming:
-            return
-        for request, read in list(self._confirming.items()):
+        passed: list[SessionRequest] = []
+        for request, read in self._confirming.items():
             if not self._reads.has_passed(read):
-                continue
+                break
+            passed.append(request)
+        for request in passed:
             del self._confirming[request]
-            if self._requests.first(request.client_id) is request and request.waits_for:
-                self._order(request)
+        if passed:
+            self._orders.begin(passed, self._order_first)
+
+    def _order_first(self, request: SessionRequest) -> int:
+        """Orders the release for a request that is still being served and waits."""
+        if self._requests.first(request.client_id) is not request or not request.waits_for:
+            return 1
+        if request not in self._confirming and request.deadline == NEVER:
+            self._order(request)
+        return ORDER_STEPS
 
     def _order(self, request: SessionRequest) -> None:
         owner = self._owners.owner(request.client_id)
         if owner is None or owner.node != request.waits_for:
             self._begin(request)
             return
-        request.deadline = self._state.now + self.wait_s
+        self._requests.wait(request, self._state.now + self.wait_s)
         self.count += 1
         self._send(request, owner)
 
@@ -96,17 +111,11 @@ class Releases:
         """Drops a request that is served or withdrawn."""
         self._confirming.pop(request, None)
 
-    def stop_leading(self) -> None:
-        """Drops the requests that the coordinator has dropped."""
-        for request in list(self._confirming):
-            if self._requests.first(request.client_id) is not request:
-                del self._confirming[request]
-
     def repeat(self, node: str) -> None:
         """Repeats the orders to `node`, which may have missed one."""
         for request in self._requests.firsts():
             owner = self._owners.owner(request.client_id)
-            is_ordered = request.waits_for == node and request not in self._confirming
+            is_ordered = request.waits_for == node and request.deadline < NEVER
             if is_ordered and owner is not None and owner.node == node:
                 self._send(request, owner)
 
@@ -116,7 +125,7 @@ class Releases:
         request = self._requests.first(client_id)
         if request is None or request.waits_for != node or request.filters is None:
             return None
-        if request.is_opening or request in self._confirming:
+        if request.is_opening or request.deadline == NEVER:
             return None
         self._answers.kept(request, filters)
         return request

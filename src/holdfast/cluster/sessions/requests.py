@@ -25,14 +25,21 @@ class PendingOpen:
     """A CONNECT that waits for its session."""
 
     def __init__(
-        self, number: int, connection: Connection, client_id: str, opening: AcceptedConnect
+        self,
+        number: int,
+        connection: Connection,
+        client_id: str,
+        home: int,
+        opening: AcceptedConnect,
     ) -> None:
         self.number = number
         self.connection = connection
         self.client_id = client_id
+        self.home = home
         self.opening = opening
-        # When to send SESSION_OPEN, first or again.
+        # When to send SESSION_OPEN, first or again, and when to look at the entry next.
         self.send_at = 0.0
+        self.wake_at = NEVER
         self.refused_at = 0.0
         # True once SESSION_OPEN was sent. A reply follows, and a session to close if the client has
         # disconnected.
@@ -76,6 +83,8 @@ class SessionRequest:
         self.is_opening = False
         # True if its node does not know it: another process runs there.
         self.is_orphan = False
+        # The newest event of `owners.Owners` when it came.
+        self.came_after = 0
 
     @property
     def recorded(self) -> bool:
@@ -89,71 +98,86 @@ class SessionRequests:
     The first request of a client is being served, and the others wait for it.
     """
 
-    def __init__(self) -> None:
-        # No queue is empty.
-        self._queues: dict[str, deque[SessionRequest]] = {}
+    def __init__(self, partitions: int) -> None:
+        # Per home partition. No queue is empty.
+        self._queues: list[dict[str, deque[SessionRequest]]] = [{} for _ in range(partitions)]
+        # The requests that wait for an owner, by deadline. Those that do not any more, or have a
+        # later deadline, are among them.
+        self._waiting: deque[tuple[float, SessionRequest]] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._queues)
+        return any(self._queues)
+
+    def _of(self, client_id: str) -> "dict[str, deque[SessionRequest]]":
+        return self._queues[partition_of(client_id.encode(), len(self._queues))]
 
     def first(self, client_id: str) -> SessionRequest | None:
-        queue = self._queues.get(client_id)
+        queue = self._of(client_id).get(client_id)
         return None if queue is None else queue[0]
 
     def firsts(self) -> list[SessionRequest]:
         """Returns the request of each client that is being served."""
-        return [queue[0] for queue in self._queues.values()]
+        return [queue[0] for queues in self._queues for queue in queues.values()]
+
+    def wait(self, request: SessionRequest, deadline: float) -> None:
+        """Lets the request wait for the owner until the deadline. Each deadline is later than the
+        one before."""
+        request.deadline = deadline
+        self._waiting.append((deadline, request))
 
     def timer(self) -> float:
-        """Returns the earliest deadline of these requests that wait for an owner."""
-        due = NEVER
-        if not self._queues:
-            return due
-        for queue in self._queues.values():
-            first = queue[0]
-            if first.waits_for and first.deadline < due:
-                due = first.deadline
-        return due
+        """Returns the earliest deadline of the requests that wait for an owner."""
+        waiting = self._waiting
+        while waiting:
+            deadline, first = waiting[0]
+            is_served = self.first(first.client_id) is first
+            if is_served and first.waits_for and first.deadline == deadline:
+                return deadline
+            waiting.popleft()
+        return NEVER
+
+    def pop_overdue(self, now: float) -> SessionRequest | None:
+        """Removes the first of those that wait, if its deadline has passed."""
+        return self._waiting.popleft()[1] if self.timer() <= now else None
 
     def find(self, request: SessionRequest) -> SessionRequest | None:
         """Returns the queued request that `request` repeats or withdraws."""
-        for each in self._queues.get(request.client_id, ()):
+        for each in self._of(request.client_id).get(request.client_id, ()):
             if each.node == request.node and each.number == request.number:
                 return each
         return None
 
-    def of_node(self, node: str) -> list[SessionRequest]:
-        queues = self._queues.values()
+    def of_node(self, node: str, home: int) -> list[SessionRequest]:
+        queues = self._queues[home].values()
         return [each for queue in queues for each in queue if each.node == node]
 
     def add(self, request: SessionRequest) -> bool:
         """Queues a request. Returns True if it is the only one of its client."""
-        queue = self._queues.setdefault(request.client_id, deque())
+        queue = self._of(request.client_id).setdefault(request.client_id, deque())
         queue.append(request)
         return len(queue) == 1
 
     def remove_waiting(self, request: SessionRequest) -> None:
         """Removes a request that is not being served, if it is queued."""
-        queue = self._queues.get(request.client_id)
+        queue = self._of(request.client_id).get(request.client_id)
         if queue is not None and queue[0] is not request and request in queue:
             queue.remove(request)
 
     def remove_first(self, request: SessionRequest) -> SessionRequest | None:
         """Removes a request if it is being served. Returns the next one of the client."""
-        queue = self._queues.get(request.client_id)
+        queues = self._of(request.client_id)
+        queue = queues.get(request.client_id)
         if queue is None or queue[0] is not request:
             return None
         queue.popleft()
         if queue:
             return queue[0]
-        del self._queues[request.client_id]
+        del queues[request.client_id]
         return None
 
-    def stop_leading(self, partition: int, partitions: int) -> None:
-        """Drops the requests of the clients with this home partition, of so many partitions."""
-        for client_id in list(self._queues):
-            if partition_of(client_id.encode(), partitions) == partition:
-                del self._queues[client_id]
+    def stop_leading(self, partition: int) -> None:
+        """Drops the requests of the clients with this home partition."""
+        self._queues[partition] = {}
 
 
 class OpenedPromise(Promise):

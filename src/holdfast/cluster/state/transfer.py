@@ -98,6 +98,9 @@ class Transfer:
         self._applier = applier
         # At a start ClusterNode adds the partitions whose logs begin after the snapshot.
         self.missing: set[int] = set()
+        # Partitions whose log begins again at an offset, while clients leave that would miss the
+        # records before it. PartEffects calls `restarted` then.
+        self.expected: dict[int, int] = {}
         # Partition -> number of the transfer that its state came with.
         self.unsaved: dict[int, int] = {}
         # Partitions that may be followed again; ClusterNode takes them.
@@ -114,7 +117,7 @@ class Transfer:
     @property
     def is_whole(self) -> bool:
         """True if the state of all partitions is complete and saved."""
-        return not self.missing and not self.unsaved
+        return not self.missing and not self.unsaved and not self.expected
 
     def offsets(self) -> list[int]:
         """Returns the offsets from which records must be applied to a snapshot taken now.
@@ -122,7 +125,7 @@ class Transfer:
         The offset is 0 for a partition whose state the snapshot lacks.
         """
         offsets = list(self._state.delivered)
-        for partition in self.missing:
+        for partition in (*self.missing, *self.expected):
             offsets[partition] = 0
         return offsets
 
