@@ -381,6 +381,7 @@ def test_one_node_comes_long_after_all_were_put_back(tmp_path: Path) -> None:
         node = cluster.nodes["n3"]
         cluster.wait_healthy()
         until(lambda: (node.data / "diverged-1" / "journal").exists(), "what it had is kept")
+        until(lambda: '"set_aside":["diverged-1"]' in node.admin("/readyz")[1], "it is reported")
         for name in cluster.nodes:
             publish(cluster, name, "after")
         command = ["cluster", "diverged", "publish", "--data", str(node.data)]

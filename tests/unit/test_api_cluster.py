@@ -124,6 +124,7 @@ def test_readiness(
         "disk_damaged": False,
         "removed": False,
         "older_copy": False,
+        "set_aside": [],
         "certificates_expired": [],
     }
 
@@ -204,6 +205,7 @@ def test_metrics() -> None:
         ("holdfast_disk_stalled", "n1"): 0,
         ("holdfast_disk_damaged", "n1"): 1,
         ("holdfast_disk_older_copy", "n1"): 0,
+        ("holdfast_logs_set_aside", "n1"): 0,
         ("holdfast_clock_skew_seconds", "n1", "n2"): -1.5,
         ("holdfast_failovers_total", "n1"): 3,
         ("holdfast_publish_forwarded_total", "n1"): 77,

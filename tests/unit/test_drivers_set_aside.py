@@ -1,9 +1,12 @@
 """A damaged directory is put aside, however often that is interrupted."""
 
+import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 
+from holdfast.server import replacement
 from holdfast.server.disk import quarantine as set_aside
 from holdfast.server.disk.storage import Storage
 from holdfast.storage.files.data_directory import DataDirectoryError, lock_root
@@ -87,3 +90,28 @@ def test_not_while_another_process_has_it(tmp_path: Path) -> None:
     finally:
         lock.release()
     assert set_aside.begin_anew(tmp_path)
+
+
+def test_records_that_the_others_dropped_are_named_until_they_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replacement, "POLL_S", 0.001)
+    make(tmp_path, "first")
+    set_aside.mark(tmp_path, keep=True)
+    aside = replacement.AsideDirectory(tmp_path)
+    assert aside.path
+    assert aside.kept == []
+
+    async def follow() -> None:
+        changes: asyncio.Queue[list[str]] = asyncio.Queue()
+        following = asyncio.create_task(aside.follow_kept(changes.put_nowait))
+        await aside.forget(lambda: True)
+        while await changes.get() != ["diverged-1"]:
+            pass
+        shutil.rmtree(tmp_path / "diverged-1")
+        while await changes.get():
+            pass
+        following.cancel()
+
+    asyncio.run(asyncio.wait_for(follow(), 10.0))
+    assert replacement.AsideDirectory(tmp_path).kept == []

@@ -148,6 +148,7 @@ class AdminRoutes:
             body["disk_damaged"] = figures.is_damaged
             body["removed"] = figures.is_removed
             body["older_copy"] = figures.is_older_copy
+            body["set_aside"] = list(figures.set_aside)
         body["certificates_expired"] = ended(self.census.certificates, time.time())
         if self._server.maintenance is not None:
             body["maintenance_failing"] = self._server.maintenance.failing

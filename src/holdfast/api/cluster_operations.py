@@ -85,6 +85,8 @@ class ClusterFigures:
     """The seconds for which the node has been unable to begin recorded sessions."""
     awaited: Sequence[str] = ()
     """The nodes that this one must meet after its start before it decides anything."""
+    set_aside: Sequence[str] = ()
+    """The directories with records that the others went on without."""
 
 
 class Departure:
@@ -257,6 +259,7 @@ class ClusterOperations:
             status.stop_effect(metadata, cluster_node.health(now), node, self.departure.awaited),
             cluster_node.ownership.unsure_s(),
             cluster_node.attendance.missing(now),
+            self._runtime.replacement.kept,
         )
 
     def replicated_sessions(self) -> list[Session]:

@@ -231,6 +231,8 @@ class ClusterMembership:
         self.links.set_join(self.config.cluster.join)
         if self._aside.path:
             self._tasks.append(watched(self._forget_aside()))
+        replacement = self.broker.cluster.replacement
+        self._tasks.append(watched(self._aside.follow_kept(replacement.note_kept)))
         self._tasks.append(watched(self._follow_generation()))
         self.broker.touch()
         is_new = not self.storage.directory.manifest.cluster_id

@@ -32,8 +32,10 @@ class AsideDirectory:
                 logger.warning("begins_anew text='the other nodes have what was here'")
             self.path = str(root / ASIDE) if quarantine.exists(root) else ""
             """The directory that was set aside, or ""."""
-            for kept in sorted(root.glob(f"{quarantine.KEPT}-*")):
-                _warn(kept)
+            self.kept = quarantine.kept(root)
+            """The directories of records that the others went on without."""
+            for name in self.kept:
+                _warn(root / name)
         except (OSError, DataDirectoryError) as error:
             raise StorageError(f"{root}: the damaged log cannot be put aside: {error}") from error
 
@@ -60,9 +62,18 @@ class AsideDirectory:
             return
         self.path = ""
         if kept is not None:
+            self.kept = [*self.kept, kept.name]
             _warn(kept)
             return
         logger.info("aside_removed text='this node has everything again'")
+
+    async def follow_kept(self, note: Callable[[list[str]], None]) -> None:
+        """Call `note` with `kept` again and again, and look for removals while there are any."""
+        while True:
+            note(self.kept)
+            await asyncio.sleep(POLL_S)
+            if self.kept:
+                self.kept = await asyncio.to_thread(quarantine.kept, self._root)
 
 
 def _warn(kept: Path) -> None:

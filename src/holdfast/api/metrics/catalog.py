@@ -160,6 +160,8 @@ NODE_GAUGES: Final = _table(GAUGE, "node", {
     "disk_stalled": "1 while a write to the disk takes too long.",
     "disk_damaged": "1 while this node's log is damaged.",
     "disk_older_copy": "1 while this node's disk is an older copy, and it takes part in nothing.",
+    "logs_set_aside":
+        "Directories diverged-N of records that the other nodes went on without.",
     "partitions_leaderless": "Partitions without a leader.",
     "partitions_moving": "Partitions that get new replicas.",
 })  # fmt: skip

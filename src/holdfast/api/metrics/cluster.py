@@ -25,6 +25,7 @@ GAUGES: Final[dict[str, Read]] = {
     "disk_stalled": lambda f: f.is_disk_stalled,
     "disk_damaged": lambda f: f.is_damaged,
     "disk_older_copy": lambda f: f.is_older_copy,
+    "logs_set_aside": lambda f: len(f.set_aside),
     "partitions_leaderless": lambda f: f.leaderless,
     "partitions_moving": lambda f: f.moving,
 }

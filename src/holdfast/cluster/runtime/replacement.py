@@ -16,9 +16,15 @@ class Replacement:
         self._state = state
         self.aside = aside
         """The directory that was set aside before and is still needed, or ""."""
+        self.kept: list[str] = []
+        """The directories with records that the others went on without."""
         # Set when the directory was marked, or when replacement is impossible.
         self._is_decided = False
         self._is_waiting = False
+
+    def note_kept(self, names: list[str]) -> None:
+        """Note the directories that `kept` has now."""
+        self.kept = names
 
     def step(self, metadata: ClusterMetadata | None, is_dispensable: bool) -> bool:
         """Decide about a damaged or diverged directory; returns True once, if it is to be set

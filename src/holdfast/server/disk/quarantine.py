@@ -28,6 +28,11 @@ def exists(root: Path) -> bool:
     return (root / ASIDE).exists()
 
 
+def kept(root: Path) -> list[str]:
+    """Return the names of the directories that an operator should look at and remove."""
+    return sorted(each.name for each in root.glob(f"{KEPT}-*"))
+
+
 def mark(root: Path, *, keep: bool = False) -> None:
     """Store the decision durably; the next start sets the directory aside.
 
