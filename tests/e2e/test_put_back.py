@@ -34,6 +34,7 @@ from holdfast.client.log import (
     OffsetTable,
     Position,
 )
+from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.testing import Broker
 from tests.e2e.cluster_processes import ClusterProcesses, until
@@ -119,8 +120,11 @@ class PutBack:
         publish(self.broker, [f"after {number}" for number in range(after)])
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[PutBack]:
+@pytest.fixture(params=["", "1"], ids=["single", "cluster of one"])
+def site(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[PutBack]:
+    monkeypatch.setenv(ONE, request.param)
     made = PutBack(tmp_path)
     yield made
     made.broker.close()

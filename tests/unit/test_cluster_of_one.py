@@ -2,10 +2,12 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from holdfast.client.log import LogClient
 from holdfast.cluster.metadata.commands import PutNode, PutUsers
 from holdfast.cluster.metadata.model import USERS_BYTES_MAX, NodeInfo
 from holdfast.security.dynamic.agreed import pack
@@ -107,6 +109,18 @@ def test_users_that_nodes_agreed_on_stay_in_force(tmp_path: Path) -> None:
     agree(data, PutUsers(0, pack(document("alice", "carol"), USERS_BYTES_MAX)))
     with Broker(data=data, settings=settings) as broker:
         assert users(broker) == ["alice", "carol"]
+
+
+def test_the_directory_soon_says_what_is_committed(tmp_path: Path) -> None:
+    """Programs read it without a broker, also after a crash."""
+    data = tmp_path / "data"
+    with Broker(data=data) as broker, wire.Wire(broker.port) as client:
+        client.connect("c")
+        client.publish("a", b"1", 1)
+        client.publish("a", b"2", 1)
+        began_s = time.monotonic()
+        until(lambda: len([*LogClient.offline(data).read()]) == 2, "the directory has both")
+        assert time.monotonic() < began_s + 3
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

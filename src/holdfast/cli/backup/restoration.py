@@ -24,6 +24,7 @@ from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.federation.core.identity import RESTORED_STARTS, BadIdentity
 from holdfast.federation.sidecar.store.identity import IDENTITY, skip_starts
 from holdfast.federation.sidecar.store.identity import IN_A_BROKER as FEDERATION
+from holdfast.server.conversion.raft_metadata import read_metadata
 from holdfast.server.disk.raft_files import FOLDER as RAFT
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.storage.files.data_directory import open_to_read
@@ -85,7 +86,7 @@ def _fill(manifest: BackupManifest, copied: Copied, until_us: int | None) -> lis
             RaftFiles(OsFileSystem(root), member, is_new=False).close()
         except DamagedRaft as error:
             raise BackupError(f"{copied.source}: {error}") from None
-    _begin_generation(directory)
+    _begin_generation(root, directory)
     if (root / FEDERATION / IDENTITY).exists():
         try:
             skip_starts(root / FEDERATION, _restored_starts(manifest))
@@ -105,23 +106,28 @@ def _restored_starts(manifest: BackupManifest) -> int:
     return RESTORED_STARTS + min(max(int(age.total_seconds()), 0), AGE_STARTS_MAX)
 
 
-def _begin_generation(directory: DataDirectory) -> None:
+def _begin_generation(root: Path, directory: DataDirectory) -> None:
     """Give the log another generation than the one that goes on without this copy.
 
     A replica only gets a mark, because a cluster has one generation: its nodes agree on it when a
-    majority of the voters was restored (`cluster.metadata.generation`).
+    majority of the voters was restored (`cluster.metadata.generation`). The only node of a cluster
+    has the whole log, so it knows what is left of the generations before.
     """
     manifest = directory.manifest
     number = secrets.randbits(GENERATION_BITS) or 1
     if manifest.is_replica:
-        directory.write_manifest(replace(manifest, restored=number))
-        return
+        metadata = read_metadata(root, manifest)
+        if metadata is None or tuple(metadata.nodes) != (manifest.node_id,):
+            directory.write_manifest(replace(manifest, restored=number))
+            return
     ends = tuple(open_journal(directory, writes=False).journal.next_offset)
     former = [(each, tuple(map(min, ends, kept))) for each, kept in manifest.former]
     former.append((manifest.generation, ends))
-    directory.write_manifest(
-        replace(manifest, generation=number, former=tuple(former[-FORMER_MAX:]))
-    )
+    begun = replace(manifest, former=tuple(former[-FORMER_MAX:]))
+    if manifest.is_replica:
+        directory.write_manifest(replace(begun, restored=number))
+    else:
+        directory.write_manifest(replace(begun, generation=number))
 
 
 def _check_log(root: Path, backup: Path) -> None:

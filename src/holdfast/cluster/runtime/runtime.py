@@ -79,6 +79,8 @@ class ClusterRuntime(Runtime):
         self._cluster_at = 0.0
         self._watermarks_at = 0.0
         self._written_watermarks: Checkpoint | None = None
+        # The records that were committed here when the watermarks were last looked at.
+        self._looked_at_sequence = 0
 
     # The turn
 
@@ -110,6 +112,10 @@ class ClusterRuntime(Runtime):
         cluster_at = self._cluster_at = self.cluster_node.timer()
         if cluster_at < FOREVER and (when is None or cluster_at < when):
             when = cluster_at
+        if self.state.journal.committed_sequence != self._looked_at_sequence:
+            # A node at rest has no other reason to write the watermarks.
+            watermarks_at = self._watermarks_at + WATERMARKS_S
+            when = watermarks_at if when is None else min(when, watermarks_at)
         disk_at = self.disk.timer()
         return disk_at if disk_at is not None and (when is None or disk_at < when) else when
 
@@ -207,6 +213,7 @@ class ClusterRuntime(Runtime):
         if now < self._watermarks_at + WATERMARKS_S:
             return
         self._watermarks_at = now
+        self._looked_at_sequence = self.state.journal.committed_sequence
         watermarks = self.state.journal.checkpoint()
         if watermarks != self._written_watermarks:
             self._written_watermarks = watermarks

@@ -182,7 +182,7 @@ class Storage:
             offsets = snapshot.offsets
             self._replayed_from = offsets
         former = self.directory.manifest.former
-        if former:
+        if former and not replica:
             recovery.note_put_back(former[-1][1], offsets)
         limits = self.journal.high_watermark if replica else None
         for record in replay(self.opened, offsets, limits=limits):

@@ -83,7 +83,8 @@ class Manifest:
     100, and never reads ten of them."""
     former: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """The generations before it, the newest FORMER_MAX, each with the offset per partition up to
-    which its records are those of this one. Empty in a cluster."""
+    which its records are those of this one. Empty in a cluster that had several nodes when it was
+    restored."""
     restored: int = 0
     """A random number of a replica, from its restore until the cluster has agreed on its
     generation. 0 otherwise."""
