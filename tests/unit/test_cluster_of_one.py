@@ -1,8 +1,10 @@
 """A broker without `cluster.peer_bind` that serves as a cluster of one node."""
 
+import logging
 import os
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from holdfast.client.log import LogClient
 from holdfast.cluster.metadata.commands import PutNode, PutUsers
 from holdfast.cluster.metadata.model import USERS_BYTES_MAX, NodeInfo
+from holdfast.protocol.mqtt.reasons import QUOTA_EXCEEDED
 from holdfast.security.dynamic.agreed import pack
 from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
 from holdfast.security.dynamic.file import write
@@ -150,3 +153,99 @@ def test_a_session_is_moved_while_its_close_is_not_committed(
         threading.Timer(0.2, gate.set).start()
         moved = api.post("session/move", {"to": "end", "dry_run": dry_run}, client="mover")
         assert (moved["skipped"], moved["repeated"]) == (0, 0)
+
+
+FIGURES = ("sessions", "sessions_away", "subscriptions", "shared_groups", "failovers")
+
+
+def figures(broker: Broker) -> dict[str, object]:
+    """What the admin port and `$SYS` say of clients that are here, away and gone."""
+    api = Api(broker.admin_port)
+    with (
+        wire.Wire(broker.port) as here,
+        wire.Wire(broker.port) as clean,
+        wire.Wire(broker.port) as away,
+        wire.Wire(broker.port) as ended,
+    ):
+        here.connect("here", clean=False, expiry_s=1000)
+        here.subscribe(("t/#", 1), ("u", 1), ("$share/g/t/#", 1))
+        clean.connect("clean")
+        clean.subscribe(("t/+", 0), ("$share/h/t/#", 1), ("$queue/jobs", 1))
+        away.connect("away", clean=False, expiry_s=1000)
+        away.subscribe(("a", 0), ("b", 1), ("$share/d/t", 1))
+        away.disconnect()
+        ended.connect("ended", clean=False, expiry_s=1000)
+        ended.subscribe(("a", 0), ("c", 1), ("$share/e/t", 1))
+        ended.disconnect(props=[(wire.SESSION_EXPIRY, 0)])
+        here.ping()
+        until(lambda: len(api.get("sessions")["sessions"]) == 3, "one session has ended")
+        here.publish("t", b"x", 1)
+        place = here.message()
+        found: dict[str, object] = {place.topic: place.payload}
+
+        def metrics() -> dict[str, float]:
+            url = f"http://127.0.0.1:{broker.admin_port}/metrics"
+            with urllib.request.urlopen(url) as reply:
+                lines = [line.partition("{") for line in reply.read().decode().splitlines()]
+            return {
+                name.removeprefix("holdfast_"): float(rest.split()[-1])
+                for name, _, rest in lines
+                if rest
+            }
+
+        until(lambda: metrics()["sessions_away"] > 0, "a census was taken")
+        found.update((name, metrics().get(name, 0.0)) for name in FIGURES)
+        top = api.get("top")
+        found["top"] = top["sessions"], top["sessions_away"]
+        limits = api.get("limits")["nodes"][0]["limits"]
+        found["limits"] = [
+            (each["name"], each["used"]) for each in limits if "bytes" not in each["name"]
+        ]
+        here.subscribe(("$SYS/broker/clients/#", 0), ("$SYS/broker/+/count", 0))
+        here.ping()
+        for frame in [each for each in here.inbox if each.kind == wire.PUBLISH]:
+            message = wire.read_publish(frame, 5)
+            found[message.topic] = message.payload
+    return found
+
+
+def test_figures_are_those_of_a_single_broker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="holdfast")
+    found = []
+    for is_one in (True, False):
+        if not is_one:
+            monkeypatch.delenv(ONE)
+        caplog.clear()
+        with Broker(admin=True, settings={"sys.interval_s": 0.1}) as broker:
+            found.append(figures(broker))
+        assert "queue_created queue='$share/$queue/jobs' client='clean'" in caplog.text
+    one, single = found
+    assert one == single
+    assert one["sessions"] == 3
+    assert one["sessions_away"] == 1
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_connected_and_away_sessions_are_bounded_together(
+    monkeypatch: pytest.MonkeyPatch, is_one: bool
+) -> None:
+    if not is_one:
+        monkeypatch.delenv(ONE)
+    with (
+        Broker(admin=True, settings={"limits.sessions": 3}) as broker,
+        wire.Wire(broker.port) as clean,
+        wire.Wire(broker.port) as durable,
+        wire.Wire(broker.port) as away,
+        wire.Wire(broker.port) as more,
+        wire.Wire(broker.port) as back,
+    ):
+        assert clean.connect("clean").reason == 0
+        assert durable.connect("durable", expiry_s=1000).reason == 0
+        assert away.connect("away", expiry_s=1000).reason == 0
+        away.disconnect()
+        api = Api(broker.admin_port)
+        until(lambda: len(api.get("sessions", state="away")["sessions"]) == 1, "it is away")
+        assert more.connect("more").reason == QUOTA_EXCEEDED
+        assert back.connect("away", clean=False, expiry_s=1000).session_present

@@ -437,9 +437,8 @@ def live_session(bench: Bench, filters: list[str]) -> Session:
     session = Session(CLIENT)
     session.epoch = 7
     session.expiry_s = 3600
-    session.subscriptions = {
-        each: new_subscription(session, each, 1, False, False, 0, 0) for each in filters
-    }
+    for each in filters:
+        bench.state.set_subscription(new_subscription(session, each, 1, False, False, 0, 0))
     session.connection = Connection(1 << 20, "", ListenerRules(""))
     session.connection.state = OPEN
     session.connection.session = session

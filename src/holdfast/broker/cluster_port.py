@@ -152,6 +152,11 @@ class ClusterPort:
         that outlive their connections, and its own of the others."""
         raise NotImplementedError
 
+    def away(self) -> tuple[int, int, int]:
+        """The numbers of what the log has beside the tables of `NodeState`: sessions that are
+        connected nowhere, their subscriptions, and shared groups without a member here."""
+        raise NotImplementedError
+
     def recorded_session(self, client_id: str) -> Session | None:
         """The session of a client as far as its records are applied here, with an owner anywhere.
         None: there is none, or the node's own table has it."""
@@ -255,6 +260,9 @@ class SingleNode(ClusterPort):
 
     def has_room(self, client_id: str) -> bool:
         return self._state.client_sessions() < self._state.config.sessions_max
+
+    def away(self) -> tuple[int, int, int]:
+        return 0, 0, 0
 
     def recorded_session(self, client_id: str) -> Session | None:
         return None

@@ -29,7 +29,8 @@ class SysTopics:
         state = self._state
         stats = state.stats
         connected = state.connections
-        total = max(state.client_sessions(), connected)
+        sessions, subscriptions, groups = state.cluster.away()
+        total = max(state.client_sessions() + sessions, connected)
         values = {
             "version": VERSION,
             "uptime": f"{max(0, state.wall_us - state.started_us) // 1_000_000} seconds",
@@ -48,8 +49,8 @@ class SysTopics:
             "publish/messages/sent": str(stats.publish_sent),
             "publish/messages/dropped": str(self._dropped()),
             "retained messages/count": str(len(state.retained)),
-            "subscriptions/count": str(state.subscription_count),
-            "shared_subscriptions/count": str(len(state.groups)),
+            "subscriptions/count": str(state.subscription_count + subscriptions),
+            "shared_subscriptions/count": str(len(state.groups) + groups),
             "producers/count": str(len(state.producers)),
             "producers/duplicates": str(stats.producer_duplicates),
             "producers/fenced": str(stats.producer_fenced),

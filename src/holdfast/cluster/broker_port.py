@@ -88,9 +88,19 @@ class BrokerPort(ClusterPort):
         )
 
     def has_room(self, client_id: str) -> bool:
-        recorded = self._replicated.state.sessions
-        count = max(self._state.client_sessions(), len(recorded))
+        replicated = self._replicated
+        recorded = replicated.state.sessions
+        here = replicated.open_sessions.counts.get(self._context.node_id, 0)
+        count = len(recorded) - len(replicated.state.queues)
+        count += max(0, self._state.client_sessions() - here)
         return client_id in recorded or count < self._state.config.sessions_max
+
+    def away(self) -> tuple[int, int, int]:
+        recorded = self._replicated.state
+        opened = sum(self._replicated.open_sessions.counts.values())
+        sessions = len(recorded.sessions) - len(recorded.queues) - opened
+        groups = len(recorded.groups.keys() - self._state.groups.keys())
+        return sessions, self._replicated.subscriptions_away, groups
 
     def recorded_session(self, client_id: str) -> Session | None:
         return self._replicated.state.sessions.get(client_id)

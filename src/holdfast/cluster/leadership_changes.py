@@ -41,8 +41,6 @@ class LeadershipChanges:
         self._groups.start_leading(partition, epoch)
         self._acquisition.tell_owned(self._node_id, [partition])
         self._acquisition.leader_changed(partition)
-        if epoch > 1:
-            self.failovers += 1
 
     def stop_leading(self, partition: int) -> None:
         """Ends the leadership of a partition. From here on this node appends nothing to it."""
@@ -66,7 +64,10 @@ class LeadershipChanges:
         moved = self._moved(before, metadata, changed)
         for partition in moved:
             self._groups.agent.lose(partition)
-            if metadata.partitions[partition].leader != self._node_id and not self._is_witness:
+            old = "" if before is None else before.partitions[partition].leader
+            if metadata.partitions[partition].leader == self._node_id:
+                self.failovers += old != "" and self._context.is_gone(old)
+            elif not self._is_witness:
                 self._alignment.lose(partition)
         if not self._is_witness:
             self._replication.handle_metadata(metadata, changed, now)

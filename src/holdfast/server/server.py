@@ -338,7 +338,7 @@ class Server:
             f"{config.admin.bind}:{self.admin_port}" if config.admin.enabled else "off",
             config.node.data,
             config.log.durability,
-            state.client_sessions(),
+            state.client_sessions() + state.cluster.away()[0],
             sum(state.journal.high_watermark),
         )
 

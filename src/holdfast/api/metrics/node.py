@@ -125,7 +125,7 @@ class NodeCollector(Collector):
         pending = state.pending_connects
         sessions = self._census.sessions
         away = sessions.away
-        known = state.client_sessions()
+        sessions_away, subscriptions_away, groups_away = state.cluster.away()
         full_in_s = storage_of(self._server, broker).full_in_s
         maintenance = self._server.maintenance
         session_bytes = self._server.config.log.retention.session_bytes
@@ -134,15 +134,14 @@ class NodeCollector(Collector):
             ("pending_connects", len(pending)),
             ("pending_connect_bytes", pending.bytes),
             ("passwords_waiting", len(broker.passwords)),
-            # In a cluster the table has only the sessions that are connected here.
-            ("sessions", known if state.cluster.is_single else known + away),
+            ("sessions", state.client_sessions() + sessions_away),
             ("sessions_away", away),
             ("sessions_behind", sessions.behind),
             ("backlog_records", sessions.backlog_records),
             ("backlog_records_max", sessions.backlog_max),
-            ("subscriptions", state.subscription_count),
-            ("filter_bytes", state.filters.total),
-            ("shared_groups", len(state.groups)),
+            ("subscriptions", state.subscription_count + subscriptions_away),
+            ("filter_bytes", max(state.filters.total, state.cluster.filters().total)),
+            ("shared_groups", len(state.groups) + groups_away),
             ("retained_messages", len(state.retained) - broker.node.sys_topics.retained_count()),
             ("retained_bytes", state.retained.size_bytes),
             ("delayed_messages", len(state.delayed)),

@@ -122,16 +122,18 @@ class FigureRoutes:
     async def _limits_here(self, question: FigureQuestion) -> NodeLimits:
         state = self._node.state
         config = state.config
+        sessions, subscriptions, _ = state.cluster.away()
+        filter_bytes = max(state.filters.total, state.cluster.filters().total)
         rows = [
             LimitUse("limits.connections", state.connections, config.connections),
-            LimitUse("limits.sessions", state.client_sessions(), config.sessions_max),
+            LimitUse("limits.sessions", state.client_sessions() + sessions, config.sessions_max),
             LimitUse("limits.retained_max", len(state.retained), config.retained_max),
             LimitUse("limits.retained_bytes", state.retained.size_bytes,
                      config.retained_bytes_max),
             LimitUse("limits.producers_max", len(state.producers), config.producers_max),
             LimitUse("pending_bytes", state.journal.pending_bytes, config.pending_bytes_max),
-            LimitUse("limits.filter_bytes", state.filters.total, config.filter_bytes_max),
-            LimitUse("subscriptions", state.subscription_count, 0),
+            LimitUse("limits.filter_bytes", filter_bytes, config.filter_bytes_max),
+            LimitUse("subscriptions", state.subscription_count + subscriptions, 0),
         ]  # fmt: skip
         return NodeLimits(self._node.node_id, rows)
 

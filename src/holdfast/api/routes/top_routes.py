@@ -56,7 +56,7 @@ class TopRoutes:
         sampled = await self._topics.ask(broker, limit)
         topics, publishers = sampled or ([], [])
         sessions = self._census.sessions
-        away = 0 if state.cluster.is_single else sessions.away
+        away, _, _ = state.cluster.away()
         return TopReply(
             state.config.node_id,
             time.monotonic(),

@@ -242,7 +242,8 @@ class TraceRoutes:
         node = self._node
         broker = node.broker
         found: list[GroupTrace] = []
-        for key in matching_groups(list(node.recorded.groups), topic):
+        # Those without a durable member are known by their members here.
+        for key in matching_groups(list(node.recorded.groups | node.state.groups), topic):
             if isinstance(broker, ClusterBroker):
                 groups = broker.cluster.cluster_node.replicated.groups
                 if key not in groups.positions:

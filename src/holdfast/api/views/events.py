@@ -166,4 +166,4 @@ class ChangeWatch:
         state = self._broker.node.state
         found.rates = {name: round((after[name] - before[name]) / elapsed_s, 1) for name in RATES}
         found.rates["connections"] = state.connections
-        found.rates["sessions"] = state.client_sessions()
+        found.rates["sessions"] = state.client_sessions() + state.cluster.away()[0]

@@ -37,9 +37,11 @@ class QueuePromise(Promise):
     """
 
     def __init__(
-        self, connection: Connection, keeper: Session, start: list[int], creator: str
+        self, connection: Connection, keeper: Session, start: list[int], creator: str, is_new: bool
     ) -> None:
+        """`is_new`: this node knew no such queue."""
         super().__init__(connection)
+        self.is_new = is_new
         self.keeper = keeper
         self.start = start
         self.creator = creator
@@ -47,6 +49,8 @@ class QueuePromise(Promise):
     def release(self, state: NodeState) -> None:
         keeper = self.keeper
         key = keeper.client_id
+        if self.is_new:
+            state.note("info", "queue_created", {"queue": key, "client": self.creator})
         if not state.cluster.is_single or state.queues.get(key) is not keeper:
             return
         state.sessions[key] = keeper
@@ -59,7 +63,6 @@ class QueuePromise(Promise):
             group.positions = list(self.start)
             group.tailing = False
             group.logged_positions = list(self.start)
-        state.note("info", "queue_created", {"queue": key, "client": self.creator})
 
     def refuse(self, state: NodeState, reason: int, text: str) -> None:
         """The SUBACK cannot be sent without the queue. The client subscribes again."""
@@ -93,7 +96,7 @@ def create_queue(
         # From now on it exists. Another SUBSCRIBE of this turn must not log another start.
         state.queues[key] = keeper
         append_cursor(state, keeper.key, changed_positions(None, start), {}, [])
-    promise = QueuePromise(connection, keeper, start, creator)
+    promise = QueuePromise(connection, keeper, start, creator, not is_known)
     change = QueueRecord(key, start, creator, owner or "", is_past)
     append_change(state, keeper.key, change, promise=promise)
 

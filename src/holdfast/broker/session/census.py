@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.broker.session.session import Session
+from holdfast.protocol.topics.names import is_queue
 
 SLOWEST: Final = 100
 """The number of slowest sessions that a census keeps."""
@@ -65,8 +66,8 @@ class SessionCensus:
     def _count(self, index: int, session: Session) -> None:
         if session.connection is not None:
             self.behind += not session.tailing
-        elif session.owner:
-            # The replicated state of a session that is connected to a node of the cluster.
+        elif session.owner or is_queue(session.client_id):
+            # Its client is connected to a node of the cluster, or it has none.
             return
         else:
             self.away += 1

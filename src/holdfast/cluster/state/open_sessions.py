@@ -17,20 +17,24 @@ class OpenSessions:
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
         self._of: dict[str, dict[int, set[Session]]] = {}
+        # The number of open sessions of each owner that has had one.
+        self.counts: dict[str, int] = {}
 
     def add(self, session: Session) -> None:
         """Adds a session for its present owner."""
         home = partition_of(session.key, self._partitions)
         self._of.setdefault(session.owner, {}).setdefault(home, set()).add(session)
+        self.counts[session.owner] = self.counts.get(session.owner, 0) + 1
 
     def discard(self, session: Session) -> None:
         """Removes a session from its present owner, if it is there."""
         homes = self._of.get(session.owner)
         home = partition_of(session.key, self._partitions)
         sessions = None if homes is None else homes.get(home)
-        if homes is None or sessions is None:
+        if homes is None or sessions is None or session not in sessions:
             return
         sessions.discard(session)
+        self.counts[session.owner] -= 1
         if not sessions:
             del homes[home]
             if not homes:
@@ -41,6 +45,7 @@ class OpenSessions:
         buckets of their owners."""
         count = sum(map(self.has, sessions))
         for owner, homes in self._of.items():
+            assert self.counts[owner] == sum(map(len, homes.values())), "the number of the open"
             for bucket in homes.values():
                 count -= len(bucket)
                 assert bucket, "an empty bucket"

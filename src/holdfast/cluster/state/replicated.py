@@ -123,6 +123,8 @@ class ReplicatedState(ReplicatedPacketIds):
         self.groups = GroupPositions(state, self.group_positions)
         self.group_members = self.groups.members
         self.filters = RecordedFilters()
+        # The number of subscriptions of all sessions without an owner.
+        self.subscriptions_away = 0
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         """Loads an entry of a snapshot."""
@@ -193,11 +195,13 @@ class ReplicatedState(ReplicatedPacketIds):
     def _add_subscription(self, subscription: Subscription) -> None:
         if subscription.filter not in subscription.session.subscriptions:
             self.filters.change(subscription.filter, 1)
+            self.subscriptions_away += not subscription.session.owner
         super()._add_subscription(subscription)
 
     def _remove_subscription(self, session: Session, filter: str) -> None:
         if filter in session.subscriptions:
             self.filters.change(filter, -1)
+            self.subscriptions_away -= not session.owner
         super()._remove_subscription(session, filter)
         if is_shared(filter):
             self.group_members.review(filter, session.client_id)
@@ -208,17 +212,24 @@ class ReplicatedState(ReplicatedPacketIds):
             self.groups.note_inflight(session, entry, -1)
         for filter in session.subscriptions:
             self.filters.change(filter, -1)
+        self.subscriptions_away -= len(session.subscriptions)
         super()._drop_session(session)
         for key in keys:
             self.group_members.review(key, session.client_id)
 
     def _set_open(self, session: Session, owner: str) -> None:
-        self.open_sessions.discard(session)
+        if session.owner:
+            self.open_sessions.discard(session)
+        else:
+            self.subscriptions_away -= len(session.subscriptions)
         session.owner = owner
         self.open_sessions.add(session)
 
     def _set_closed(self, session: Session) -> None:
-        self.open_sessions.discard(session)
+        if session.owner:
+            self.open_sessions.discard(session)
+            self.subscriptions_away += len(session.subscriptions)
+            session.owner = ""
 
     def _note_member(self, record: Record, change: MemberRecord | MembersRecord) -> None:
         self.group_members.apply(record, change)
@@ -296,7 +307,10 @@ class ReplicatedState(ReplicatedPacketIds):
         """Raise `AssertionError` for an invariant that does not hold between two records."""
         self.open_sessions.check(self.state.sessions.values())
         self.groups.check()
-        self.filters.check(self.state.sessions.values())
+        sessions = self.state.sessions.values()
+        self.filters.check(sessions)
+        away = sum([len(each.subscriptions) for each in sessions if not each.owner])
+        assert self.subscriptions_away == away, "the subscriptions of sessions that are away"
         for client_id, session in self.state.sessions.items():
             if client_id in self.state.queues:
                 continue
