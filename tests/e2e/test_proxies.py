@@ -355,6 +355,30 @@ def test_the_example_in_front_of_a_cluster(tmp_path: Path, monkeypatch: pytest.M
             proxy.wait()
 
 
+@pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
+def test_the_example_needs_two_descriptors_a_client(tmp_path: Path) -> None:
+    """HAProxy refuses to start with fewer, so `LimitNOFILE` cannot be too small unnoticed."""
+    text = EXAMPLE.read_text()
+    assert "more than twice this number" in text
+    port, config = free_port(), tmp_path / "haproxy.cfg"
+    config.write_text(text.replace("bind :1883", f"bind 127.0.0.1:{port}").replace("100000", "100"))
+
+    def start(descriptors: int) -> subprocess.Popen[str]:
+        command = f"ulimit -n {descriptors}; exec {HAPROXY} -db -f {config}"
+        return subprocess.Popen(["bash", "-c", command], stderr=subprocess.PIPE, text=True)
+
+    refused = start(2 * 100)
+    _, log = refused.communicate(timeout=TIMEOUT_S)
+    assert refused.returncode == 1
+    assert "Cannot raise FD limit" in log
+    proxy = start(2 * 100 + 50)
+    try:
+        until(lambda: accepts(port), "HAProxy listens")
+    finally:
+        proxy.kill()
+        proxy.communicate()
+
+
 def receives(node: ClusterNode, port: int) -> bool:
     """Whether the node gets one of three new clients of the proxy."""
     with ExitStack() as clients:

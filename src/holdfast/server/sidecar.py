@@ -24,6 +24,7 @@ from holdfast.api.endpoints import Call, Endpoint
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.metrics.federation import FederationCollector
 from holdfast.api.metrics.scrape import render
+from holdfast.config.problem import ConfigError
 from holdfast.federation.sidecar.edge_mqtt.edge import MqttEdge
 from holdfast.federation.sidecar.edge_mqtt.retained import edge_for
 from holdfast.federation.sidecar.edge_mqtt.state import BadState
@@ -109,8 +110,8 @@ class SidecarPort:
 
 
 async def run(settings: SidecarSettings) -> None:
-    """Run until SIGTERM or SIGINT. At SIGHUP, new links use the files of `settings.federation` as
-    they are then.
+    """Run until SIGTERM or SIGINT. At SIGHUP, new links and new connections to the broker use the
+    files of `settings` as they are then.
 
     Raises `FederatorError` if the federator cannot start or continue.
     """
@@ -163,17 +164,18 @@ async def run(settings: SidecarSettings) -> None:
 
 
 async def _renew(federator: Federator, settings: SidecarSettings, requests: asyncio.Event) -> None:
-    """Read the certificate, the CA and the secret again at each request, until cancelled."""
+    """Read the certificates, the CAs and the secret again at each request, until cancelled."""
     while True:
         await requests.wait()
         requests.clear()
         try:
             loaded = await run_in_thread("reload", partial(PeerAuth.load, settings.federation))
-        except (OSError, SecretError, TlsError) as error:
+            names = [] if settings.edge_tls is None else settings.edge_tls.renew()
+        except (ConfigError, OSError, SecretError, TlsError) as error:
             logger.error("reload_failed error=%r text='everything stays as it was'", str(error))
             continue
         assert federator.auth is not None
-        names = [f"federation.{name}" for name in federator.auth.renew(loaded)]
+        names += [f"federation.{name}" for name in federator.auth.renew(loaded)]
         logger.info("reloaded settings=%s", names)
 
 

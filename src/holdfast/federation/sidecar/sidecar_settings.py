@@ -88,6 +88,36 @@ class SidecarSettings:
     federation: Federation
     edge: EdgeSettings
     admin: str
+    edge_tls: "EdgeTls | None"
+
+
+class EdgeTls:
+    """The files of [edge] for TLS, and the context of all connections to the broker."""
+
+    def __init__(self, edge: EdgeTable) -> None:
+        """Raises `ConfigError`."""
+        self._edge = edge
+        paths = {"edge.ca": edge.ca, "edge.certificate": edge.certificate, "edge.key": edge.key}
+        try:
+            self._content = {name: Path(path).read_bytes() for name, path in paths.items() if path}
+            self.context = ssl.create_default_context(cafile=edge.ca or None)
+            self._load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"edge.ca, edge.certificate, edge.key: {error}") from None
+
+    def renew(self) -> list[str]:
+        """Use the files as they are now for new connections, and return the settings of those that
+        differ. Raises `ConfigError`, and then nothing has changed."""
+        # Another context tries them first: one that fails at the key has lost its certificate.
+        before, self._content = self._content, EdgeTls(self._edge)._content
+        self._load()
+        return [name for name in before if before[name] != self._content[name]]
+
+    def _load(self) -> None:
+        if self._edge.ca:
+            self.context.load_verify_locations(self._edge.ca)
+        if self._edge.certificate:
+            self.context.load_cert_chain(self._edge.certificate, self._edge.key)
 
 
 PUBLISHED: Final[Published] = {
@@ -115,8 +145,10 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Overrides) ->
         published=PUBLISHED,
         complete=partial(_complete, environ.get("ADVERTISED_LISTENER", "")),
     )
-    edge = _edge_settings(tables.edge, tables.federation)
-    return SidecarSettings(tables.federation, edge, tables.admin.address)
+    is_secure = any(parse_server(text).is_secure for text in tables.edge.broker)
+    tls = EdgeTls(tables.edge) if is_secure else None
+    edge = _edge_settings(tables.edge, tables.federation, tls)
+    return SidecarSettings(tables.federation, edge, tables.admin.address, tls)
 
 
 def _complete(listener: str, tables: SidecarTables) -> SidecarTables:
@@ -167,7 +199,7 @@ def _url_of(server: Server) -> str:
     return f"{_URL_SCHEMES[server.scheme]}://{server.address}"
 
 
-def _edge_settings(edge: EdgeTable, settings: Federation) -> EdgeSettings:
+def _edge_settings(edge: EdgeTable, settings: Federation, tls: EdgeTls | None) -> EdgeSettings:
     servers = [parse_server(text) for text in edge.broker]
     return EdgeSettings(
         servers=tuple(str(server) for server in servers),
@@ -176,7 +208,7 @@ def _edge_settings(edge: EdgeTable, settings: Federation) -> EdgeSettings:
         client_id=edge.client_id,
         username=edge.username or None,
         password=first_line(edge.password_file) if edge.password_file else None,
-        tls=_tls(edge, servers),
+        tls=None if tls is None else tls.context,
         session_expiry_s=edge.session_expiry_s,
         window_messages=edge.window_messages,
         inflight_messages=edge.inflight_messages,
@@ -191,15 +223,3 @@ def _edge_settings(edge: EdgeTable, settings: Federation) -> EdgeSettings:
             "log" in edge.sources,
         ),
     )
-
-
-def _tls(edge: EdgeTable, servers: list[Server]) -> ssl.SSLContext | None:
-    if not any(server.is_secure for server in servers):
-        return None
-    try:
-        context = ssl.create_default_context(cafile=edge.ca or None)
-        if edge.certificate:
-            context.load_cert_chain(edge.certificate, edge.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"edge.ca, edge.certificate, edge.key: {error}") from None
-    return context
