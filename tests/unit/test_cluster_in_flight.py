@@ -162,7 +162,7 @@ class Bench:
         self.admission.start_leading(0, list(self.log.uncommitted[0]))
         self.forwarding.aligned(0, "n1", self.epoch, self.applier.tickets(0))
         self.homes.start_leading(0)
-        self.homes.reports._requested.clear()
+        self.homes.reports.requested.clear()
 
     def lose(self) -> None:
         """The uncommitted records are truncated, and n1 leads again after that."""

@@ -293,6 +293,41 @@ class ClusterNode(Parts):
         The order matters. The barriers advance before sessions begin, and the frames of forwarding
         are built last, so that they contain what the steps before have appended.
         """
+        if not self._rests():
+            self._end_turn(now)
+        self.state.resume_inputs()
+        self._is_late = bool(self.state.dirty or self.state.effects)
+
+    def _rests(self) -> bool:
+        """True if this node is alone and no part has anything to do at the end of a turn, as while
+        messages are its only work."""
+        sessions, groups = self.session_coordinator, self.groups
+        return self.context.is_alone and not (
+            self.acquisition.asking
+            or sessions.answers.local
+            or sessions.reports.requested
+            or sessions.releases.confirming
+            or self.barriers.waiting
+            or self.proposer.is_changed
+            or self.meta.effects
+            or self.replication.effects
+            or self.detector.effects
+            or self.interest.followers
+            or self.interest.changes
+            or groups.agent.assignments
+            or groups.agent.untold
+            or groups.coordinator.homes.group_count
+            or groups.coordinator.homes.opening
+            or self.replicated.groups.applied_ends
+            or self.ownership.is_cut_off
+            or self.state.is_ownership_expired
+            or self.transfer.released
+            or self.attendance.is_held
+            or self.attendance.is_recovering
+            or not (self.transfer.is_whole and self.history.is_current)
+        )
+
+    def _end_turn(self, now: float) -> None:
         if self.attendance.is_held or self.attendance.is_recovering:
             self.attendance.step(now)
         if not self.transfer.is_whole or self.transfer.released:
@@ -334,8 +369,6 @@ class ClusterNode(Parts):
         self.effects.run()
         self.applier.end_turn()
         self.alone.review()
-        self.state.resume_inputs()
-        self._is_late = bool(self.state.dirty or self.state.effects)
 
     def timer(self) -> float:
         """Returns the time at which to call `handle_timers` next."""
@@ -350,9 +383,12 @@ class ClusterNode(Parts):
         images = self.replicated.state.timers
         if images and images[0].when < due:
             due = images[0].when
+        for when in (self.replication.timer(), self.session_coordinator.timer()):
+            if when is not None and when < due:
+                due = when
+        if self._rests():
+            return due
         for when in (
-            self.replication.timer(),
-            self.session_coordinator.timer(),
             self.acquisition.timer(),
             self.groups.timer(),
             self.barriers.timer(),

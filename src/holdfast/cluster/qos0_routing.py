@@ -145,10 +145,10 @@ class Qos0Routing:
         self._retained_updates = retained_updates
         self._context = context
         self._counts: dict[str, int] = {}
-        # The number of the last change, and of the last announced one. `_changes`: those between.
+        # The number of the last change, and of the last announced one. `changes`: those between.
         self._number = 0
         self._announced = 0
-        self._changes: dict[str, bool] = {}
+        self.changes: dict[str, bool] = {}
         self._acknowledged: dict[str, int] = {}
         # The announcements of all filters that are under way, by node.
         self._announcing: dict[str, Sweep[list[str]]] = {}
@@ -182,7 +182,7 @@ class Qos0Routing:
 
     def _change(self, filter: str, wanted: bool) -> None:
         self._number += 1
-        self._changes[filter] = wanted
+        self.changes[filter] = wanted
         if is_shared(filter):
             self._drop_routes([self._filters.learn(filter, self._context.node_id, wanted)])
 
@@ -272,9 +272,9 @@ class Qos0Routing:
         where this node receives the replicated state, without a record that is applied."""
         for partition in list(self.followers):
             self.release_followers(partition)
-        if self._changes:
-            changes = self._changes
-            self._changes = {}
+        if self.changes:
+            changes = self.changes
+            self.changes = {}
             self._announced = self._number
             added = [filter for filter, wanted in changes.items() if wanted]
             removed = [filter for filter, wanted in changes.items() if not wanted]

@@ -66,7 +66,7 @@ class Barriers:
         self._sent_at = 0.0
         # The barriers that are not passed, oldest first.
         # Their numbers and questions ascend.
-        self._waiting: dict[int, Barrier] = {}
+        self.waiting: dict[int, Barrier] = {}
 
     def seed_ids_at(self, question: int) -> None:
         """Numbers the questions from `question` + 1.
@@ -78,12 +78,12 @@ class Barriers:
 
     def begin(self) -> int:
         """Returns the number of a barrier that begins now. All barriers of one turn are one."""
-        newest = next(reversed(self._waiting.values()), None)
+        newest = next(reversed(self.waiting.values()), None)
         if newest is not None and newest.question == NOTHING:
             return newest.number
         self._number += 1
         barrier = Barrier(self._number, len(self._context.leading))
-        self._waiting[barrier.number] = barrier
+        self.waiting[barrier.number] = barrier
         return barrier.number
 
     def has_passed(self, number: int) -> bool:
@@ -94,19 +94,19 @@ class Barriers:
         coordinator that does not reach the leader of a session's home ends the group of that
         session.
         """
-        return number not in self._waiting
+        return number not in self.waiting
 
     def lacking(self, number: int) -> set[int]:
         """Returns the partitions that a barrier has not reached, or none before it has read the
         metadata. A part of the node that does without them permits only what can be undone."""
-        barrier = self._waiting.get(number)
+        barrier = self.waiting.get(number)
         if barrier is None or barrier.read == NOTHING or not self.reads.has_passed(barrier.read):
             return set()
         return {each for each in range(len(barrier.ends)) if not self._is_reached(barrier, each)}
 
     def handle_reply(self, question: int, entries: list[tuple[int, int, int]]) -> None:
         """Takes the log ends in a reply to `question`."""
-        for barrier in self._waiting.values():
+        for barrier in self.waiting.values():
             if NOTHING != barrier.question <= question:
                 for partition, epoch, end in entries:
                     if partition < len(barrier.ends):
@@ -114,21 +114,21 @@ class Barriers:
 
     def advance(self) -> bool:
         """Sends due requests at the end of a turn. Returns True if a barrier was passed."""
-        if not self._waiting:
+        if not self.waiting:
             return False
         self._send_question()
         passed = False
-        for barrier in list(self._waiting.values()):
+        for barrier in list(self.waiting.values()):
             if self._is_passed(barrier):
-                del self._waiting[barrier.number]
+                del self.waiting[barrier.number]
                 passed = True
         return passed
 
     def check(self) -> None:
         """Raise `AssertionError` unless the barriers are in the order in which they began."""
-        asked = [each.question for each in self._waiting.values() if each.question != NOTHING]
+        asked = [each.question for each in self.waiting.values() if each.question != NOTHING]
         assert asked == sorted(asked), "a later barrier asked earlier"
-        assert list(self._waiting) == sorted(self._waiting), "the barriers are out of order"
+        assert list(self.waiting) == sorted(self.waiting), "the barriers are out of order"
 
     def _is_passed(self, barrier: Barrier) -> bool:
         if barrier.read == NOTHING or not self.reads.has_passed(barrier.read):
@@ -148,7 +148,7 @@ class Barriers:
     def _send_question(self) -> None:
         """Sends one question for all barriers: at once for new ones, repeated every
         `ASK_AGAIN_S`."""
-        asking = list(self._waiting.values())[:ASKING_MAX]
+        asking = list(self.waiting.values())[:ASKING_MAX]
         is_begun = asking[-1].question == NOTHING
         if not is_begun and self._state.now < self._sent_at + ASK_AGAIN_S:
             return
@@ -174,7 +174,7 @@ class Barriers:
 
     def timer(self) -> float | None:
         """Returns the time of the next request, or None if no barrier waits."""
-        return self._sent_at + ASK_AGAIN_S if self._waiting else None
+        return self._sent_at + ASK_AGAIN_S if self.waiting else None
 
 
 def barrier_request(question: int) -> bytes:

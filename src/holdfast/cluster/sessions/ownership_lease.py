@@ -89,7 +89,7 @@ class OwnershipLease:
         self._barrier = NOTHING
         # True while some node does not confirm. A read barrier that began now would be too old at
         # the end of the gap.
-        self._is_cut_off = False
+        self.is_cut_off = False
         self._is_ill = False
         self.count = 0
         # The home partitions whose clients were sent away since this node is unsure.
@@ -120,7 +120,7 @@ class OwnershipLease:
             self._sent_away = set()
         self._began_at = now
         self._barrier = NOTHING
-        self._is_cut_off = True
+        self.is_cut_off = True
         self._sure_until = FOREVER
 
     def set_unhealthy(self, is_unhealthy: bool, now: float) -> None:
@@ -132,7 +132,7 @@ class OwnershipLease:
 
     def renew(self) -> None:
         """Extends the lease after a heartbeat has arrived or the metadata has changed."""
-        if not self._is_cut_off and self._context.is_gone(self._context.node_id):
+        if not self.is_cut_off and self._context.is_gone(self._context.node_id):
             self._lose(self._state.now)
         present = self._members()
         # A node that has just joined has decided nothing before.
@@ -143,7 +143,7 @@ class OwnershipLease:
             self._idle = {
                 node for node in self._idle if not (self._decides(node) or self._is_heard(node))
             }
-        if not self._is_cut_off:
+        if not self.is_cut_off:
             self._sure_until = self._heard_until()
 
     def _members(self) -> set[str]:
@@ -175,13 +175,13 @@ class OwnershipLease:
 
         It runs at the end of a turn, before the barriers advance.
         """
-        if not self._is_cut_off or self._is_ill or self._context.is_gone(self._context.node_id):
+        if not self.is_cut_off or self._is_ill or self._context.is_gone(self._context.node_id):
             return
         silent = {node for node in self._counted if not self._is_heard(node)}
         if silent and (len(silent) > IDLE_MAX or any(self._decides(node) for node in silent)):
             return
         self._idle = silent
-        self._is_cut_off = False
+        self.is_cut_off = False
         self._began_at = self._state.now
         self._barrier = self._barriers.begin()
         self._sure_until = self._heard_until()
@@ -200,7 +200,7 @@ class OwnershipLease:
                 return False
             self._end()
             return True
-        if self._is_cut_off:
+        if self.is_cut_off:
             return False
         if not self._barriers.has_passed(self._barrier) and not self._do_without_leaders(now):
             return False
@@ -248,7 +248,7 @@ class OwnershipLease:
 
     def _end(self) -> None:
         self._barrier = NOTHING
-        self._is_cut_off = False
+        self.is_cut_off = False
         state = self._state
         state.is_ownership_expired = False
         self._sure_until = self._heard_until()

@@ -63,7 +63,7 @@ class Releases:
         self._begin = begin
         self._orders: Sweep[SessionRequest] = Sweep(state)
         # The requests without an order yet, each with the read that comes first, in order.
-        self._confirming: dict[SessionRequest, int] = {}
+        self.confirming: dict[SessionRequest, int] = {}
         self.wait_s = CLOSE_WAIT_S
         self.count = 0
 
@@ -71,18 +71,18 @@ class Releases:
         """Lets the request wait until the owner has released its session."""
         request.waits_for = owner.node
         request.deadline = NEVER
-        self._confirming.pop(request, None)
-        self._confirming[request] = self._reads.begin()
+        self.confirming.pop(request, None)
+        self.confirming[request] = self._reads.begin()
 
     def advance(self) -> None:
         """Sends the orders whose read is complete, at the begin of the end of a turn."""
         passed: list[SessionRequest] = []
-        for request, read in self._confirming.items():
+        for request, read in self.confirming.items():
             if not self._reads.has_passed(read):
                 break
             passed.append(request)
         for request in passed:
-            del self._confirming[request]
+            del self.confirming[request]
         if passed:
             self._orders.begin(passed, self._order_first)
 
@@ -90,7 +90,7 @@ class Releases:
         """Orders the release for a request that is still being served and waits."""
         if self._requests.first(request.client_id) is not request or not request.waits_for:
             return 1
-        if request not in self._confirming and request.deadline == NEVER:
+        if request not in self.confirming and request.deadline == NEVER:
             self._order(request)
         return ORDER_STEPS
 
@@ -109,7 +109,7 @@ class Releases:
 
     def forget(self, request: SessionRequest) -> None:
         """Drops a request that is served or withdrawn."""
-        self._confirming.pop(request, None)
+        self.confirming.pop(request, None)
 
     def repeat(self, node: str) -> None:
         """Repeats the orders to `node`, which may have missed one."""

@@ -82,7 +82,7 @@ class SessionReports(Work):
         self._forget_requests = forget_requests
         self._close = close
         # Partitions for which the nodes must report their sessions.
-        self._requested: set[int] = set()
+        self.requested: set[int] = set()
         self._unconfirmed = UnconfirmedSessions(state, replicated, answers, owners.home)
         # By node and home partition. `_due`: those that can be processed, in turn.
         self._reports: dict[tuple[str, int], _Report] = {}
@@ -92,11 +92,11 @@ class SessionReports(Work):
     def start_deciding(self, partition: int) -> None:
         """Requests the reports for `partition` at the end of the turn, and begins to process those
         that are here."""
-        self._requested.add(partition)
+        self.requested.add(partition)
         self._begin([key for key in self._reports if key[1] == partition])
 
     def stop_leading(self, partition: int) -> None:
-        self._requested.discard(partition)
+        self.requested.discard(partition)
         self._unconfirmed.stop_leading(partition)
         self._drop([key for key in self._reports if key[1] == partition])
 
@@ -117,9 +117,9 @@ class SessionReports(Work):
 
     def flush(self) -> None:
         """Requests the due reports from all connected nodes, at the end of a turn."""
-        if self._requested:
-            partitions = sorted(self._requested)
-            self._requested.clear()
+        if self.requested:
+            partitions = sorted(self.requested)
+            self.requested.clear()
             self._answers.ask_owned(sorted(self._context.connected), partitions)
 
     def handle_owned(self, node: str, payload: bytes) -> None:

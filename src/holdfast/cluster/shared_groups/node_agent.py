@@ -62,7 +62,7 @@ class NodeAgent:
         # Per home partition: leader, epoch and number of the last TELL. `_untold`: those without
         # HEARD.
         self._reported: dict[int, tuple[str, int, int]] = {}
-        self._untold: dict[int, None] = dict.fromkeys(range(len(context.cluster.leading)))
+        self.untold: dict[int, None] = dict.fromkeys(range(len(context.cluster.leading)))
         self._report_at = -1.0
 
     @property
@@ -154,7 +154,7 @@ class NodeAgent:
 
     def told(self, home: int) -> tuple[str, int, int] | None:
         """Returns the leader, epoch and number of the last TELL of a home, once it is confirmed."""
-        return None if home in self._untold else self._reported.get(home)
+        return None if home in self.untold else self._reported.get(home)
 
     def assigned(self, node: str, assign: Assign) -> None:
         """Takes assigned records.
@@ -196,7 +196,7 @@ class NodeAgent:
 
     def lose(self, home: int) -> None:
         """Marks a home for a new TELL: its leader, the epoch or the link has changed."""
-        self._untold[home] = None
+        self.untold[home] = None
         self._report_at = -1.0
 
     def lose_node(self, node: str) -> None:
@@ -219,16 +219,16 @@ class NodeAgent:
     def handle_report_ack(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
         """Takes the coordinator's confirmation of a TELL. Reports may follow now."""
         for home, epoch in homes:
-            if self._reported.get(home) == (node, epoch, number) and home in self._untold:
-                del self._untold[home]
+            if self._reported.get(home) == (node, epoch, number) and home in self.untold:
+                del self.untold[home]
         for share in self.assignments.values():
-            if share.home not in self._untold:
+            if share.home not in self.untold:
                 self._touched[share] = None
 
     def _report_fully(self) -> None:
         self._report_at = self._state.now + ASK_AGAIN_S
         leaders: dict[str, list[tuple[int, int]]] = {}
-        for home in self._untold:
+        for home in self.untold:
             leader = self._context.leader(home)
             if leader in self._context.connected or leader == self._context.node_id:
                 leaders.setdefault(leader, []).append((home, self._context.epoch(home)))
@@ -291,7 +291,7 @@ class NodeAgent:
             self.waits.resolve()
         if self._was_ownership_expired != self._state.is_ownership_expired:
             self._return_waiting()
-        if self._untold and self._report_at <= self._state.now:
+        if self.untold and self._report_at <= self._state.now:
             self._report_fully()
         touched = self._touched
         self._touched = {}
@@ -304,7 +304,7 @@ class NodeAgent:
                 self._untidy[share] = None
             else:
                 share.queued_at = -1.0
-            if share.home in self._untold:
+            if share.home in self.untold:
                 continue
             is_changed = group is not None and group.changes != share.changes
             if (
@@ -395,6 +395,6 @@ class NodeAgent:
     def timer(self) -> float | None:
         if self._touched:
             return self._state.now
-        if self._untold and self._report_at >= 0:
+        if self.untold and self._report_at >= 0:
             return self._report_at
         return None

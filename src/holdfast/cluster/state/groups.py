@@ -49,7 +49,7 @@ class GroupPositions:
         # Groups that have ended since the last call of `pop_dropped`.
         self._dropped: set[str] = set()
         # Groups whose end was applied or ignored since the last call of `pop_applied_ends`.
-        self._applied_ends: set[str] = set()
+        self.applied_ends: set[str] = set()
 
     def apply(self, record: Record) -> None:
         """Applies a CURSOR record of a group."""
@@ -59,7 +59,7 @@ class GroupPositions:
             return
         cursor = cursor_in(record, self._state.config.partitions)
         if not cursor.positions and not cursor.done:
-            self._applied_ends.add(key)
+            self.applied_ends.add(key)
             if key not in self.members.recorded:
                 self.drop(key)
                 self._dropped.add(key)
@@ -95,10 +95,10 @@ class GroupPositions:
     def pop_applied_ends(self) -> set[str] | None:
         """Returns the groups with an applied record of their end since the last call, None if there
         is none."""
-        ends = self._applied_ends
+        ends = self.applied_ends
         if not ends:
             return None
-        self._applied_ends = set()
+        self.applied_ends = set()
         return ends
 
     def is_owned_at(self, key: str, node: str) -> bool:
