@@ -51,6 +51,15 @@ REPEATED: Final = 1
 REFUSED: Final = 2
 
 
+def is_recognised(record: Record) -> bool:
+    """True if the uncommitted or the replicated state may decide about the record, or a record
+    about later ones. Others are stored as long as there is room."""
+    kind = record.kind
+    if kind == log_record.MESSAGE:
+        return record.flags & log_record.STATE_FLAGS != 0
+    return kind != log_record.CURSOR
+
+
 def _retains(record: Record) -> bool:
     """True if the record sets or clears a retained topic."""
     if record.kind != log_record.MESSAGE:

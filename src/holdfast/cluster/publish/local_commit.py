@@ -17,29 +17,27 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from holdfast.broker.promise import PROMISE_BYTES, Promise
+from holdfast.broker.promise import PROMISE_BYTES, CallbackPromise, Promise
 from holdfast.broker.publish.completion import PrecedingPromise, PublishPromise
 from holdfast.broker.state import NodeState
-from holdfast.cluster.publish.admission import REFUSED, STORE, Admission
+from holdfast.cluster.publish.admission import REFUSED, STORE, Admission, is_recognised
 from holdfast.cluster.publish.apply import Applier
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS
-from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
 NO_PARTITION: Final = -1
 
 
 class _Step:
-    """A record, a promise or a call in append order. A record waits for its commit, the others for
-    the steps before them."""
+    """A record or a promise in append order. A record waits for its commit, a promise alone for the
+    steps before it."""
 
     def __init__(self, partition: int, record: Record | None, promise: Promise | None) -> None:
-        """`partition`: of the record, or of the records that the promise or the call waits for."""
+        """`partition`: of the record, or of the records that the promise waits for."""
         self.partition = partition
         self.record = record
         self.promise = promise
-        self.call: Callable[[], None] | None = None
 
 
 class LocalCommit:
@@ -73,35 +71,34 @@ class LocalCommit:
 
     def append(self, record: Record) -> None:
         """Append a record without a promise."""
-        record.ticket = self._forwarding.next_ticket()
-        if self._admission.append_own(record) == STORE:
-            self._steps.append(_Step(record.partition, record, None))
-            self._add_removal()
+        if self._append(record) == STORE:
+            self._add(_Step(record.partition, record, None))
 
     def publish(self, record: Record, promise: Promise) -> None:
         """Append a record. The promise waits for it, and for its other conditions."""
-        record.ticket = self._forwarding.next_ticket()
         promise.waiting += 1
-        outcome = STORE
-        is_plain = not record.is_state() and not self._state.disk_full
-        if is_plain:
-            # No plain message is a repetition.
-            self._journal.append(record)
-        else:
-            outcome = self._admission.append_own(record)
+        outcome = self._append(record)
         if outcome != STORE:
             self._answer(record, promise, outcome)
         elif isinstance(promise, PublishPromise) and promise.record is record:
-            self._steps.append(promise)
+            self._add(promise)
         else:
-            self._steps.append(_Step(record.partition, record, promise))
-        if not is_plain:
-            self._add_removal()
+            self._add(_Step(record.partition, record, promise))
 
-    def _add_removal(self) -> None:
-        """Add the record that admission has appended behind the last one, if any."""
+    def _append(self, record: Record) -> int:
+        """Append a record if admission stores it. Returns the verdict."""
+        record.ticket = self._forwarding.next_ticket()
+        if is_recognised(record) or self._state.disk_full:
+            return self._admission.append_own(record)
+        self._journal.append(record)
+        return STORE
+
+    def _add(self, step: object) -> None:
+        """Add an appended record, and the one that admission has appended behind it, if any."""
+        self._steps.append(step)
         removed = self._admission.removed
         if removed is not None:
+            self._admission.removed = None
             self._steps.append(_Step(removed.partition, removed, None))
 
     def _answer(self, record: Record, promise: Promise, outcome: int) -> None:
@@ -111,34 +108,32 @@ class LocalCommit:
         if outcome == REFUSED:
             self._promises.refuse(promise, self._admission.reason, self._admission.text)
             partition = NO_PARTITION
+        self._await(partition, promise)
+
+    def promise(self, promise: Promise) -> None:
+        """Queue a promise without a record."""
+        promise.waiting += 1
+        self._await(NO_PARTITION, promise)
+
+    def after_newest(self, partition: int, do: Callable[[], None]) -> None:
+        """Call `do` once every record appended so far is folded."""
+        promise = CallbackPromise(lambda _: do())
+        promise.waiting += 1
+        self._await(partition, promise)
+
+    def _await(self, partition: int, promise: Promise) -> None:
+        """Let a promise without a record wait for the steps before it."""
         if self._steps:
             self._steps.append(_Step(partition, None, promise))
         else:
             self._resolve(promise)
 
     def _resolve(self, promise: Promise) -> None:
-        """Meet the condition that was counted for the record of a promise."""
+        """Meet the condition that a promise had for its place in the order."""
         promise.waiting -= 1
         self._promises.add(promise)
         if isinstance(promise, PrecedingPromise):
             promise.end_precedence(self._state)
-
-    def promise(self, promise: Promise) -> None:
-        """Queue a promise without a record."""
-        if self._steps:
-            promise.waiting += 1
-            self._steps.append(_Step(NO_PARTITION, None, promise))
-        else:
-            self._promises.add(promise)
-
-    def after_newest(self, partition: int, do: Callable[[], None]) -> None:
-        """Call `do` once every record appended so far is folded."""
-        if not self._steps:
-            do()
-            return
-        step = _Step(partition, None, None)
-        step.call = do
-        self._steps.append(step)
 
     def release(self) -> None:
         """Fold what is committed, and resolve its promises."""
@@ -148,66 +143,49 @@ class LocalCommit:
         # A step may append others.
         while done < len(steps):
             step = steps[done]
+            record: Record | None
+            promise: Promise | None
             if isinstance(step, PublishPromise):
-                record = step.record
-                if record.offset >= marks[record.partition]:
-                    break
-                route = step.precedes
-                # Also a session that is away is a receiver.
-                if not applier.fold(record) and route and not applier.filters.match(route.topic):
-                    step.reason = NO_MATCHING_SUBSCRIBERS
-                if record.flags & log_record.STATE_FLAGS:
-                    self._admission.committed(record.partition, record.offset + 1)
-                step.waiting -= 1
-                self._promises.add(step)
-                step.end_precedence(self._state)
+                record, promise = step.record, step
             else:
                 assert isinstance(step, _Step)
-                if not self._is_released(step, marks):
+                record, promise = step.record, step.promise
+            if record is not None:
+                if record.offset >= marks[record.partition]:
                     break
+                route = promise.precedes if isinstance(promise, PublishPromise) else None
+                # Also a session that is away is a receiver.
+                if not applier.fold(record) and route and not applier.filters.match(route.topic):
+                    assert promise is not None
+                    promise.reason = NO_MATCHING_SUBSCRIBERS
+                if is_recognised(record):
+                    self._admission.committed(record.partition, record.offset + 1)
+            if promise is not None:
+                self._resolve(promise)
             done += 1
         del steps[:done]
-
-    def _is_released(self, step: _Step, marks: list[int]) -> bool:
-        record = step.record
-        if record is not None:
-            if record.offset >= marks[record.partition]:
-                return False
-            self._applier.fold(record)
-            self._admission.committed(record.partition, record.offset + 1)
-        if step.promise is not None:
-            self._resolve(step.promise)
-        if step.call is not None:
-            step.call()
-        return True
 
     def end(self) -> None:
         """Hand everything that waits to the forwarding."""
         steps, self._steps = self._steps, []
         for step in steps:
             if isinstance(step, PublishPromise):
-                self._hand_over(step.record, step)
-                continue
+                step = _Step(step.record.partition, step.record, step)
             assert isinstance(step, _Step)
-            promise = step.promise
-            if step.record is not None:
-                self._hand_over(step.record, promise)
-            elif promise is not None and step.partition != NO_PARTITION:
-                self._promises.add(promise)
-                self._forwarding.after_newest(step.partition, partial(self._settle, promise))
-            elif promise is not None:
+            record, promise = step.record, step.promise
+            if record is not None and record.ticket:
+                # Admission's own records have no ticket. They are folded when the log has them.
+                self._forwarding.adopt(record, promise)
+            if promise is None:
+                continue
+            if record is None and step.partition == NO_PARTITION:
                 self._resolve(promise)
-            if step.call is not None:
-                self._forwarding.after_newest(step.partition, step.call)
+                continue
+            self._promises.add(promise)
+            if record is None:
+                self._forwarding.after_newest(step.partition, partial(self._settle, promise))
 
     def _settle(self, promise: Promise) -> None:
         self._promises.settle(promise)
         if isinstance(promise, PrecedingPromise):
             promise.end_precedence(self._state)
-
-    def _hand_over(self, record: Record, promise: Promise | None) -> None:
-        if record.ticket:
-            # Admission's own records have no ticket. They are folded when the log has them.
-            self._forwarding.adopt(record, promise)
-        if promise is not None:
-            self._promises.add(promise)
