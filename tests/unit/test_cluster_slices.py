@@ -210,7 +210,7 @@ def test_owners_that_an_event_has_ended_do_not_count_before_they_are_removed(ben
     assert len(owners) == 31
     bench.lose(0)
     bench.run()
-    assert all(owners.home(f"n3-{name}") or not bench.owner(f"n3-{name}") for name in names)
+    assert all(bench.images.home(f"n3-{name}") or not bench.owner(f"n3-{name}") for name in names)
 
 
 def test_the_pieces_of_a_report_name_each_session_that_is_still_there() -> None:

@@ -383,28 +383,23 @@ class ClusterNode(Parts):
         images = self.replicated.state.timers
         if images and images[0].when < due:
             due = images[0].when
-        for when in (self.replication.timer(), self.session_coordinator.timer()):
-            if when is not None and when < due:
-                due = when
-        if self._rests():
-            return due
-        for when in (
-            self.acquisition.timer(),
-            self.groups.timer(),
-            self.barriers.timer(),
-            self.ownership.timer(),
-        ):
-            if when is not None and when < due:
-                due = when
-        if is_alone:
-            return due
-        for when in (
-            self.proposer.timer(),
-            self.interest.timer(),
-            self.alignment.timer(),
-            self.metadata_reads.timer(),
-            self.transfer.timer(),
-        ):
+        timers = [self.replication.timer(), self.session_coordinator.timer()]
+        if not self._rests():
+            timers += [
+                self.acquisition.timer(),
+                self.groups.timer(),
+                self.barriers.timer(),
+                self.ownership.timer(),
+            ]
+        if not is_alone:
+            timers += [
+                self.proposer.timer(),
+                self.interest.timer(),
+                self.alignment.timer(),
+                self.metadata_reads.timer(),
+                self.transfer.timer(),
+            ]
+        for when in timers:
             if when is not None and when < due:
                 due = when
         return due

@@ -19,7 +19,6 @@ from holdfast.broker.state import NodeState, Work
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.sessions.decisions import Decisions
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.partition import partition_of
 
 CLOSE_STEPS: Final = 2
 """The steps of one closed session: it costs an appended record."""
@@ -48,9 +47,6 @@ class Closings(Work):
         self._current: tuple[str, int] = ("", -1)
         self._rest: list[Session] = []
 
-    def _home(self, client_id: str) -> int:
-        return partition_of(client_id.encode(), self._state.config.partitions)
-
     def close(self, session: Session) -> None:
         """Closes a session, once its records are applied."""
         if self._decisions.is_changing(session.client_id):
@@ -69,7 +65,7 @@ class Closings(Work):
             self.close(session)
 
     def _decides_for(self, client_id: str) -> bool:
-        return self._decisions.decides(self._home(client_id))
+        return self._decisions.decides(self._replicated.home(client_id))
 
     def node_gone(self, node: str) -> None:
         """Begins to close the sessions of a node that is down by the metadata."""
@@ -129,5 +125,5 @@ class Closings(Work):
 
     def stop_leading(self, partition: int) -> None:
         for client_id in list(self._waiting):
-            if self._home(client_id) == partition:
+            if self._replicated.home(client_id) == partition:
                 del self._waiting[client_id]

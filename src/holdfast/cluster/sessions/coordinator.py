@@ -102,7 +102,7 @@ class SessionCoordinator:
         )
 
     def home(self, client_id: str) -> int:
-        return self.owners.home(client_id)
+        return self._replicated.home(client_id)
 
     def recorded_session(self, client_id: str) -> Session | None:
         return self._replicated.state.sessions.get(client_id)

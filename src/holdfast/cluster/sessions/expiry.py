@@ -23,7 +23,6 @@ from holdfast.broker.state import NodeState
 from holdfast.broker.sweep import Sweep
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.partition import partition_of
 
 DUE_STEPS: Final = 5
 """The steps of one session whose will or end is due: it may cost an appended record."""
@@ -62,9 +61,6 @@ class Endings:
         # Per home partition: client ids whose end follows their will.
         self._ending: list[set[str]] = [set() for _ in range(partitions)]
 
-    def _home(self, client_id: str) -> int:
-        return partition_of(client_id.encode(), self._state.config.partitions)
-
     def timer_due(self, kind: int, subject: object) -> None:
         """Acts on a timer of the replicated state that has fired, also that of delayed messages.
 
@@ -82,7 +78,7 @@ class Endings:
         client_id = session.client_id
         if self._replicated.state.sessions.get(client_id) is not session or session.owner:
             return
-        if not self._decides(self._home(client_id)) or self._is_changing(client_id):
+        if not self._decides(self._replicated.home(client_id)) or self._is_changing(client_id):
             self._note_overdue(client_id, kind)
             return
         if self._is_armed(session, kind):
@@ -105,16 +101,16 @@ class Endings:
             # The end is appended only after the will is applied. Counter-example: both are
             # appended, the leader changes between them, the end is committed and the will is lost.
             if kind == SESSION_EXPIRY:
-                self._ending[self._home(client_id)].add(client_id)
+                self._ending[self._replicated.home(client_id)].add(client_id)
             if will.delay_s == 0 or self._is_confirmed(session):
                 self._publish(session, will)
         elif kind == SESSION_EXPIRY:
-            self._ending[self._home(client_id)].discard(client_id)
+            self._ending[self._replicated.home(client_id)].discard(client_id)
             self._state.stats.sessions_expired += 1
             log_end(self._state, session)
 
     def _note_overdue(self, client_id: str, kind: int) -> None:
-        overdue = self._overdue[self._home(client_id)]
+        overdue = self._overdue[self._replicated.home(client_id)]
         if overdue.get(client_id) != SESSION_EXPIRY:
             overdue[client_id] = kind
 
@@ -198,14 +194,14 @@ class Endings:
 
     def _publish(self, recorded: Session, will: Will) -> None:
         """Publishes the will, at most once while this node decides."""
-        published = self._published[self._home(recorded.client_id)]
+        published = self._published[self._replicated.home(recorded.client_id)]
         if published.get(recorded.client_id) != recorded.epoch:
             published[recorded.client_id] = recorded.epoch
             publish_will(self._state, recorded, will)
 
     def will_applied(self, client_id: str, epoch: int) -> None:
         """Appends the end of a session that has waited for its will."""
-        home = self._home(client_id)
+        home = self._replicated.home(client_id)
         if self._published[home].get(client_id, -1) <= epoch:
             self._published[home].pop(client_id, None)
         image = self._replicated.state.sessions.get(client_id)
@@ -218,7 +214,7 @@ class Endings:
 
     def _take_overdue(self, client_id: str) -> int:
         """Acts on a session that is still overdue. Returns the steps that it took."""
-        home = self._home(client_id)
+        home = self._replicated.home(client_id)
         if client_id not in self._overdue[home] or not self._decides(home):
             return 1
         kind = self._overdue[home].pop(client_id)
@@ -229,7 +225,7 @@ class Endings:
 
     def forget(self, client_id: str) -> None:
         """Drops what is due for a session that has ended or has a connection."""
-        home = self._home(client_id)
+        home = self._replicated.home(client_id)
         self._overdue[home].pop(client_id, None)
         self._ending[home].discard(client_id)
         self._confirming.pop(client_id, None)

@@ -19,7 +19,6 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.sessions.epochs import EpochReservations
 from holdfast.cluster.sessions.requests import SessionRequest
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.partition import partition_of
 
 GIVEN_MAX: Final = 20_000
 """The most clients whose newest epoch is kept although no record contains it."""
@@ -88,7 +87,7 @@ class Owners:
         return owner.number >= max(forgotten, self._lost[owner.home])
 
     def _set(self, client_id: str, owner: Owner) -> None:
-        owner.home = self.home(client_id)
+        owner.home = self._replicated.home(client_id)
         owner.number = self.number
         self._owners[client_id] = owner
 
@@ -107,9 +106,6 @@ class Owners:
         owner = self._find(client_id)
         if owner is not None and owner.node == node:
             owner.number = self.number
-
-    def home(self, client_id: str) -> int:
-        return partition_of(client_id.encode(), self._state.config.partitions)
 
     def owner(self, client_id: str) -> Owner | None:
         """Returns the owner with the highest epoch, recorded or not; None if the session has
@@ -139,7 +135,7 @@ class Owners:
     def next_epoch(self, request: SessionRequest, image: Session | None) -> int:
         """Returns the epoch of the next owner, or 0 if the request waits until it is reserved."""
         client_id = request.client_id
-        home = self.home(client_id)
+        home = self._replicated.home(client_id)
         known = self._newest_epoch(client_id, image)
         epoch = self.epochs.reservable(home, known + 1)
         if image is not None or request.recorded or self.epochs.is_reserved(home, epoch):
@@ -156,7 +152,7 @@ class Owners:
             0 if image is None else image.epoch,
             0 if owner is None else owner.epoch,
             self._replicated.fired_epoch(client_id),
-            self._replicated.ended[self.home(client_id)].epoch(client_id),
+            self._replicated.ended[self._replicated.home(client_id)].epoch(client_id),
             # The session itself may be unrecorded. The epoch that another leader gave is then known
             # only from its QoS 2 packet ids.
             self._replicated.inbound_epoch(client_id),
@@ -173,7 +169,7 @@ class Owners:
         self._set(client_id, Owner(request.node, epoch, request.recorded, request.number, user))
         if len(self._given) > GIVEN_MAX:
             forgotten, newest = self._given.popitem(last=False)
-            self.epochs.raise_floor(self.home(forgotten), newest + 1)
+            self.epochs.raise_floor(self._replicated.home(forgotten), newest + 1)
 
     def told(self, node: str, client_id: str, epoch: int, user: str = "") -> tuple[str, int] | None:
         """Takes a node's report that it has a session.

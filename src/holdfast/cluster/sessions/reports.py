@@ -83,7 +83,7 @@ class SessionReports(Work):
         self._close = close
         # Partitions for which the nodes must report their sessions.
         self.requested: set[int] = set()
-        self._unconfirmed = UnconfirmedSessions(state, replicated, answers, owners.home)
+        self._unconfirmed = UnconfirmedSessions(state, replicated, answers, replicated.home)
         # By node and home partition. `_due`: those that can be processed, in turn.
         self._reports: dict[tuple[str, int], _Report] = {}
         self._due: dict[tuple[str, int], None] = {}
@@ -165,7 +165,7 @@ class SessionReports(Work):
             for partition in led:
                 self._reports[node, partition] = _Report(number)
         reports = {each: self._reports[node, each] for each in led if (node, each) in self._reports}
-        home = self._owners.home
+        home = self._replicated.home
         for client_id, epoch in owned.items():
             report = reports.get(home(client_id))
             if report is not None:
@@ -182,7 +182,7 @@ class SessionReports(Work):
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
         """Notes that a node has released a session that its report may name."""
-        report = self._reports.get((node, self._owners.home(client_id)))
+        report = self._reports.get((node, self._replicated.home(client_id)))
         if report is not None:
             report.released[client_id] = epoch
 
