@@ -220,7 +220,14 @@ def test_figures_are_those_of_a_single_broker(
         caplog.clear()
         with Broker(admin=True, settings={"sys.interval_s": 0.1}) as broker:
             found.append(figures(broker))
-        assert "queue_created queue='$share/$queue/jobs' client='clean'" in caplog.text
+            assert "queue_created queue='$share/$queue/jobs' client='clean'" in caplog.text
+            with wire.Wire(broker.port) as client:
+                client.connect("connected at the end", expiry_s=1000)
+                broker.kill()
+            caplog.clear()
+            broker.start()
+            ready = next(each for each in caplog.messages if each.startswith("ready"))
+            assert "sessions=3 " in ready
     one, single = found
     assert one == single
     assert one["sessions"] == 3

@@ -97,8 +97,11 @@ class BrokerPort(ClusterPort):
 
     def away(self) -> tuple[int, int, int]:
         recorded = self._replicated.state
-        opened = sum(self._replicated.open_sessions.counts.values())
-        sessions = len(recorded.sessions) - len(recorded.queues) - opened
+        counts = self._replicated.open_sessions.counts
+        sessions = len(recorded.sessions) - len(recorded.queues) - sum(counts.values())
+        # Those of an earlier process of this node are open until its end is known.
+        own = counts.get(self._context.node_id, 0)
+        sessions += max(0, own - self._state.client_sessions())
         groups = len(recorded.groups.keys() - self._state.groups.keys())
         return sessions, self._replicated.subscriptions_away, groups
 

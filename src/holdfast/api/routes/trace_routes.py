@@ -196,18 +196,16 @@ class TraceRoutes:
             TraceStep("append", True, f"its node took it as {place}", record.timestamp_us),
         ]
         broker = self._node.broker
+        text = "this broker has no replicas"
         if isinstance(broker, ClusterBroker):
             metadata = broker.cluster.cluster_node.context.metadata
-            if metadata is not None:
+            if metadata is not None and len(metadata.nodes) > 1:
                 info = metadata.partitions[record.partition]
                 text = (
                     f"in sync now: {', '.join(info.in_sync)}; the leader is"
                     f" {info.leader or 'none'}. The log does not say who was in sync then"
                 )
-                steps.append(TraceStep("replicas", True, text))
-        else:
-            text = "this broker has no replicas"
-            steps.append(TraceStep("replicas", True, text))
+        steps.append(TraceStep("replicas", True, text))
         end = self._node.committed()[record.partition]
         steps.append(TraceStep("commit", True, f"committed: the partition's end is {end}"))
         return steps
