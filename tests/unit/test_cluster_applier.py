@@ -7,7 +7,14 @@ import pytest
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import STEPS_PER_TURN, NodeState
-from holdfast.cluster.publish.apply import RECORDS_PER_TURN, Applier, ApplyingLog
+from holdfast.cluster.publish.apply import (
+    BACKLOG_SHARE,
+    RECORDS_PER_TURN,
+    SLICE_MAX,
+    STATE_STEPS,
+    Applier,
+    ApplyingLog,
+)
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.batch import Batch
 from holdfast.storage.journal.journal import Journal
@@ -89,11 +96,12 @@ def test_a_commit_of_many_records_is_applied_in_several_turns() -> None:
         bench.append(partition, count)
     for partition, count in enumerate(counts):
         bench.commit(partition, count)
-    assert len(bench.images.applied) == RECORDS_PER_TURN
-    assert bench.state.delivered == [RECORDS_PER_TURN, 0, 0]
+    at_once = RECORDS_PER_TURN // STATE_STEPS
+    assert len(bench.images.applied) == at_once
+    assert bench.state.delivered == [at_once, 0, 0]
     turns = 0
     while bench.state.work:
-        assert bench.turn() <= STEPS_PER_TURN
+        assert bench.turn() <= STEPS_PER_TURN // STATE_STEPS + sum(counts) // BACKLOG_SHARE
         turns += 1
     assert turns >= sum(counts) // STEPS_PER_TURN - 1
     assert bench.state.delivered == counts
@@ -113,7 +121,10 @@ def test_a_backlog_that_grows_is_applied_in_larger_slices() -> None:
             bench.commit(partition, bench.journal.next_offset[partition])
         bench.turn()
     waiting = sum(bench.journal.high_watermark) - sum(bench.state.delivered)
-    assert waiting < 64 * 2400
+    assert waiting < BACKLOG_SHARE * 2400
+    bench.append(2, BACKLOG_SHARE * SLICE_MAX)
+    bench.commit(2, BACKLOG_SHARE * SLICE_MAX)
+    assert bench.turn() <= (SLICE_MAX + STEPS_PER_TURN) // STATE_STEPS
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -165,7 +176,8 @@ def test_a_batch_can_be_applied_in_parts() -> None:
     assert isinstance(bench.log.uncommitted[0][0], Batch)
     for offset in (1, 1, 700, TURN):
         bench.commit(0, offset)
-        bench.turn()
+        while bench.state.work:
+            bench.turn()
     assert [offset for _, offset in bench.images.applied] == list(range(TURN))
 
 

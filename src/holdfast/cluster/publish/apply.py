@@ -34,11 +34,16 @@ from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 
 RECORDS_PER_TURN: Final = 1000
-"""The most records that one turn applies as they are committed, all partitions together. Later ones
-become `Work`."""
+"""The most steps of records that one turn applies as they are committed, all partitions together.
+Later records become `Work`. A message is one step."""
+STATE_STEPS: Final = 5
+"""The steps of a record that changes the replicated state."""
 BACKLOG_SHARE: Final = 64
 """A slice applies at least this part of the records that wait, so that their number, and with it
 their memory, is bounded by what the links bring in this many turns."""
+SLICE_MAX: Final = 8000
+"""The most steps of that part, some 16 ms. Beyond it the length of a turn comes before the memory:
+a node that is late with its heartbeats counts as down, and more waits then."""
 
 
 class ApplyingLog:
@@ -166,7 +171,7 @@ class Applier(Work):
         """Applies some of the committed records that wait, of one partition after the other."""
         delivered = state.delivered
         waiting = sum(end - delivered[partition] for partition, end in self._ends.items())
-        steps = max(steps, waiting // BACKLOG_SHARE)
+        steps = max(steps, min(STATE_STEPS * waiting // BACKLOG_SHARE, SLICE_MAX))
         done = 0
         while self._ends and done < steps:
             partition, end = next(iter(self._ends.items()))
@@ -186,7 +191,7 @@ class Applier(Work):
         return bool(batches) and self._state.delivered[partition] < end > batches[0].base_offset
 
     def _advance(self, partition: int, end: int, count_max: int) -> int:
-        """Applies the next records of a partition below `end`. Returns their number."""
+        """Applies the next records of a partition below `end`. Returns their steps."""
         delivered = self._state.delivered
         batches = self._log.uncommitted[partition]
         left = count_max
@@ -196,9 +201,8 @@ class Applier(Work):
             assert end <= self._log.high_watermark[partition], "applied before the commit"
             while left > 0 and batches and batches[0].base_offset < end:
                 batch = batches[0]
-                limit = min(end, max(batch.base_offset, delivered[partition]) + left)
-                left -= self._apply(partition, batch, limit)
-                if batch.end_offset > limit:
+                left -= self._apply(partition, batch, end, left)
+                if delivered[partition] < batch.end_offset:
                     break
                 batches.popleft()
             assert delivered[partition] <= self._log.high_watermark[partition], "applied too much"
@@ -224,24 +228,29 @@ class Applier(Work):
         for partition, end in self._ends.items():
             assert end <= log.next_offset[partition], "a commit beyond the end of the log"
 
-    def _apply(self, partition: int, batch: Batch, limit: int) -> int:
-        """Applies the records of a batch below the offset `limit`. Returns their number."""
+    def _apply(self, partition: int, batch: Batch, end: int, steps_max: int) -> int:
+        """Applies the records of a batch below the offset `end`. Returns their steps, about
+        `steps_max` at most."""
         state = self._state
         delivered = state.delivered
         first = max(0, delivered[partition] - batch.base_offset)
-        last = min(batch.count, limit - batch.base_offset)
+        last = min(batch.count, end - batch.base_offset)
+        steps = 0
         pending = self._pending
         known = batch.known
         topics, _ = batch.topics()
         heads: list[tuple[int, int, int]] = []
         has_receivers = len(state.subscriptions) > 0
         for index in range(first, last):
+            if steps >= steps_max:
+                break
             record = None if known is None else known[index]
             if record is None:
                 if not heads:
                     heads = batch.heads()
                 kind, flags, ticket = heads[index]
                 if kind == log_record.MESSAGE and not flags & log_record.STATE_FLAGS:
+                    steps += 1
                     # Without receivers here nothing else of it is read.
                     if has_receivers:
                         self._deliver(topics[index], flags, None, batch, index)
@@ -252,12 +261,13 @@ class Applier(Work):
                         self.release_followers(partition)
                     continue
                 record = batch.record(index)
+            steps += STATE_STEPS
             self.fold(record)
             if record.ticket in pending:
                 self._settle(record.ticket, partition, record.client_id)
             if partition in self.followed:
                 self.release_followers(partition)
-        return max(0, last - first)
+        return steps
 
     def fold(self, record: Record) -> int:
         """Applies a committed record. Returns the number of its receivers here."""
