@@ -384,6 +384,7 @@ class Node:
         `others`: the addresses of other nodes, see `holdfast.addresses`."""
         self.state.closing = True
         self.relocation.send_all(others, "shutting down")
+        self.relocation.finish()
 
     def redirect(self, others: str, text: str, per_s: float = 0.0) -> None:
         """Send all clients, also those that connect later, to other nodes; "" ends that. `text`

@@ -1,6 +1,6 @@
 """The effects of a cluster node's parts, carried out on the other parts or left for the driver."""
 
-from holdfast.broker.connections.close import close_connection
+from holdfast.broker.connections.close import CLOSE_STEPS, close_connection
 from holdfast.broker.publish.producer_dedup import forget_some
 from holdfast.broker.session.session import Session
 from holdfast.broker.sweep import Sweep
@@ -34,7 +34,6 @@ from holdfast.cluster.parts import Parts
 from holdfast.cluster.placement.planning import useless
 from holdfast.cluster.position_reports import PositionReports
 from holdfast.cluster.raft.node import Write
-from holdfast.cluster.sessions.ownership_lease import CLOSE_STEPS
 from holdfast.protocol.mqtt import reasons
 
 

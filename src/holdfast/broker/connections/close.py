@@ -14,6 +14,8 @@ Invariants
   again, and the will is not lost.
 """
 
+from typing import Final
+
 from holdfast.broker.connections.client_notes import (
     DISCONNECTED,
     LOST,
@@ -38,6 +40,9 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
 from holdfast.protocol.mqtt.errors import MessageRefused, ProtocolViolation
 from holdfast.protocol.mqtt.packets import Connack, Disconnect, Properties
+
+CLOSE_STEPS: Final = 10
+"""The steps of one closed connection, where many are closed in slices."""
 
 
 def refuse(

@@ -9,15 +9,17 @@ A drain ends with no client left. A balance leaves `keep` clients, and sends no 
 AGAIN_S. A client that knows one address only would otherwise be disconnected again and again.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.addresses import server_reference
-from holdfast.broker.connections.close import close_connection
+from holdfast.broker.connections.close import CLOSE_STEPS, close_connection
 from holdfast.broker.recorded_state import RELOCATION
 from holdfast.broker.recovery.state_records import log_progress
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
+from holdfast.broker.sweep import Sweep
 from holdfast.protocol.mqtt import reasons
 
 STEP_S: Final = 0.1
@@ -29,6 +31,10 @@ LATE_S: Final = 1.0
 AGAIN_S: Final = 3600.0
 SENT_MAX: Final = 65_536
 """The most clients that are remembered as sent away."""
+
+
+HARM_MAX: Final = 5
+"""The greatest harm."""
 
 
 def harm(session: Session) -> int:
@@ -58,6 +64,8 @@ class ClientRelocation:
         self._allowance = 0.0
         self._stepped_at = 0.0
         self._timer: object | None = None
+        self._looks: Sweep[Session] = Sweep(state)
+        self._leavers: Sweep[Session] = Sweep(state)
 
     @property
     def left(self) -> int:
@@ -68,17 +76,27 @@ class ClientRelocation:
         return min(surplus, len(self._queue)) if self.is_balance else surplus
 
     def send_all(self, others: str, text: str) -> None:
-        """Disconnect all clients at once. `others`: the addresses of other nodes, see
-        `holdfast.addresses`, or ""."""
+        """Disconnect all clients, in slices without a pause. `others`: the addresses of other
+        nodes, see `holdfast.addresses`, or ""."""
         self.stop()
         state = self._state
         reason = reasons.USE_ANOTHER_SERVER if others else reasons.SERVER_SHUTTING_DOWN
-        for session in list(state.sessions.values()):
+
+        def leave(session: Session) -> int:
             connection = session.connection
-            if connection is not None:
-                servers = server_reference(others, connection.listener.kind)
-                close_connection(state, connection, reason, text, servers)
-        log_progress(state)
+            if connection is None:
+                return 1
+            servers = server_reference(others, connection.listener.kind)
+            close_connection(state, connection, reason, text, servers)
+            return CLOSE_STEPS
+
+        sessions = list(state.sessions.values())
+        self._leavers.begin(sessions, leave, lambda: log_progress(state))
+
+    def finish(self) -> None:
+        """Disconnect the rest of them now, because the node ends."""
+        while self._leavers.has_more:
+            self._leavers.step(self._state, self._state.steps_per_turn)
 
     def drain(self, others: str, text: str, per_s: float) -> None:
         """Send all clients to other nodes, see `holdfast.addresses`. A repeated call only changes
@@ -123,27 +141,44 @@ class ClientRelocation:
         if self._queue:
             self._timer = state.arm(now + STEP_S, RELOCATION, self)
         elif not self.is_balance:
-            self._queue = self._candidates()
-            self._timer = state.arm(now + (STEP_S if self._queue else LATE_S), RELOCATION, self)
+            self._look(self._go_on)
 
     def _begin(self) -> None:
         self._state.cancel(self._timer)
-        self._queue = self._candidates()
         self._allowance = max(1.0, self.per_s * STEP_S)
         self._stepped_at = self._state.now
-        self.step()
+        self._look(self.step)
 
-    def _candidates(self) -> list[Session]:
-        found = [
-            each
-            for each in self._state.sessions.values()
-            if each.connection is not None
-            and each.connection.state == OPEN
-            and not each.is_internal
-            and not (self.is_balance and each.client_id in self._sent)
-        ]
-        found.sort(key=harm, reverse=True)
-        return found
+    def _go_on(self) -> None:
+        wait_s = STEP_S if self._queue else LATE_S
+        self._timer = self._state.arm(self._state.now + wait_s, RELOCATION, self)
+
+    def _look(self, done: Callable[[], None]) -> None:
+        """Looks for the clients to send away, in slices. A client that connects meanwhile is found
+        by the next look. Until the end `_timer` is one that is not due."""
+        self._queue = []
+        timer = self._timer = self._state.arm(self._state.now + AGAIN_S, RELOCATION, self)
+        found: list[list[Session]] = [[] for _ in range(HARM_MAX + 1)]
+
+        def visit(session: Session) -> int:
+            connection = session.connection
+            if (
+                connection is not None
+                and connection.state == OPEN
+                and not session.is_internal
+                and not (self.is_balance and session.client_id in self._sent)
+            ):
+                found[harm(session)].append(session)
+            return 1
+
+        def finish() -> None:
+            if self._timer is timer:
+                for sessions in reversed(found):
+                    self._queue += sessions
+                self._state.cancel(timer)
+                done()
+
+        self._looks.begin(list(self._state.sessions.values()), visit, finish)
 
     def _send_away(self, session: Session) -> bool:
         connection = session.connection

@@ -23,7 +23,7 @@ node disconnects its clients: other nodes may serve them better.
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.broker.connections.close import close_connection
+from holdfast.broker.connections.close import CLOSE_STEPS, close_connection
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
@@ -45,8 +45,6 @@ IDLE_MAX: Final = 1
 """The most silent nodes, not marked down, that are ignored. Two of them could decide together
 without this node: B and C of three."""
 
-CLOSE_STEPS: Final = 10
-"""The steps of one closed connection."""
 PROCEED_STEPS: Final = 2
 """The steps of one session that continues."""
 
