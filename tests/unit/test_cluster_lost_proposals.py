@@ -1,0 +1,76 @@
+"""A lost link to the Raft leader keeps no node from agreeing on metadata.
+
+No node relays proposals: the leadership of Raft moves to a voter that hears both ends. So every
+node also receives what is agreed, which a relayed proposal alone would not give it.
+"""
+
+import pytest
+
+from tests.sim.world import Settings, World
+
+WITHIN_S = 5.0
+"""The most seconds from the loss of a link until the proposal of every node is agreed."""
+TOPOLOGIES = {
+    "three": Settings(casts=()),
+    "two and a witness": Settings(casts=(), has_witness=True, replication_factor=2, min_insync=1),
+    "four, one does not vote": Settings(casts=(), nodes=4),
+}
+
+
+def ready(settings: Settings) -> World:
+    world = World(3, settings)
+    for host in world.hosts.values():
+        host.start()
+    world._wait(20.0, world._not_ready, "not ready")
+
+    def lacks_voters() -> str:
+        metadata = world.newest_metadata()
+        voters = () if metadata is None else metadata.voters
+        return "" if len(voters) == 3 else f"voters: {voters}"
+
+    world._wait(20.0, lacks_voters, "voters")
+    agree(world)
+    return world
+
+
+def agree(world: World) -> None:
+    """Waits for a read of the metadata at each node. That is a proposal whose outcome the node
+    learns from its own log."""
+    began = world.schedule.now
+    waiting = {}
+    for name, host in world.hosts.items():
+        assert host.process is not None
+        waiting[name] = host.process.cluster_node.metadata_reads.begin()
+    while waiting:
+        assert world.schedule.now - began < WITHIN_S, f"no agreement for {sorted(waiting)}"
+        for name, read in list(waiting.items()):
+            process = world.hosts[name].process
+            assert process is not None
+            process.touch()
+            if process.cluster_node.metadata_reads.has_passed(read):
+                del waiting[name]
+        world.schedule.run(0.05)
+
+
+def leader(world: World) -> str:
+    processes = [host.process for host in world.hosts.values() if host.process is not None]
+    return next(each.host.name for each in processes if each.cluster_node.meta.is_leader)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("direction", ["both ways", "from the leader", "to the leader"])
+def test_every_node_proposes_while_a_link_of_the_leader_is_lost(
+    topology: str, direction: str
+) -> None:
+    for number in range(1, TOPOLOGIES[topology].nodes):
+        world = ready(TOPOLOGIES[topology])
+        first = leader(world)
+        second = [name for name in world.hosts if name != first][number - 1]
+        if direction != "to the leader":
+            world.network.cut(first, second)
+        if direction != "from the leader":
+            world.network.cut(second, first)
+        agree(world)
+        world.schedule.run(10.0)
+        assert leader(world) not in (first, second)
+        agree(world)
