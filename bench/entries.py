@@ -5,11 +5,12 @@ row plays what makes one entry expensive, and runs turns until nothing is left t
 are the longest single call and the CPU time of all of them.
 """
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Final
 
 from msgspec import json
 
@@ -20,28 +21,49 @@ from holdfast.broker.session.connection import OPENING, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Session
 from holdfast.cluster import frame_kinds
+from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.frames import ImageRequest, OwnedSessions, encode_frame
 from holdfast.cluster.interest_frames import Interest
-from holdfast.cluster.metadata import commands
 from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.qos0_routing import ANNOUNCED_MAX
+from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.cluster.sessions.own_reports import OWNED_MAX
 from holdfast.protocol.mqtt import packets as m
 from holdfast.storage.record import SESSION, Record
 from tests.sim.process import Process
 from tests.sim.world import Settings, World
+from tests.support.wire_samples import CLUSTER, wire_samples
 
 PARTITIONS: Final = 16
 SETTLE_S: Final = 120.0
 EXPIRY_S: Final = 3600
-SERVER_ENTRIES: Final = frozenset({frame_kinds.QUESTION, frame_kinds.ANSWER})
+SERVER_KINDS: Final = frozenset({frame_kinds.QUESTION, frame_kinds.ANSWER})
 """The frames that `server.peers.questions` handles, outside the core."""
 KINDS: Final = {
     name: kind
     for name, kind in vars(frame_kinds).items()
-    if isinstance(kind, int) and name.isupper() and kind not in SERVER_ENTRIES
+    if isinstance(kind, int) and name.isupper() and kind not in SERVER_KINDS
 }
-COMMANDS: Final = get_args(commands.Command)
+CALLED_BY_CORE: Final = frozenset(
+    {
+        "accept_publishes",
+        "recorded_state",
+        "refuse_publishes",
+        "waits_s",
+        "when_written",
+        "write_journal",
+        "writer_full",
+    }
+)
+"""The methods of the runtime that another entry calls, or that only return a value."""
+
+
+def entries() -> set[str]:
+    """Every entry of the core: each method of the runtime, and each frame."""
+    methods = {name for name in dir(ClusterRuntime) if not name.startswith("_")}
+    found = {name for name in methods if callable(getattr(ClusterRuntime, name))}
+    called = {f"runtime.{name}" for name in found - CALLED_BY_CORE - {"handle_frame"}}
+    return called | {f"frame {kind}" for kind in KINDS.values()}
 
 
 class Clock:
@@ -86,6 +108,9 @@ class Measured:
             return found
 
         def call(*arguments: object, **named: object) -> object:
+            if name == "shut_down":
+                # The last call of a process that leads nothing any more.
+                return found(*arguments, **named)
             entry = f"{self._name}.{name}"
             if name == "handle_frame":
                 entry = f"frame {arguments[1]}"
@@ -95,10 +120,11 @@ class Measured:
 
 
 def started(partitions: int = PARTITIONS) -> World:
-    """A cluster of three nodes without clients that works. No invariant is checked: the sums over
-    all sessions would take most of the time."""
+    """A cluster of three nodes without clients that works. Nothing is checked: the sums over all
+    sessions would take most of the time, and the nodes have different states."""
     world = World(1, Settings(casts=(), partitions=partitions, snapshot_s=1e6))
     world.checks.turn_ended = lambda process: None  # type: ignore[method-assign]
+    world.checks.fail = lambda text: None  # type: ignore[method-assign, assignment]
     for host in world.hosts.values():
         host.start()
     world._wait(10.0, world._not_ready, "not ready")
@@ -389,6 +415,47 @@ def start_again(site: Site) -> None:
     site.schedule.run(5.0)
 
 
+def each_frame(site: Site) -> None:
+    """An example of each frame, with each command of the metadata as a proposal. The sender is
+    down, so that no other node receives a reply to what it has not sent."""
+    for sample in wire_samples():
+        kind = KINDS.get(sample.name.partition(".")[0])
+        if sample.format == CLUSTER and kind is not None:
+            with contextlib.suppress(BadFrame):
+                site.frame("n2", kind, sample.data)
+
+
+def fill_disk(site: Site) -> None:
+    """The disk has only its reserve left, and then space again."""
+    site.runtime.check_space(0)
+    site.schedule.run(1.0)
+    site.runtime.check_space(1 << 40)
+
+
+def refused_link(site: Site) -> None:
+    site.runtime.link_refused("n2")
+
+
+def publish_sys(site: Site) -> None:
+    node = site.process.cores.node
+    site.state.config.sys_interval_s = 10.0
+    site.clock.measure("$SYS", node.sys_topics.publish)
+
+
+def leave(site: Site) -> None:
+    """n1 is asked to stop, and hands over what it leads."""
+    site.runtime.ask_to_stop(site.state.now)
+    site.runtime.leave(site.state.now)
+    site.runtime.hand_over(site.state.now)
+
+
+def lose_disk(site: Site) -> None:
+    """The log is damaged, so n1 serves no client any more."""
+    site.runtime.report_removed()
+    site.runtime.report_older_copy("bench", may_begin_anew=False)
+    site.runtime.distrust_disk()
+
+
 def restart_partition(site: Site) -> None:
     """The log of a partition begins again behind deleted records."""
     cluster_node = site.cluster_node
@@ -415,13 +482,23 @@ ROWS: Final[dict[str, Callable[[Site], None]]] = {
     "a partition with overdue sessions is won": end_overdue,
     "a report lacks the sessions of its node": receive_lacking_report,
     "n2 dies": node_dies,
+    "one frame of each kind, each command": each_frame,
     "n2 starts again": start_again,
+    "the disk is full": fill_disk,
+    "the address of a node refuses": refused_link,
+    "$SYS": publish_sys,
     "a partition begins behind deleted records": restart_partition,
+    "the disk of n1 is damaged": lose_disk,
+    "n1 is asked to stop": leave,
 }
 
 
 def play_all(sessions: int, filters: int, only: str = "") -> Iterator[Row]:
+    """Plays the rows whose name contains `only`, one after the other on the same node. Raises
+    AssertionError if an entry was not played: it needs a row."""
     site = Site(sessions, filters)
     for name, scenario in ROWS.items():
         if only in name:
             yield site.play(name, scenario)
+    missing = entries() - site.clock.played
+    assert only or not missing, f"entries without a row: {sorted(missing)}"

@@ -219,6 +219,7 @@ def _sessions() -> Iterator[Sample]:
         frames.CloseFrame("c", 3),
         OwnedSessions(partitions=[0], epochs=[3], owned=[("c", 5)], asking=["d"], users={"c": "u"}),
     )
+    piece = OwnedSessions(partitions=[0], owned=[("c", 5)], asking=[], follows=True, more=True)
     request = OwnedSessions(ask=True, partitions=[0], owned=[], asking=[])
     opening = frames.OpenFrame(1, "c", True, 60, "u", "v", True, will)
     opened = frames.OpenedFrame(
@@ -236,6 +237,7 @@ def _sessions() -> Iterator[Sample]:
         ("SESSION_CLOSED", "one", close, frames.CLOSE.decode),
         ("SESSION_OWNED", "report", owned, OWNED_DECODER.decode),
         ("SESSION_OWNED", "request", request, OWNED_DECODER.decode),
+        ("SESSION_OWNED", "piece", piece, OWNED_DECODER.decode),
     ]  # fmt: skip
     for kind, name, value, decode in values:
         yield _frame(kind, name, value, msgspec.json.encode(value), decode)
