@@ -97,6 +97,12 @@ class PutBack:
         publish(self.broker, [f"before {number}" for number in range(BEFORE)])
         make_backup(self.data, directory / "backup")
         publish(self.broker, [f"lost {number}" for number in range(LOST)])
+        self._await_directory(BEFORE + LOST)
+
+    def _await_directory(self, count: int) -> None:
+        """The directory of a replica says once a second what is committed."""
+        offline = LogClient.offline(self.data)
+        until(lambda: len([*offline.read()]) == count, "the directory has all of it")
 
     def _broker(self) -> Broker:
         settings = {"log.partitions": 2, "admin.port": self.admin_port, "admin.enabled": True}
@@ -118,6 +124,7 @@ class PutBack:
         self.broker = self._broker()
         self.broker.start()
         publish(self.broker, [f"after {number}" for number in range(after)])
+        self._await_directory(BEFORE + after)
 
 
 @pytest.fixture(params=["", "1"], ids=["single", "cluster of one"])

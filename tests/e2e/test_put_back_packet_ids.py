@@ -4,6 +4,7 @@ The copy holds ids that clients have released and used again since. Every short 
 is sent, each by its own client, in the session that the copy has.
 """
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from holdfast.cli.backup.backup import make_backup
 from holdfast.cli.backup.restoration import restore
 from holdfast.client.log import LogClient
+from holdfast.server.node_settings import ONE
 from holdfast.testing import Broker
 from tests.e2e import wire as packets
 from tests.e2e.cluster_processes import ClusterProcesses
@@ -92,7 +94,7 @@ class Site:
         raise NotImplementedError
 
     def log(self) -> LogClient:
-        return LogClient.offline(self.data)
+        raise NotImplementedError
 
     def put_back(self) -> None:
         self.stop()
@@ -102,18 +104,22 @@ class Site:
 
 
 class Single(Site):
-    is_crash = False
+    # No snapshot of a cluster says that a repetition was answered.
+    is_crash = bool(os.environ.get(ONE))
 
     def start(self) -> None:
-        self.broker = Broker(data=self.data, settings={"log.partitions": 2})
+        self.broker = Broker(data=self.data, admin=True, settings={"log.partitions": 2})
         self.broker.start()
         self.port = self.broker.port
 
     def stop(self) -> None:
-        if self.is_crash:
+        if isinstance(self, Crashing):
             self.broker.kill()
         else:
             self.broker.stop()
+
+    def log(self) -> LogClient:
+        return LogClient(f"127.0.0.1:{self.broker.admin_port}")
 
 
 class Crashing(Single):

@@ -41,6 +41,8 @@ def of_one(config: Config) -> Config:
         replication_factor=1,
         min_insync=1,
         partitions=config.log.partitions,
+        # Only a node that was removed may still be a peer of Raft here, and none can connect.
+        start_alone_after_s=0.0,
     )
     return replace(config, cluster=cluster)
 

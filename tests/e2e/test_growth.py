@@ -1,0 +1,52 @@
+"""A broker that serves alone becomes the first node of a cluster, and serves alone again."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.main import main
+from holdfast.server.node_settings import ONE
+from tests.e2e import wire
+from tests.e2e.brokers import Holdfast
+from tests.e2e.cluster_processes import ClusterProcesses, until
+
+PAYLOADS = {b"%d" % number for number in range(8)}
+
+
+def test_from_one_node_to_two_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ONE, "1")
+    cluster = ClusterProcesses(tmp_path / "cluster", 2, {"cluster": {"partitions": 4}})
+    first, second = cluster.nodes["n1"], cluster.nodes["n2"]
+    alone = Holdfast(tmp_path / "alone", {"log": {"partitions": 4}}, first.data)
+    alone.directory.mkdir()
+    try:
+        alone.start()
+        with wire.Wire(alone.port) as client:
+            client.connect("c", expiry_s=1000)
+            client.subscribe(("a/#", 1))
+            for payload in sorted(PAYLOADS):
+                client.publish(f"a/{payload.decode()}", payload, 1)
+            client.abort()
+        assert alone.stop() == 0
+
+        cluster.restart("n1", "n2")
+        until(lambda: second.readiness() == 200, "n2 serves")
+        assert {each["node"] for each in first.cluster()["nodes"]} == {"n1", "n2"}
+        with wire.Wire(second.port) as client:
+            assert client.connect("c", clean=False, expiry_s=1000).session_present
+            assert {client.message().payload for _ in PAYLOADS} == PAYLOADS
+            client.abort()
+
+        def operate(*arguments: str) -> int:
+            return main(["cluster", *arguments, "--admin", f"127.0.0.1:{first.admin_port}"])
+
+        assert operate("drain", "n2", "--timeout", "60") == 0
+        assert second.stop() == 0
+        assert operate("remove", "n2") == 0
+        assert first.stop() == 0
+        alone.start()
+        with wire.Wire(alone.port) as client:
+            assert client.connect("c", clean=False, expiry_s=1000).session_present
+    finally:
+        alone.kill()
+        cluster.end()
