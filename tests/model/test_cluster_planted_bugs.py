@@ -14,6 +14,7 @@ from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.failure.cluster_clock import ClusterClock
 from holdfast.cluster.partitions.follower import FollowerSide
 from holdfast.cluster.partitions.in_sync import InSync
+from holdfast.cluster.partitions.incomplete import Incomplete
 from holdfast.cluster.partitions.progress import LedPartition
 from holdfast.cluster.publish.admission import Admission
 from holdfast.cluster.publish.forwarding import RecordForwarder
@@ -46,6 +47,7 @@ FOUND = {
     "cursors are filled in when looked at": "the image of",
     "a node's own clock counts": "was ended after",
     "a session that its node does not have stays open": "which has not had it",
+    "a replica that lost records leads": "diverged",
 }
 """By the check that is there for it."""
 
@@ -253,6 +255,10 @@ def a_nodes_own_clock_counts() -> AbstractContextManager[object]:
     return patch.object(ClusterClock, "tick", lambda _, now, wall_us: wall_us)
 
 
+def a_replica_that_lost_records_leads() -> AbstractContextManager[object]:
+    return patch.object(Incomplete, "_is_resolved", lambda _, partition, info: True)
+
+
 def settings(*faults: str, mean_s: float = 0.4, min_insync: int = 1, **other: Any) -> Settings:
     return Settings(
         faults=faults,
@@ -291,6 +297,11 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "an older copy of a disk goes on": (
         an_older_copy_goes_on,
         settings("go-back", "kill", min_insync=2),
+        1,
+    ),
+    "a replica that lost records leads": (
+        a_replica_that_lost_records_leads,
+        settings("power", "kill", min_insync=2, durable=False, snapshot_s=1000.0),
         1,
     ),
     "a node's own clock counts": (

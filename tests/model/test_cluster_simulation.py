@@ -193,3 +193,31 @@ def test_a_node_with_a_damaged_disk_fetches_everything_anew() -> None:
     world._wait(30.0, world._not_settled, "not settled")
     world._wait(5.0, lambda: host.aside, "still put aside")
     world.checks.same_images()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cluster_whose_machines_all_lose_power_goes_on(seed: int) -> None:
+    """Records count before they are synced. What was acknowledged a second ago is on disk."""
+    settings = replace(settings_for(seed, 3, (), casts=(LOG,)), durable=False, min_insync=2)
+    world = World(seed, replace(settings, has_witness=False, loses_one=False, duration_s=1.0))
+    begin, chance = world.faults.begin, world.schedule.chance("outage")
+
+    def lose_power() -> None:
+        for party in world.parties:
+            party.is_active = False
+        world.schedule.after(2.0, kill_all)
+
+    def kill_all() -> None:
+        for host in world.hosts.values():
+            host.kill(power=True)
+            world.schedule.after(chance.random(), host.start)
+
+    def begin_and_lose_power() -> None:
+        begin()
+        world.schedule.after(0.7, lose_power)
+
+    world.faults.begin = begin_and_lose_power  # type: ignore[method-assign]
+    world.settings = replace(world.settings, duration_s=5.0)
+    world.run()
+    assert all(host.boots == 1 and not host.is_incomplete for host in world.hosts.values())
+    assert sum("is complete" in line for line in world.schedule.trace) >= 3

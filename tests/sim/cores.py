@@ -16,7 +16,7 @@ from holdfast.cluster.metadata.model import NodeInfo
 from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.node import ClusterNode
-from holdfast.cluster.partitions import disk_position
+from holdfast.cluster.partitions import disk_position, incomplete
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
@@ -53,6 +53,8 @@ class Cores:
             lock,
             settings.segment_bytes,
         )
+        self.mark = host.mark()
+        self.began_incomplete = self.mark.may_lack_records
         self.journal: Journal = self.storage.journal
         self.node: Node = Node(
             host.world.node_config(host.name),
@@ -92,6 +94,7 @@ class Cores:
                     releases.FEATURE,
                     reports.FEATURE,
                     attendance.FEATURE,
+                    *[incomplete.FEATURE] * self.began_incomplete,
                 )
             ),
         )
@@ -103,7 +106,9 @@ class Cores:
             ClusterNodeConfig(
                 DetectorConfig(),
                 ControllerConfig(replace_after_s=settings.replace_after_s),
-                ReplicationConfig(incarnation=self.incarnation),
+                ReplicationConfig(
+                    incarnation=self.incarnation, is_incomplete=self.began_incomplete
+                ),
                 is_witness=host.is_witness,
             ),
             chance.random,

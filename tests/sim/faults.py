@@ -180,11 +180,20 @@ class Faults:
             self._restart(host)
 
     def _power(self, host: "Host") -> None:
-        if not self._is_needed(host):
+        if not self._is_needed(host) and self._may_lose_power(host):
             host.kill(power=True)
             self._restart(host)
 
+    def _may_lose_power(self, host: "Host") -> bool:
+        """Where records count before they are synced, one machine at a time, until it has them
+        again."""
+        return self._world.settings.durable or not any(
+            other.is_incomplete for other in self._world.hosts.values() if other is not host
+        )
+
     def _outage(self, _: "Host") -> None:
+        if not self._world.settings.durable:
+            return
         if any(map(self._is_needed, self._world.hosts.values())):
             return
         for host in self._world.hosts.values():

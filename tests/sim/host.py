@@ -4,7 +4,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from holdfast.cluster.metadata.model import ClusterMetadata
-from holdfast.server.disk import older_copy
+from holdfast.server.disk import older_copy, unsynced
 from holdfast.server.disk.journal_writer import DiskFullError
 from holdfast.storage.files.layout import JOURNAL
 from tests.sim.disk import Crash, SimDisk
@@ -39,6 +39,7 @@ class Host:
         self.process: Process | None = None
         self.process_number = 0
         self.incarnations = 0
+        self.boots = 0
         self.is_on = True
         self.paused_until = 0.0
         self.skew_us = int((self.chance.random() - 0.5) * 2e6 * world.settings.skew_s)
@@ -60,6 +61,22 @@ class Host:
         """Bytes of the log were changed; the process may not have read them yet."""
         # More is committed than is on the disk here.
         self.mirror_behind = False
+
+    @property
+    def boot(self) -> str:
+        """The name of the time since the machine was started."""
+        return f"boot{self.boots}"
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the disk may lack acknowledged records."""
+        return unsynced.may_lack_records(self.disk, self.boot)
+
+    def mark(self) -> unsynced.UnsyncedMark:
+        """Look at the mark of the directory, and renew it if the disk lacks nothing."""
+        return unsynced.UnsyncedMark(
+            self.disk, self.boot, durable=self.world.settings.durable or self.is_witness
+        )
 
     # Clocks
 
@@ -217,6 +234,7 @@ class Host:
         self._break_writes(process)
         survival = self.chance.choice(("none", "torn", "sectors", "all")) if power else "all"
         if power:
+            self.boots += 1
             self.disk = self.disk.after_crash(survival, self.chance.randrange(1 << 30))
         else:
             self.disk.release_locks(process)

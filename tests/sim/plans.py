@@ -49,6 +49,8 @@ DEVICES_PLAY: Final = 0.4
 """In so many of the seeds, beside the others."""
 SLICED: Final = 0.2
 """In so many of the seeds each slice of a large job has 1 to 3 steps."""
+IN_MEMORY: Final = 0.15
+"""In so many of the seeds without the loss of a disk, records count before they are synced."""
 GATHERING: Final = 0.15
 """In so many of the seeds records may wait for others."""
 TIMED_SKEW_S: Final = 0.02
@@ -96,18 +98,20 @@ def settings_for(
         # A start replays everything, and so finds it.
         snapshot_s = 1000.0
     reserve_bytes = chance.choice((0, 1500))
+    durable = is_wiped or random.Random(f"memory/{seed}").random() >= IN_MEMORY
     if has_witness and loses_one:
         # One of two is left.
         min_insync = 1
-        loses_one = not is_wiped
+        loses_one = durable and not is_wiped
     slices = random.Random(f"slices/{seed}")
     slice_steps = slices.randint(1, 3) if slices.random() < SLICED else 0
     return Settings(
         slice_steps=slice_steps,
+        durable=durable,
         gathers=random.Random(f"gathers/{seed}").random() < GATHERING,
         nodes=count,
         replication_factor=3,
-        min_insync=2 if is_wiped else min_insync,
+        min_insync=2 if is_wiped or not durable else min_insync,
         has_witness=has_witness,
         casts=casts,
         faults=faults,

@@ -65,6 +65,7 @@ class Process(EventLoop):
             Replacement(host.name, self.state, host.aside),
             host.world.settings.disk_stall_s,
             JournalWaits(durable_s=GATHER_S * host.world.settings.gathers, among_others=True),
+            durable=host.world.settings.durable,
         )
         self.peers = PeerCheck(self.runtime)
         host.world.images_watch.begin(self)
@@ -185,6 +186,10 @@ class Process(EventLoop):
             self.host.aside = replacement.aside = ""
         else:
             self.later(LOOK_S, self._forget_aside)
+
+    def became_complete(self) -> None:
+        self.schedule.note(self.host.name, "is complete")
+        self.cores.mark.renew()
 
     def stand_apart(self, text: str) -> None:
         older_copy.stand_apart(self.host.disk, text)

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.recovery.maintenance_plan import MaintenanceLimits, MaintenancePlan
 from holdfast.cluster.raft.node import Write
-from holdfast.server.disk.journal_writer import SPACE_POLL_S, DiskFullError, GroupWriter
+from holdfast.server.disk.journal_writer import (
+    SPACE_POLL_S,
+    DiskFullError,
+    GroupWriter,
+    sync_newest,
+)
 from holdfast.server.disk.storage import SNAPSHOTS_KEPT
 from holdfast.storage.files.filesystem import TemporaryFile
 from holdfast.storage.files.layout import DataDirectory, snapshot_name
@@ -103,7 +108,9 @@ class JournalDisk(SimDiskThread):
         super().__init__(process)
         self._directory = directory
         self._writer = GroupWriter(
-            directory, durable=True, allocate_bytes=self._settings.allocate_bytes
+            directory,
+            durable=self._settings.durable,
+            allocate_bytes=self._settings.allocate_bytes,
         )
         # The journal's group that is under way.
         self.group: WriteGroup | None = None
@@ -181,8 +188,16 @@ class ProcessDisk(JournalDisk):
             self._process.runtime.check_space(self.space())
 
     def write_watermarks(self, watermarks: Checkpoint) -> None:
+        self.sync()
         with contextlib.suppress(OSError):
             self._directory.write_watermarks(watermarks)
+        self._process.runtime.watermarks_written(watermarks)
+
+    def sync(self) -> None:
+        """Sync what was written before."""
+        if not self._settings.durable:
+            segments = self._process.journal.segments[-2:]
+            sync_newest(self._directory, [segment.sequence for segment in segments])
 
 
 @dataclass
@@ -283,6 +298,7 @@ class Snapshots(SimDiskThread):
         job = self._unfinished
         assert job is not None
         try:
+            self._process.disk.sync()
             job.file.finish()
         except OSError:
             self._failed(job)

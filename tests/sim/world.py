@@ -69,6 +69,8 @@ class Settings:
     """The most that is applied, closed or looked up in one turn; 0: as in production."""
     loses_one: bool = False
     """In the end, all being well, one node or its disk goes, and the others must go on."""
+    durable: bool = True
+    """A record is on disk before it counts. Otherwise it counts once it is in the file."""
     gathers: bool = False
     """Records may wait for others before a sync, on leaders and followers (`GATHER_S`)."""
     begins_alone: bool = False

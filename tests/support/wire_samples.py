@@ -116,10 +116,13 @@ def _nodes() -> Iterator[Sample]:
     beat = Heartbeat(5, 0.25, True, False, frozenset({"n2"}), True, True, {"n3": 7}, True)
     data = encode_heartbeat(beat)
     yield _frame("HEARTBEAT", "all_flags", beat, data, decode_heartbeat)
-    position = (TIME_US, TIME_US + 1, DiskPosition(2, 3, 4))
-    yield _frame("POSITION", "all", position, encode_report(*position), decode_report)
-    position = (TIME_US, TIME_US + 1, DiskPosition(2, 3, 4, 5))
-    yield _frame("POSITION", "written", position, encode_report(*position), decode_report)
+    for name, written, partitions in (
+        ("all", 0, ()),
+        ("written", 5, ()),
+        ("incomplete", 0, (0, 9)),
+    ):
+        position = (TIME_US, TIME_US + 1, DiskPosition(2, 3, 4, written), frozenset(partitions))
+        yield _frame("POSITION", name, position, encode_report(*position), decode_report)
     question = questions.PeerQuestion(1, "sessions", msgspec.Raw(b'{"a":1}'))
     decoder = msgspec.json.Decoder(questions.PeerQuestion)
     data = msgspec.json.encode(question)

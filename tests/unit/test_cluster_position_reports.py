@@ -23,19 +23,21 @@ DAY_US = 86_400_000_000
 
 
 def reports(
-    members: list[str] | None, journal: Journal | None = None, *, memory: bool = False
+    members: list[str] | None, journal: Journal | None = None
 ) -> tuple[PositionReports, Any]:
     """The reports at n2, which has just started. `members` None: it does not know them yet."""
     metadata = None if members is None else SimpleNamespace(nodes=dict.fromkeys(members))
     journal = journal or Journal(1, replicated=True)
     context = SimpleNamespace(metadata=metadata, features={}, outgoing=[], journal=journal)
-    meta = SimpleNamespace(durable=(0, 0), log_end=(0, 0))
+    meta = SimpleNamespace(node_id="n2", durable=(0, 0), log_end=(0, 0))
+    replication = SimpleNamespace(review_incomplete=lambda reports, now: frozenset())
     parts = SimpleNamespace(
         context=context,
         meta=meta,
         clock=ClusterClock("n2"),
         disk_memory=DiskMemory(),
-        state=SimpleNamespace(memory=memory),
+        replication=replication,
+        detector=SimpleNamespace(incomplete={}),
     )
     return PositionReports(cast(Parts, parts)), parts
 
@@ -90,8 +92,14 @@ def claim_of(disk: SimDisk) -> str:
     return reports(None, ReplicaBench(disk).journal)[0].claim().text()
 
 
-def test_records_in_memory_are_on_no_disk() -> None:
-    """They are cut off before they are written, so their number falls."""
+def test_records_that_are_synced_later_do_not_count_before() -> None:
+    """A power cut may take them."""
     journal = Journal(1, replicated=True)
-    found, _ = reports(None, journal, memory=True)
+    found, _ = reports(None, journal)
+    found.sync_later()
+    journal.next_offset[0] = journal.durable_offset[0] = journal.high_watermark[0] = 3
+    assert found.position().records == 0
     assert found.position().written == found.claim().written == 0
+    found.synced_records = 2
+    assert found.position().records == 2
+    assert found.claim().records == 3

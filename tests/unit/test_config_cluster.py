@@ -118,11 +118,6 @@ def test_what_goes_together(overrides: dict[str, object]) -> None:
             " directory: choose one of the two",
         ),
         (
-            {**LOCAL, "log.durability": "memory"},
-            'log.durability = "memory": a cluster (cluster.peer_bind) acknowledges what is on the'
-            ' disks of its replicas: must be "fsync"',
-        ),
-        (
             {**LOCAL, "cluster.key": "k", "cluster.ca": "c"},
             'cluster.key = "k": needs cluster.certificate too: both ends of a link show a'
             " certificate and check the other's",

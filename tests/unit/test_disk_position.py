@@ -114,14 +114,19 @@ def test_nothing_that_was_known_is_forgotten_by_what_comes_late() -> None:
 def test_texts_and_frames() -> None:
     assert decode_position(KNOWN.text()) == KNOWN
     frame = encode_report(123, 456, KNOWN)
-    assert decode_report(frame) == (123, 456, KNOWN)
-    assert decode_report(frame + b"of a later version") == (123, 456, KNOWN)
+    assert decode_report(frame) == (123, 456, KNOWN, frozenset())
     of_an_older_version = DiskPosition(5, 40, 900)
-    assert decode_report(frame[:-8]) == (123, 456, of_an_older_version)
+    assert decode_report(frame[:-8]) == (123, 456, of_an_older_version, frozenset())
     assert encode_report(123, 456, of_an_older_version) == frame[:-8]
     assert decode_position("5.40.900") == of_an_older_version
     with pytest.raises(BadFrame):
         decode_report(frame[:-9])
+    for position in (KNOWN, of_an_older_version):
+        frame = encode_report(123, 456, position, (63, 0))
+        for data in (frame, frame + b"of a later version"):
+            assert decode_report(data) == (123, 456, position, frozenset({0, 63}))
+        with pytest.raises(BadFrame):
+            decode_report(frame[:-1])
 
 
 def test_an_older_version_can_compare_the_disk_in_the_handshake() -> None:

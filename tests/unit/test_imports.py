@@ -116,7 +116,7 @@ FILE_MODULES = {"storage/files/filesystem.py", "storage/files/data_directory.py"
 FILE_IMPORTS = {"os", "pathlib", "time"}
 SIMULATOR_IMPORTS = {"random", "pathlib"}
 """Of the simulator: randomness from its seed, and names of directories that do not exist."""
-SIMULATED_DRIVERS = {"journal_writer", "older_copy", "raft_files", "storage"}
+SIMULATED_DRIVERS = {"journal_writer", "older_copy", "raft_files", "storage", "unsynced"}
 """The modules of `server.disk` that work on any file system, and so on a simulated one."""
 WRITING_SIDE = {
     "active_index", "journal", "recovery", "retention", "compaction", "segment_list", "snapshot",

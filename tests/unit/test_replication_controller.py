@@ -277,6 +277,45 @@ def test_a_dead_replica_whose_disk_is_not_to_be_trusted_leaves_the_set() -> None
     assert all(info.in_sync == ("n1",) for info in after.partitions)
 
 
+def decided(world: ControllerWorld, health: Health) -> ClusterMetadata:
+    """The metadata after all that the controller proposes for this health."""
+    metadata = world.metadata
+    for command in world.controllers[-1].step(metadata, health, world.now):
+        found = apply(metadata, command).metadata
+        assert found is not None
+        metadata = found
+    return metadata
+
+
+def test_a_replica_that_may_lack_records_leaves_the_set_while_another_one_is_complete() -> None:
+    """Also where fewer than `min_insync` are left, and also a leader."""
+    world = cluster("n2", partitions=4, min_insync=2)
+    lacking = dict.fromkeys(("n2",), frozenset({0, 1, 2}))
+    after = decided(world, dataclasses.replace(world.health, incomplete=lacking))
+    for number, info in enumerate(after.partitions):
+        if number < 3:
+            assert (info.leader, info.in_sync) == ("n1", ("n1",))
+        else:
+            assert set(info.in_sync) == {"n1", "n2"}
+
+
+def test_where_each_may_lack_records_all_stay_in_the_set() -> None:
+    world = cluster("n2", partitions=4, min_insync=2)
+    lacking = dict.fromkeys(("n1", "n2"), frozenset(range(4)))
+    assert decided(world, dataclasses.replace(world.health, incomplete=lacking)) == world.metadata
+
+
+def test_a_dead_replica_that_is_complete_stays_in_the_set_and_is_waited_for() -> None:
+    world = cluster("n2", "n3", partitions=4)
+    world.kill("n3")
+    world.look()
+    lacking = dict.fromkeys(("n1", "n2"), frozenset(range(4)))
+    after = decided(world, dataclasses.replace(world.health, incomplete=lacking))
+    for info in after.partitions:
+        assert set(info.in_sync) == {"n1", "n2", "n3"}
+        assert info.leader == ""
+
+
 @pytest.mark.parametrize("illness", ["stalled", "full"])
 def test_a_replica_whose_disk_does_not_respond_stays_in_sync_where_too_few_would_be_left(
     illness: str,

@@ -46,7 +46,6 @@ class Alone:
             and metadata.min_insync == 1
             and all(info.in_sync == info.members == (own,) for info in metadata.partitions)
             and not self._parts.config.is_witness
-            and not self._state.memory
         )
 
     def _is_at_rest(self) -> bool:

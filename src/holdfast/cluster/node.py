@@ -151,6 +151,7 @@ class ClusterNode(Parts):
         self.detector.note_frame(node, now)
         if kind == kinds.POSITION:
             self.positions.handle(node, payload, now)
+            self.proposer.is_changed = True
             return
         if kind == kinds.LOG_END:
             self.attendance.handle(node, payload)
@@ -333,6 +334,7 @@ class ClusterNode(Parts):
         if not self.transfer.is_whole or self.transfer.released:
             self._step_transfer(now)
         self.space.advance()
+        self.positions.review(now)
         self.session_coordinator.releases.advance()
         self.acquisition.take_local()
         if (

@@ -110,12 +110,6 @@ def _member_problems(config: Config) -> Iterator[Problem]:
             " = true: the nodes of a cluster (cluster.peer_bind) do not share a data directory:"
             " choose one of the two",
         )
-    if config.log.durability == "memory":
-        yield (
-            "log.durability",
-            ' = "memory": a cluster (cluster.peer_bind) acknowledges what is on the disks of its'
-            ' replicas: must be "fsync"',
-        )
     others = [address for address in cluster.join if address != cluster.peer_address()]
     if cluster.witness and not others:
         yield "cluster.witness", " = true: needs cluster.join, the nodes it votes with"

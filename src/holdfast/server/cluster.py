@@ -35,6 +35,7 @@ from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions import disk_position
 from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.incomplete import FEATURE as BEGAN_INCOMPLETE
 from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
 from holdfast.cluster.runtime.peer_check import PeerCheck
@@ -46,8 +47,10 @@ from holdfast.security.passwords import PasswordFile
 from holdfast.security.peer_identity import ANSWERS_APART, PROGRAM, WIRE_LOWEST
 from holdfast.server.addresses import admin_address, client_addresses
 from holdfast.server.disk import older_copy
+from holdfast.server.disk.process_identity import boot_identity
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.server.disk.storage import Storage, StorageError, report_damage
+from holdfast.server.disk.unsynced import UnsyncedMark
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.event_loop.commands.agreed import AgreedCommandRunner
 from holdfast.server.event_loop.commands.agreement import MetadataAgreement
@@ -113,14 +116,13 @@ class ClusterMembership:
             secrets.token_hex(8),
         )
         self.storage = storage
-        self.presence = Presence(
-            storage.directory.manifest.incarnation,
-            config.cluster.peer_address(),
-            client_addresses(config),
-            admin_address(config),
-            version=__version__,
-        )
+        self.presence = _presence(config, storage)
         node = new_node(storage.journal)
+        # A cluster commits what the files of its nodes have, never what is in this process alone.
+        node.state.memory = False
+        # A witness stores no records.
+        is_durable = config.log.durability == "fsync" or self.is_witness
+        self._mark = _open_mark(storage, durable=is_durable)
         found: list[Damage] = []
         images = _recovered(storage, node, found)
         raft_files = _open_raft(storage)
@@ -132,8 +134,9 @@ class ClusterMembership:
             storage,
             password_file,
             waits=journal_waits(config),
+            durable=self._mark.durable,
             disk_stall_s=config.cluster.disk_stall_s,
-            on_failed=on_failed,
+            on_failed=partial(self._failed, on_failed),
             raft_files=raft_files,
             new_links=partial(self._new_links, self.auth),
             process=self,
@@ -152,6 +155,22 @@ class ClusterMembership:
         if storage.journal.damaged or found:
             logger.error("partitions_damaged partitions=%s", sorted(storage.journal.damaged))
             self.broker.cluster.distrust_disk()
+
+    def became_complete(self) -> None:
+        """Mark the directory as one that lacks nothing."""
+        try:
+            self._mark.renew()
+        except OSError as error:
+            # The old mark stays, which only says more than is true.
+            logger.error("unsynced_mark_not_written error=%r", str(error))
+
+    def _failed(self, on_failed: Callable[[BaseException], None], error: BaseException) -> None:
+        """Stop, and note that records that are not synced may be lost although the machine runs."""
+        try:
+            self._mark.note_failure()
+        except OSError as failure:
+            logger.critical("unsynced_mark_not_written error=%r", str(failure))
+        on_failed(error)
 
     def _new_cluster_node(
         self, node: Node, images: ReplicatedState, files: RaftFiles
@@ -173,7 +192,7 @@ class ClusterMembership:
             images,
             meta,
             self.presence,
-            member_config(config, incarnation),
+            member_config(config, incarnation, is_incomplete=self._mark.may_lack_records),
             random,
             now,
             lacking=self.storage.lacking(),
@@ -213,6 +232,7 @@ class ClusterMembership:
                     AGREED_GENERATION,
                     GIVES_UP_RECORDS,
                     attendance.FEATURE,
+                    *[BEGAN_INCOMPLETE] * self._mark.may_lack_records,
                     *filter(None, [generation.word_of(self.storage.directory.manifest.restored)]),
                 )
             ),
@@ -410,13 +430,16 @@ class ClusterMembership:
         await self.broker.write_last_watermarks()
 
 
-def member_config(config: Config, incarnation: str) -> ClusterNodeConfig:
+def member_config(
+    config: Config, incarnation: str, *, is_incomplete: bool = False
+) -> ClusterNodeConfig:
     cluster = config.cluster
     return ClusterNodeConfig(
         DetectorConfig(heartbeat_s=cluster.heartbeat_s, suspect_s=cluster.suspect_s),
         ControllerConfig(replace_after_s=cluster.replace_after_s),
         ReplicationConfig(
             incarnation=incarnation,
+            is_incomplete=is_incomplete,
             silent_s=cluster.silent_s,
             catch_up_bytes_per_s=cluster.catch_up_bytes_per_s or 1 << 40,
         ),
@@ -444,6 +467,28 @@ def _open_raft(storage: Storage) -> RaftFiles:
     except DamagedRaft as error:
         storage.close()
         raise StorageError(str(error)) from error
+
+
+def _presence(config: Config, storage: Storage) -> Presence:
+    return Presence(
+        storage.directory.manifest.incarnation,
+        config.cluster.peer_address(),
+        client_addresses(config),
+        admin_address(config),
+        version=__version__,
+    )
+
+
+def _open_mark(storage: Storage, *, durable: bool) -> UnsyncedMark:
+    try:
+        mark = UnsyncedMark(storage.directory.files, boot_identity(), durable=durable)
+    except OSError as error:
+        storage.close()
+        raise StorageError(str(error)) from error
+    if mark.may_lack_records:
+        text = "it leads nothing until it is known to have them"
+        logger.warning("acknowledged_records_may_be_lost text=%r", text)
+    return mark
 
 
 def _begin_anew_if_decided(root: Path) -> None:

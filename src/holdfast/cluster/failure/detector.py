@@ -114,6 +114,8 @@ class Detector:
         self._is_stalled = False
         self._is_damaged = False
         self._is_full = False
+        self.incomplete: dict[str, frozenset[int]] = {}
+        """Per node the partitions of which it may lack acknowledged records."""
         # The number of our first heartbeat that asks to stop; 0: none.
         self._asked = 0
         self._node_id = node_id
@@ -313,7 +315,8 @@ class Detector:
         dead = frozenset(node for node in suspected if self._is_seconded(node, now))
         ill = (frozenset(stalled), frozenset(damaged), frozenset(full))
         lost = self._lost_links(suspected - dead, present)
-        stopping = (frozenset(leaving), *ill, lost, frozenset(asking))
+        incomplete = {node: each for node, each in self.incomplete.items() if node in present}
+        stopping = (frozenset(leaving), *ill, lost, incomplete, frozenset(asking))
         health = Health(present, suspected, dead, *stopping)
         if health != self._health:
             self._health = health

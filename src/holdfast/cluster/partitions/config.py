@@ -10,6 +10,8 @@ class ReplicationConfig:
     incarnation: str = ""
     """The name of the life of this node's disk. A node leads only while the metadata has the same
     name for it."""
+    is_incomplete: bool = False
+    """True: a power cut may have taken acknowledged records from this disk, see `incomplete`."""
     suspends_restarted: bool = False
     """True: after Restarted, or `suspend`, the node suspends the partition until `resume`."""
     silent_s: float = 1.0

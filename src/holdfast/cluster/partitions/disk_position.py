@@ -14,21 +14,25 @@ that is cut off stays in the count of those that were durable.
 
 Each heartbeat carries the position. The handshake carries it too, and compares it. A node remembers
 positions while it runs. The frame POSITION has u64, big-endian: the sender's wall clock, the clock
-that it uses (both in us, see `failure.cluster_clock`), term, index, records, and, unless it is 0,
-written. Bytes after that belong to later versions.
+that it uses (both in us, see `failure.cluster_clock`), term, index, records, and, unless nothing
+follows and it is 0, written. If the sender may be incomplete in partitions
+(`partitions.incomplete`), their number and each follow, as u32. Bytes after that belong to later
+versions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.metadata.model import PARTITIONS_MAX
 
 FEATURE: Final = "position"
 """The feature in the handshake of a node that understands the frame POSITION."""
 _FRAME: Final = Struct(">QQQQQ")
 _WRITTEN: Final = Struct(">Q")
+_NUMBER: Final = Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +81,38 @@ def decode_position(text: str) -> DiskPosition | None:
     return DiskPosition(*map(int, parts))
 
 
-def encode_report(wall_us: int, agreed_us: int, position: DiskPosition) -> bytes:
+def encode_report(
+    wall_us: int, agreed_us: int, position: DiskPosition, incomplete: Collection[int] = ()
+) -> bytes:
     clocks = (max(wall_us, 0), max(agreed_us, 0))
     frame = _FRAME.pack(*clocks, position.term, position.index, position.records)
-    return frame + _WRITTEN.pack(position.written) if position.written else frame
+    if position.written or incomplete:
+        frame += _WRITTEN.pack(position.written)
+    if incomplete:
+        frame += b"".join(map(_NUMBER.pack, (len(incomplete), *sorted(incomplete))))
+    return frame
 
 
-def decode_report(payload: bytes) -> tuple[int, int, DiskPosition]:
-    """The wall clock, the clock that the sender uses, and its position.
+def decode_report(payload: bytes) -> tuple[int, int, DiskPosition, frozenset[int]]:
+    """The wall clock, the clock that the sender uses, its position, and the partitions in which it
+    may be incomplete.
 
     Raises `BadFrame` if the payload is too short.
     """
     if len(payload) < _FRAME.size:
         raise BadFrame(f"a position of {len(payload)} bytes, at least {_FRAME.size} are needed")
     wall_us, agreed_us, term, index, records = _FRAME.unpack_from(payload)
-    rest = payload[_FRAME.size : _FRAME.size + _WRITTEN.size]
-    written = _WRITTEN.unpack(rest)[0] if len(rest) == _WRITTEN.size else 0
-    return wall_us, agreed_us, DiskPosition(term, index, records, written)
+    start = _FRAME.size + _WRITTEN.size
+    written = _WRITTEN.unpack_from(payload, _FRAME.size)[0] if len(payload) >= start else 0
+    incomplete: frozenset[int] = frozenset()
+    if len(payload) >= start + _NUMBER.size:
+        (count,) = _NUMBER.unpack_from(payload, start)
+        start += _NUMBER.size
+        numbers = payload[start : start + count * _NUMBER.size]
+        if count > PARTITIONS_MAX or len(numbers) < count * _NUMBER.size:
+            raise BadFrame(f"a position of {len(payload)} bytes with {count} partitions")
+        incomplete = frozenset(number for (number,) in _NUMBER.iter_unpack(numbers))
+    return wall_us, agreed_us, DiskPosition(term, index, records, written), incomplete
 
 
 Known = Mapping[str, tuple[str, DiskPosition]]

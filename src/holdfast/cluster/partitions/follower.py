@@ -210,11 +210,11 @@ class FollowerSide:
             self._diverged(followed, f"asks to cut at {offset}")
             return
         info = self._info_to_lead(followed) if followed.is_untouched else None
-        if info is not None:
+        if info is not None and partition not in self._state.incomplete:
             # All nodes may have been killed, and the file of the leader has lost its end. Then
             # records above that end may be committed, and the leader must not cut them here. A node
             # that has followed or led since its start cuts. Otherwise two logs of different epochs
-            # would depose each other for ever.
+            # would depose each other for ever. One that may lack committed records cuts, too.
             self._take_over(followed, info)
             return
         log.truncate(partition, offset)
@@ -248,6 +248,8 @@ class FollowerSide:
             followed.diverged_epoch = followed.epoch
             state.effects.append(Diverged(partition, followed.leader, text, takes_over))
         if info is not None:
+            # If this node may lack records too, the leader has lost more.
+            state.incomplete.discard(partition)
             self._take_over(followed, info)
 
     def _info_to_lead(self, followed: FollowedPartition) -> PartitionInfo | None:

@@ -13,7 +13,7 @@ cannot see. So a node leads nothing before `handle_current`, and asks for a new 
 the leader then.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -37,6 +37,7 @@ from holdfast.cluster.partitions.codec import (
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.partitions.effects import GivenUp, ProposeInSync, ReplicationEffect
 from holdfast.cluster.partitions.follower import FollowerSide
+from holdfast.cluster.partitions.incomplete import Incomplete
 from holdfast.cluster.partitions.leader import LeaderSide
 from holdfast.cluster.partitions.log import ReplicaLog
 from holdfast.cluster.partitions.state import ReplicaState
@@ -50,6 +51,7 @@ class Replication:
         self._state = ReplicaState(node_id, log, config)
         self.leading = LeaderSide(self._state)
         self._following = FollowerSide(self._state)
+        self._incomplete = Incomplete(self._state)
         self._is_current = False
         self._is_fit = True
         # Per partition, an epoch of this node that an earlier life of its process may have led.
@@ -136,6 +138,7 @@ class Replication:
         if before is not None and metadata.version <= before.version:
             return
         self._state.metadata = metadata
+        self._review_incomplete(now)
         for partition in range(len(metadata.partitions)) if before is None else changed:
             info = metadata.partitions[partition]
             try:
@@ -156,8 +159,25 @@ class Replication:
         if self._is_current:
             return
         self._is_current = True
+        self._review_incomplete(now)
         self._renew(now)
         self._finish()
+
+    def review_incomplete(
+        self, reports: Mapping[str, frozenset[int]], now: float
+    ) -> frozenset[int]:
+        """Take the partitions in which connected nodes may be incomplete, and return those of this
+        node; see `incomplete`."""
+        if self._incomplete.reports != reports:
+            self._incomplete.reports = dict(reports)
+            self._renew_at = now
+        self._review_incomplete(now)
+        return self._incomplete.own()
+
+    def _review_incomplete(self, now: float) -> None:
+        """Let this node lead the partitions that it is known to be complete in."""
+        if self._is_current and self._incomplete.review(self.leading.led):
+            self._renew_at = now
 
     def _assign_role(self, partition: int, info: PartitionInfo, now: float) -> None:
         epochs = self._state.epochs
@@ -187,6 +207,7 @@ class Replication:
             and self._is_fit
             and self._is_known()
             and partition not in self._state.suspended
+            and partition not in self._state.incomplete
             and info.epoch != self._unled.get(partition, -1)
         )
 
@@ -211,6 +232,11 @@ class Replication:
             renewed = replace(info, epoch=epoch + 1)
             if partition in self._state.suspended:
                 renewed = self._handed_over(partition, renewed)
+            elif partition in self._state.incomplete:
+                successor = self._incomplete.successor(partition, renewed)
+                if successor is None:
+                    continue
+                renewed = successor
             self._state.effects.append(ProposeInSync(partition, info.version, renewed))
 
     def _handed_over(self, partition: int, info: PartitionInfo) -> PartitionInfo:

@@ -27,6 +27,9 @@ class ReplicaState:
         # Partitions whose replicated state is incomplete here, because the records that define it
         # were deleted. This node neither follows nor leads them.
         self.suspended: set[int] = set()
+        # Partitions of which this node may lack acknowledged records, so it does not lead them; see
+        # `incomplete`.
+        self.incomplete = set(range(partitions)) if config.is_incomplete else set()
         # Nodes that are silent here, or that report an untrustworthy disk.
         self.unhealthy: frozenset[str] = frozenset()
 

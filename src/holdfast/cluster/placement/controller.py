@@ -285,7 +285,7 @@ class Controller:
         free: list[int] = []
         pending = self._pending_partitions
         min_insync = metadata.min_insync
-        lacking = standing.absent | standing.wiped
+        lacking = standing.absent | standing.wiped | standing.incomplete.keys()
         for number, info in enumerate(metadata.partitions):
             replicas = info.replicas
             if (
@@ -299,11 +299,12 @@ class Controller:
                 continue
             if number in pending:
                 continue
-            changed = repaired(info, standing, min_insync)
+            here = standing.for_partition(number, info)
+            changed = repaired(info, here, min_insync)
             if changed is not info:
                 urgent.append((number, info.version, changed))
                 continue
-            changed = advanced(relieved(info, standing), wanted[number], standing, min_insync)
+            changed = advanced(relieved(info, here), wanted[number], here, min_insync)
             if changed is not info:
                 ordinary.append((number, info.version, changed))
             else:

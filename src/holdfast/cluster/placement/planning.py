@@ -8,6 +8,7 @@ None makes a node outside that set lead. None takes the last live node out of it
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as changed_conditions
 
 from msgspec.structs import replace
 
@@ -44,6 +45,22 @@ class NodeConditions:
     lost_links: Mapping[str, int] = field(default_factory=dict)
     """The number of live data nodes to which a data node has had no link for a while. Where there
     is none the node is missing."""
+    incomplete: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """The partitions in which a live node may be incomplete (`partitions.incomplete`)."""
+
+    def for_partition(self, number: int, info: PartitionInfo) -> "NodeConditions":
+        """The conditions as they are for one partition. Its in-sync nodes that may lack records of
+        it are absent, unless each of the set may. Then none is better than another."""
+        found = frozenset(node for node in info.in_sync if number in self.incomplete.get(node, ()))
+        if not found or len(found) == len(info.in_sync):
+            return self
+        return changed_conditions(
+            self,
+            absent=self.absent | found,
+            whole=self.whole - found,
+            willing=self.willing - found,
+            retiring=self.retiring - found,
+        )
 
 
 def conditions_of(
@@ -86,6 +103,7 @@ def conditions_of(
         frozenset(willing),
         frozenset(retiring),
         _lost_by_node(pair for pair in lost_links if _are_data_nodes(metadata, pair)),
+        {node: each for node, each in health.incomplete.items() if each},
     )
 
 

@@ -43,7 +43,9 @@ class Fitness:
             if context.leads(partition):
                 continue
             if not info.leader:
-                return f"partition {partition} has no leader"
+                lacks = partition in cluster_node.positions.own_incomplete
+                waits = ": its replicas may lack records, and wait for all that are in sync" * lacks
+                return f"partition {partition} has no leader{waits}"
             if cluster_node.replication.followed_epoch(partition) != info.epoch:
                 return f"it does not follow {info.leader} in partition {partition}"
         if not context.is_whole:

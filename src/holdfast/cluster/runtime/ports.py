@@ -16,7 +16,8 @@ class LoopPort(ClientPort, Protocol):
     """The event loop of a cluster node."""
 
     def write_watermarks(self, watermarks: Checkpoint) -> None:
-        """Write the high watermarks. Older ones only make a start slower."""
+        """Sync the records below the high watermarks, unless they are; write the watermarks, and
+        call `ClusterRuntime.watermarks_written`. Older ones only make a start slower."""
 
 
 class RaftPort(Protocol):
@@ -72,6 +73,9 @@ class ProcessPort(Protocol):
 
     def became_ready(self) -> None:
         """Begin to serve clients."""
+
+    def became_complete(self) -> None:
+        """Remove the mark that this disk may lack acknowledged records."""
 
     def relieved(self) -> None:
         """Continue with the shutdown: this node leads nothing, or no other node is connected."""

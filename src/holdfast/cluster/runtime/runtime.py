@@ -52,8 +52,10 @@ class ClusterRuntime(Runtime):
         replacement: Replacement,
         disk_stall_s: float,
         waits: JournalWaits | None = None,
+        *,
+        durable: bool = True,
     ) -> None:
-        """`disk_stall_s`: the longest normal write in seconds."""
+        """`disk_stall_s`: the longest normal write in seconds. `durable`: see `ClusterBroker`."""
         super().__init__(cluster_node.node, ports.journal, ports.reader, ports.clients, waits)
         self.cluster_node = cluster_node
         self._gathers_among_others = waits is not None and waits.among_others
@@ -78,6 +80,10 @@ class ClusterRuntime(Runtime):
         # The time at which the cluster's timers are due.
         self._cluster_at = 0.0
         self._watermarks_at = 0.0
+        self._durable = durable
+        self._is_incomplete = bool(cluster_node.positions.own_incomplete)
+        if not durable:
+            cluster_node.positions.sync_later()
         self._written_watermarks: Checkpoint | None = None
         # The records that were committed here when the watermarks were last looked at.
         self._looked_at_sequence = 0
@@ -162,6 +168,9 @@ class ClusterRuntime(Runtime):
         if fitness.is_undecided or (effects.has_diverged and not fitness.is_damaged):
             self.distrust_disk()
         self._probes.step()
+        if self._is_incomplete and not cluster_node.positions.own_incomplete:
+            self._is_incomplete = False
+            self._process.became_complete()
         self._checkpoint()
 
     def _act_on_news(self) -> None:
@@ -219,13 +228,12 @@ class ClusterRuntime(Runtime):
             self._written_watermarks = watermarks
             self._loop.write_watermarks(watermarks)
 
-    # The journal and the disk
+    def watermarks_written(self, watermarks: Checkpoint) -> None:
+        """Note that a checkpoint is on disk, with all records below it."""
+        if not self._durable:
+            self.cluster_node.positions.synced_records = sum(watermarks.offsets)
 
-    def write_journal(self, at_once: bool) -> None:
-        """Writes the pending records. With durability "memory" they count as durable at once."""
-        super().write_journal(at_once)
-        if self.state.memory:
-            self.cluster_node.handle_durable(self.state.now)
+    # The journal and the disk
 
     def _gathers(self, pace: CommitPace) -> bool:
         """With other nodes a record waits for the leader's disk and for those of its followers, so

@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Final
@@ -152,6 +152,21 @@ class GroupWriter:
         return file
 
 
+def sync_newest(directory: DataDirectory, segments: Sequence[int]) -> None:
+    """Sync the files of the journal's last two segments, as far as they are there. Earlier ones
+    were synced when the next one began. Raises `OSError`."""
+    for sequence in segments:
+        try:
+            file = directory.append_to_segment(sequence)
+        except FileNotFoundError:
+            # Its first group is not written yet.
+            continue
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+
 class Worker:
     """One thread that does work in the order of submission.
 
@@ -242,6 +257,8 @@ class JournalWriter:
         self._closing = threading.Event()
         self.is_full = False
         """Whether a group waits for space."""
+        self.is_synced = False
+        """Whether the writer has ended, and everything that it has written is synced."""
         self.housekeeping = Worker("journal-keeper", call_soon)
         self._runs_in = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._runs_in.start()
@@ -291,6 +308,7 @@ class JournalWriter:
                 if group.sealed is not None:
                     self.housekeeping.submit(partial(self._write_index, group.sealed))
             self._writer.close()
+            self.is_synced = True
         except Exception as error:  # noqa: BLE001
             # Never retried: a failed fsync may have dropped the pages it should have written.
             _report(self._call_soon, self._on_failed, error)

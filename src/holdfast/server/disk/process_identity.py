@@ -7,11 +7,19 @@ from pathlib import Path
 from holdfast.cluster.lease.directory import HolderInfo
 
 
+def boot_identity() -> str:
+    """Return a name for the time since the machine was started, "" if there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def machine_identity() -> str:
     """Return a name shared by processes that see one another's pids: same boot and namespace."""
+    boot = boot_identity()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}" if boot else ""
     except OSError:
         return ""
 

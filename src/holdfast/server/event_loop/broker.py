@@ -62,9 +62,12 @@ class Broker:
         waits: JournalWaits,
         on_failed: Callable[[BaseException], None],
         confirm: Callable[[], None] | None = None,
+        *,
+        durable: bool | None = None,
     ) -> None:
         """`on_failed`: called when the journal or the log's reader failed; the node must stop.
-        `confirm`: see `JournalWriter`."""
+        `confirm`: see `JournalWriter`. `durable`: whether it syncs each group; None: unless records
+        count when they are in memory."""
         self.node = node
         self.loop = loop
         self.reader = storage.reader
@@ -74,7 +77,7 @@ class Broker:
         self.writer = JournalWriter(
             storage.directory,
             loop.call_soon_threadsafe,
-            durable=not node.state.memory,
+            durable=not node.state.memory if durable is None else durable,
             confirm=confirm,
             on_written=self.group_written,
             on_failed=on_failed,

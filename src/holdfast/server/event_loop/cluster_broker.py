@@ -14,6 +14,8 @@ from holdfast.cluster.runtime.redirection import LEAVE_CLIENTS_S
 from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.security.passwords import PasswordFile
+from holdfast.server.disk import unsynced
+from holdfast.server.disk.journal_writer import Done, sync_newest
 from holdfast.server.disk.raft_files import RaftFiles
 from holdfast.server.disk.raft_writer import RaftWriter
 from holdfast.server.disk.storage import Storage, report_damage
@@ -39,6 +41,7 @@ class ClusterBroker(Broker):
         password_file: PasswordFile | None,
         *,
         waits: JournalWaits,
+        durable: bool,
         disk_stall_s: float,
         on_failed: Callable[[BaseException], None],
         raft_files: RaftFiles,
@@ -46,8 +49,10 @@ class ClusterBroker(Broker):
         process: ProcessPort,
         replacement: Replacement,
     ) -> None:
-        """`disk_stall_s`: the longest normal write in seconds. `new_links`: makes the links, which
-        do nothing before they are started."""
+        """`durable`: whether a record is on disk before it counts; otherwise it is in the file, and
+        the disk has it `WATERMARKS_S` later. `disk_stall_s`: the longest normal write in seconds.
+        `new_links`: makes the links, which do nothing before they are started."""
+        self._durable = durable
         self._cluster_node = cluster_node
         self._process = process
         self._replacement = replacement
@@ -65,7 +70,9 @@ class ClusterBroker(Broker):
             on_written=self._raft_written,
             on_failed=on_failed,
         )
-        super().__init__(cluster_node.node, loop, storage, password_file, waits, on_failed)
+        super().__init__(
+            cluster_node.node, loop, storage, password_file, waits, on_failed, durable=durable
+        )
         storage.opened.store.on_damage = self._found_damage
 
     def generation(self) -> int | None:
@@ -79,7 +86,12 @@ class ClusterBroker(Broker):
         """Return the runtime, which orders the turns of a cluster node."""
         ports = ClusterPorts(self.writer, self.reads, self, self._raft, self.links, self._process)
         self.cluster = ClusterRuntime(
-            self._cluster_node, ports, self._replacement, self._disk_stall_s, self.waits
+            self._cluster_node,
+            ports,
+            self._replacement,
+            self._disk_stall_s,
+            self.waits,
+            durable=self._durable,
         )
         return self.cluster
 
@@ -101,24 +113,49 @@ class ClusterBroker(Broker):
 
     def write_watermarks(self, watermarks: Checkpoint) -> None:
         """Write the watermarks behind those in progress, in another thread."""
-        self.writer.housekeeping.submit(partial(self._write_watermarks, watermarks))
 
-    async def write_last_watermarks(self) -> None:
-        """Write the watermarks as they are now, and wait for that."""
-        written: asyncio.Future[None] = self.loop.create_future()
+        def done(result: object, error: BaseException | None) -> None:
+            if error is None:
+                self.cluster.watermarks_written(watermarks)
+            else:
+                # The system may have dropped what it did not write, so nothing of it may count.
+                self.on_failed(error)
+
+        self._in_housekeeping(partial(self._write_watermarks, watermarks), done)
+
+    def _in_housekeeping(self, work: Callable[[list[int]], None], done: Done) -> None:
+        """Call `work` in that thread, with the segments that may not be synced."""
+        segments = [] if self._durable else self.node.state.journal.segments[-2:]
+        newest = [segment.sequence for segment in segments]
+        self.writer.housekeeping.submit(partial(work, newest), done)
+
+    async def _housekept(self, work: Callable[[list[int]], None]) -> None:
+        ended: asyncio.Future[None] = self.loop.create_future()
 
         def done(result: object, error: BaseException | None) -> None:
             if error is not None:
-                written.set_exception(error)
+                ended.set_exception(error)
             else:
-                written.set_result(None)
+                ended.set_result(None)
 
+        self._in_housekeeping(work, done)
+        await ended
+
+    async def write_last_watermarks(self) -> None:
+        """Write the watermarks as they are now, and wait for that."""
         watermarks = self.node.state.journal.checkpoint()
-        self.writer.housekeeping.submit(partial(self._write_watermarks, watermarks), done)
-        await written
+        await self._housekept(partial(self._write_watermarks, watermarks))
 
-    def _write_watermarks(self, watermarks: Checkpoint) -> None:
-        """Write the watermarks, in the thread. Older ones only make a start slower."""
+    async def drain_journal(self) -> None:
+        """Wait until everything appended so far is on disk, also where it counts before."""
+        await super().drain_journal()
+        if not self._durable:
+            await self._housekept(partial(sync_newest, self._directory))
+
+    def _write_watermarks(self, watermarks: Checkpoint, newest: list[int]) -> None:
+        """Write the watermarks, in the thread. Older ones only make a start slower. Raises
+        `OSError` if the records below them cannot be synced."""
+        sync_newest(self._directory, newest)
         try:
             self._directory.write_watermarks(watermarks)
         except OSError as error:
@@ -181,3 +218,8 @@ class ClusterBroker(Broker):
         """Write everything submitted and stop the threads."""
         self._raft.close()
         super().close()
+        if self.writer.is_synced and not self._cluster_node.positions.own_incomplete:
+            try:
+                unsynced.clear(self._directory.files)
+            except OSError as error:
+                logger.error("unsynced_mark_not_removed error=%r", str(error))
