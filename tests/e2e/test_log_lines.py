@@ -1,6 +1,9 @@
 """What clients do wrong costs the operator's disk a bounded number of bounded lines."""
 
 import json
+import os
+import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -8,13 +11,17 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import FILTERS_MAX
 from tests.e2e import wire
 from tests.e2e.brokers import Holdfast
+from tests.e2e.cluster_processes import until
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.test_access import Attempt, write_certificates
 
+LOGROTATE = shutil.which("logrotate", path=f"{os.environ['PATH']}:/usr/sbin")
 LONG_ID = "i" * 60_000
 
 
@@ -117,3 +124,40 @@ def test_who_came_and_why_they_went(start_holdfast: StartHoldfast, tmp_path: Pat
     failed = events(broker, "tls_handshake_failed")[-1]
     assert "certificate" in str(failed["error"]).lower()
     assert str(failed["remote"]).startswith("127.0.0.1:")
+
+
+@pytest.mark.skipif(LOGROTATE is None, reason="logrotate is not installed")
+def test_a_log_file_is_rotated_as_the_page_says(tmp_path: Path) -> None:
+    """The shell has opened the file, so without `copytruncate` the broker writes to the old one."""
+    page = (Path(__file__).parents[2] / "docs/logs.md").read_text()
+    lines = re.findall(r"```text\n(/var/log/holdfast.log .*?)```", page, flags=re.DOTALL)
+    assert len(lines) == 1
+    (tmp_path / "broker").mkdir()
+    broker = Holdfast(tmp_path / "broker")
+    broker.start()
+    try:
+        log = broker.log
+        old = log.with_name(log.name + ".1")
+
+        def rotated(text: str) -> None:
+            config = tmp_path / "logrotate.conf"
+            config.write_text(text.replace("/var/log/holdfast.log", str(log)))
+            config.chmod(0o644)
+            command = [str(LOGROTATE), "-f", "-s", str(tmp_path / "state"), str(config)]
+            subprocess.run(command, check=True, timeout=60)
+
+        def noted(client_id: str) -> None:
+            with wire.Wire(broker.port) as client:
+                client.connect(client_id)
+            until(lambda: client_id in log.read_text() + old.read_text(), "its line")
+
+        rotated(lines[0])
+        assert " ready " in old.read_text()
+        noted("after-copytruncate")
+        assert "after-copytruncate" in log.read_text()
+        assert "after-copytruncate" not in old.read_text()
+        rotated(lines[0].replace("copytruncate", "create\n"))
+        noted("after-create")
+        assert "after-create" in old.read_text()
+    finally:
+        broker.kill()
