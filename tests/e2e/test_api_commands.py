@@ -61,8 +61,12 @@ def test_lists_and_operations(
         deleted = tmp_path / "deleted.json"
         deleted.write_text("\n".join(lines("retained", "delete", "kept/#")))
         assert len(lines("retained", "list", "kept/#")) == 1
-        restored = json.loads("\n".join(lines("retained", "restore", str(deleted))))
-        assert restored["restored"] == 1
+        assert lines("retained", "restore", str(deleted)) == ["1 message was restored"]
+        again = lines("retained", "restore", str(deleted), "--json")
+        assert json.loads("\n".join(again))["restored"] == 0
+        [first, second] = lines("retained", "restore", str(deleted))
+        assert first == "0 messages were restored, 1 was not:"
+        assert second.startswith("kept/1: ")
 
         client.publish("in/1", b"hello", qos=1)
         api = Api(broker.admin_port)
@@ -77,7 +81,8 @@ def test_lists_and_operations(
         [_, late] = lines("delayed", "list", "--search", "LATE")
         _, partition, offset, topic, *_ = late.split()
         assert topic == "in/late"
-        lines("delayed", "cancel", partition, offset)
+        [cancelled] = lines("delayed", "cancel", partition, offset)
+        assert cancelled.startswith("the message to in/late that was due at 20")
         assert len(lines("delayed", "list")) == 1
         assert "no delayed message waits" in error("delayed", "cancel", partition, offset)
 

@@ -73,6 +73,24 @@ def deleted(reply: Reply) -> str:
     return f"the queue {escaped(reply['group'])} was deleted"
 
 
+def restored(reply: Reply) -> str:
+    """The retained messages that were restored, and why the others were not."""
+    count, others = reply["restored"], reply["not_restored"]
+    text = f"{count_text(count, 'message')} {'was' if count == 1 else 'were'} restored"
+    if not others:
+        return text
+    lines = [f"{escaped(each['topic'])}: {escaped(each['reason'])}" for each in others]
+    return "\n".join(
+        [f"{text}, {len(others)} {'was' if len(others) == 1 else 'were'} not:", *lines]
+    )
+
+
+def cancelled(reply: Reply) -> str:
+    """A delayed message that is not published."""
+    due = time_text(reply["due_us"])
+    return f"the message to {escaped(reply['topic'])} that was due at {due} is not published"
+
+
 def session(reply: Reply) -> str:
     """One session in full."""
     return "\n".join(_aligned(_session_lines(reply)))
@@ -162,5 +180,7 @@ SENTENCES: Final[dict[tuple[str, str], Callable[[Reply], str]]] = {
     ("sessions", "show"): session,
     ("groups", "show"): group,
     ("groups", "delete"): deleted,
+    ("retained", "restore"): restored,
+    ("delayed", "cancel"): cancelled,
 }
 """The texts, by the command and its action. All others print JSON."""
