@@ -13,6 +13,7 @@ header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"] 
 command -v mosquitto >/dev/null 2>&1 || [ -x /usr/sbin/mosquitto ] || wanted+=(mosquitto)
 command -v haproxy >/dev/null 2>&1 || [ -x /usr/sbin/haproxy ] || wanted+=(haproxy)
 command -v mosquitto_pub >/dev/null 2>&1 || wanted+=(mosquitto-clients)
+{ command -v logrotate || [ -x /usr/sbin/logrotate ]; } >/dev/null 2>&1 || wanted+=(logrotate)
 command -v promtool >/dev/null 2>&1 || wanted+=(prometheus)
 command -v strace >/dev/null 2>&1 || wanted+=(strace)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || wanted+=(postgresql)
