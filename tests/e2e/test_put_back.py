@@ -8,6 +8,7 @@ also those whose test is elsewhere.
 import asyncio
 import itertools
 import json
+import os
 import shutil
 import sqlite3
 import urllib.error
@@ -34,6 +35,7 @@ from holdfast.client.log import (
     OffsetTable,
     Position,
 )
+from holdfast.federation.sidecar.store.identity import IDENTITY, IN_A_BROKER
 from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.testing import Broker
@@ -46,6 +48,8 @@ from tests.support.ports import free_port
 PACKET_IDS: Final = "tests.e2e.test_put_back_packet_ids"
 MODEL: Final = "tests.model.test_cluster_put_back"
 OLDER: Final = "tests.e2e.test_cluster_older_copy"
+MEMBER: Final = "tests.unit.test_federation_put_back"
+IDENTITY_FILE: Final = "tests.unit.test_federator_identity"
 NUMBERS: Final = {
     "offset: position of the log client": "test_a_position",
     "offset: cursor that follows": "test_a_cursor_that_follows_across_a_restore",
@@ -64,7 +68,9 @@ NUMBERS: Final = {
     "position of a disk, term and vote": f"{OLDER}:test_a_machine_put_back_while_the_others_run",
     "ticket": f"{MODEL}:test_tickets_of_a_disk_that_was_put_back_are_others",
     "term, vote, epoch of a partition": f"{MODEL}:test_a_copy_begins_anew_when_a_whole_one_is_back",
-    "epoch of a federation": "tests.unit.test_federation_put_back:test_what_is_done_arrives",
+    "epoch of a federation": f"{MEMBER}:test_what_is_done_arrives",
+    "sequence and place of a federation": f"{MEMBER}:test_nothing_accepted_afterwards_is_missing",
+    "start of a federation's member": f"{IDENTITY_FILE}:test_a_copy_of_a_directory_starts_apart",
 }
 """Number -> the test, in this module or in another one."""
 
@@ -319,10 +325,21 @@ def test_two_restores_of_one_backup_differ(site: PutBack) -> None:
     assert [number for number, _ in second.former] == [0]
 
 
-@pytest.mark.parametrize("is_restored", [True, False])
-def test_a_member_of_a_federation(tmp_path: Path, is_restored: bool) -> None:
+def hours_pass(member: Member) -> None:
+    """The last start of the member is long ago."""
+    os.utime(member.data / IN_A_BROKER / IDENTITY, (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("is_restored", "starts", "is_alone"),
+    [(True, 2, False), (False, 2, False), (False, 1, False), (False, 1, True)],
+)
+def test_a_member_of_a_federation(
+    tmp_path: Path, is_restored: bool, starts: int, is_alone: bool
+) -> None:
     """The other member has messages of the lost offsets and epochs. Without `holdfast restore`, as
-    when a snapshot of a machine is put back, the member learns of them from the other one."""
+    when a snapshot of a machine is put back, the member learns of them from the other one, unless
+    its epoch is later than all of them. It may accept messages before it meets the other one."""
     numbers = iter(range(1000))
     sent: list[str] = []
 
@@ -334,14 +351,15 @@ def test_a_member_of_a_federation(tmp_path: Path, is_restored: bool) -> None:
                 sent.append(str(number))
 
     with line(tmp_path, "ab") as [a, b], Wire(b.port) as subscriber:
-        subscriber.connect("subscriber")
+        subscriber.connect("subscriber", clean=False, expiry_s=3600)
         subscriber.subscribe(("a/#", 1))
         a.await_sending("a/#")
         publish_at(a, BEFORE)
         received = [subscriber.message(20).payload.decode() for _ in range(BEFORE)]
         make_backup(a.data, tmp_path / "backup")
         a.kill()
-        for _ in range(2):
+        for _ in range(starts):
+            hours_pass(a)
             a.start()
             a.await_sending("a/#")
             publish_at(a, LOST)
@@ -352,9 +370,16 @@ def test_a_member_of_a_federation(tmp_path: Path, is_restored: bool) -> None:
             restore(tmp_path / "backup", a.data, None)
         else:
             shutil.copytree(tmp_path / "backup", a.data)
+        hours_pass(a)
+        if is_alone:
+            b.kill()
         a.start()
         a.await_sending("a/#")
         publish_at(a, AFTER)
+        if is_alone:
+            b.start()
+            subscriber = Wire(b.port)
+            subscriber.connect("subscriber", clean=False, expiry_s=3600)
         wait_until(lambda: a.federation().get("running"), "the member runs")
         publish_at(a, AFTER)
         while not set(sent) <= set(received):

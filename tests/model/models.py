@@ -45,6 +45,7 @@ MODELS: Final[dict[str, Model]] = {
     "federation-groups": Model("tests.support.sim_groups:rough_groups_world"),
     "moving-groups": Model("tests.model.test_federation_moving_groups:move_a_group"),
     "edges": Model("tests.model.test_federation_edges:cross_an_edge"),
+    "put-back": Model("tests.support.sim_put_back:put_back_world"),
     "healing": Model("tests.model.test_federation_healing:heal"),
     "brokers": Model("tests.transcripts.seeds:compare_brokers"),
     "paper": Model("tests.support.paper_worlds:rough_world"),

@@ -232,6 +232,10 @@ class World(LinkedTime[bytes]):
         self.firsts[id] = (first, number)
         self.wanting.setdefault(first, wanting)
 
+    def conflicted(self, member: SimMember, epoch: int) -> None:
+        """Others know a later start of the member than this one."""
+        self.conflicts += 1
+
     def first_of(self, id: MessageId) -> MessageId:
         return self.firsts[id][0] if id in self.firsts else id
 
@@ -328,7 +332,11 @@ class World(LinkedTime[bytes]):
     def settle(self, limit_s: float = 60.0) -> None:
         """No more faults: everyone is back, and everything promised arrives."""
         self.calm()
-        self.run_until(lambda: self.is_agreed() and not self.missing(), limit_s)
+        end = self.now + limit_s
+        while not self.is_agreed() or self.missing():
+            if self.now > end:
+                raise Wrong(f"not well within {limit_s} s: missing {self.missing()[:3]}")
+            self.run(self.step_s)
         self.run(2.0)
         # A confirmation that was lost follows a retransmission.
         end = self.now + self.config.retry_max_s

@@ -45,10 +45,12 @@ class Disk:
     """What survives a power cut."""
 
     epoch: int = 0
+    disputed: int = 0
     custody: dict[MessageId, bytes] = field(default_factory=dict)
     delivered: dict[MessageId, str] = field(default_factory=dict)
     """Topic, in the order of delivery."""
     positions: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    former: dict[tuple[bytes, int], int] = field(default_factory=dict)
     places: dict[bytes, int] = field(default_factory=dict)
     """The newest number, of each origin that tells them."""
     remembered: list[bytes] = field(default_factory=list)
@@ -67,6 +69,8 @@ class SimMember:
         self.desired: dict[bytes, str] = {}
         self.core: FederationMember | None = None
         self.life = 0
+        # It takes no inputs until it starts again.
+        self.has_failed = False
         self.newest: dict[tuple[bytes, str, bool], tuple[int, int]] = {}
         # What the broker has retained, which no crash of the member touches.
         self.broker: dict[str, bytes] = {}
@@ -80,7 +84,7 @@ class SimMember:
         self.session: dict[int, tuple[Message, MessageId, list[str]]] = {}
         # What the broker is to retain if nothing newer comes soon.
         self._late: dict[str, RetainLocally] = {}
-        self._published = 0
+        self.numbered = 0
         self._numbers: dict[MessageId, int] = {}
         self._armed = float("inf")
         self._calls = 0
@@ -93,6 +97,7 @@ class SimMember:
     def start(self) -> None:
         world = self.world
         self.life += 1
+        self.has_failed = False
         self.disk.epoch += world.epoch_step
         world.step_epochs()
         self._armed = float("inf")
@@ -105,9 +110,11 @@ class SimMember:
             self.filters,
             stored=list(self.disk.custody.values()),
             positions=dict(self.disk.positions),
+            former=dict(self.disk.former),
             remembered=self.disk.remembered,
             retained=self.disk.retained.values(),
             wall_s=WALL_S + world.now + self.skew_s,
+            disputed=self.disk.disputed,
         )
         self.call(lambda core, now: core.desired_topology(self.desired, now))
         for topic in sorted(self.broker.keys() | self.disk.retained.keys()):
@@ -122,10 +129,10 @@ class SimMember:
             self._hand_over(number, message, first, had)
 
     def publish(self, message: Message) -> MessageId | None:
-        self._published += 1
+        self.numbered += 1
         is_known = self.tells_places or message.qos == 1
         message = replace(message, is_repeatable=is_known)
-        return self._hand_over(self._published, message, None, self.groups(message.topic))
+        return self._hand_over(self.numbered, message, None, self.groups(message.topic))
 
     def _hand_over(
         self, number: int, message: Message, first: MessageId | None, had: list[str]
@@ -138,6 +145,7 @@ class SimMember:
             self.session.pop(number, None)
         else:
             self._numbers[id] = number
+            self.handing = message
             self.world.handed_over(id, first or id, number, wanting)
             self.session[number] = (message, first or id, had)
         return id
@@ -172,9 +180,13 @@ class SimMember:
     def call(self, input: Callable[[FederationMember, float], object]) -> object:
         """Do it, carry out what follows, arm the timer."""
         core = self.member
+        if self.has_failed:
+            return None
         result = input(core, self.world.now)
         for effect in core.take_effects():
             self._carry_out(effect)
+            if self.has_failed:
+                return None
         self._calls += 1
         if self._calls % CHECKED_EACH == 0:
             core.check()
@@ -215,7 +227,7 @@ class SimMember:
         elif isinstance(effect, CloseLink):
             world.close(self.node, effect.peer)
         elif isinstance(effect, IdentityConflict):
-            world.conflicts += 1
+            world.conflicted(self, effect.epoch)
         else:
             world.dropped.append(effect)
 
@@ -290,8 +302,15 @@ class SimMember:
         if not self._has(effect):
             self.world.arrived(self, effect, groups)
         self.disk.delivered[effect.id] = effect.message.topic
-        self.disk.positions[effect.id.node] = (effect.id.epoch, effect.place + 1)
+        self._pass(effect.id.node, (effect.id.epoch, effect.place + 1))
         self.call(lambda core, now: core.stored(effect.id, now))
+
+    def _pass(self, origin: bytes, position: tuple[int, int]) -> None:
+        newest = self.disk.positions.get(origin, position)
+        if position[0] != newest[0]:
+            epoch, place = min(position, newest)
+            self.disk.former[origin, epoch] = place
+        self.disk.positions[origin] = max(position, newest)
 
     def _may_go(self, store: Store) -> bool:
         """Before it is stored: what repetitions do no harm of, or are found out."""

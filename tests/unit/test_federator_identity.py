@@ -1,12 +1,20 @@
 """The file with a member's identity, and the lock of its directory."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from holdfast.federation.core.identity import BadIdentity
+from holdfast.federation.core.identity import EPOCH_RANDOM_STEP, BadIdentity
+from holdfast.federation.sidecar.edge_broker.log_starts import (
+    NAME,
+    STARTS_MAX,
+    begin_start,
+    start_of,
+)
 from holdfast.federation.sidecar.store.identity import IDENTITY, IdentityFile
 
 
@@ -22,6 +30,36 @@ def test_every_start_is_a_new_epoch_of_the_same_member(tmp_path: Path) -> None:
     assert epoch == 1
     assert [begin(tmp_path / "made") for _ in range(3)] == [(first, at) for at in (2, 3, 4)]
     assert begin(tmp_path / "other")[0] != first
+
+
+def test_a_copy_of_a_directory_starts_apart(tmp_path: Path) -> None:
+    """Otherwise others take its messages for those of the first run of that epoch."""
+    begin(tmp_path / "made")
+    os.utime(tmp_path / "made" / IDENTITY, (0, 0))
+    epochs = []
+    for number in range(5):
+        shutil.copytree(tmp_path / "made", tmp_path / str(number), copy_function=shutil.copy2)
+        epochs.append(begin(tmp_path / str(number))[1])
+    assert len(set(epochs)) > 1
+    assert all(2 <= epoch <= 1 + EPOCH_RANDOM_STEP for epoch in epochs)
+
+
+def test_a_log_that_is_put_back_has_other_starts(tmp_path: Path) -> None:
+    assert begin_start(tmp_path, 3, [0, 5]) == [(3, [0, 5])]
+    before = begin_start(tmp_path, 4, [7, 5])
+    assert [start_of(before, 0, offset) for offset in (0, 6, 7, 9)] == [3, 3, 4, 4]
+    assert [start_of(before, 1, offset) for offset in (4, 5)] == [0, 4]
+    # Nothing was appended in start 4.
+    assert begin_start(tmp_path, 5, [7, 5]) == [(3, [0, 5]), (5, [7, 5])]
+    kept = (tmp_path / NAME).read_bytes()
+    lost = begin_start(tmp_path, 6, [9, 9])
+    (tmp_path / NAME).write_bytes(kept)
+    after = begin_start(tmp_path, 77, [8, 6])
+    assert [start_of(lost, 0, offset) for offset in (7, 8, 9)] == [5, 5, 6]
+    assert [start_of(after, 0, offset) for offset in (7, 8, 9)] == [5, 77, 77]
+    for number in range(100, 300):
+        after = begin_start(tmp_path, number, [number, 9])
+    assert len(after) == STARTS_MAX
 
 
 def test_a_given_id_stays(tmp_path: Path) -> None:

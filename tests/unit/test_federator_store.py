@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.streams import FORMER_MAX
 from holdfast.federation.sidecar.store import file as store_file
 from holdfast.federation.sidecar.store import store as store_module
 from holdfast.federation.sidecar.store.file import (
@@ -87,6 +88,25 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     assert [data for data, _ in kept.custody] == [b"9", b"22"]
     assert all(0 <= age_s < 60 for _, age_s in kept.custody)
     assert (kept.positions, kept.retained, kept.memory) == ({ORIGIN: (4, 1)}, {"b": b"BB"}, [b"k"])
+
+
+def test_positions_of_former_epochs_are_kept(tmp_path: Path) -> None:
+    async def test() -> None:
+        for epoch in range(1, 3 * FORMER_MAX):
+            owner = Owner()
+            store = MemberStore(tmp_path / "s.db", NODE, owner)
+            await store.open()
+            store.pass_to(ORIGIN, (epoch, 2 * epoch), [own(1)])
+            store.pass_to(ORIGIN, (max(1, epoch - 1), 2 * epoch - 1), [own(2)])
+            await until(lambda owner=owner: len(owner.stored) == 2)  # type: ignore[misc]
+            await store.close()
+
+    run(test)
+    kept = read(tmp_path / "s.db")
+    last = 3 * FORMER_MAX - 1
+    assert kept.positions == {ORIGIN: (last, 2 * last)}
+    newest = range(last - FORMER_MAX, last)
+    assert kept.former == {(ORIGIN, epoch): 2 * epoch + 1 for epoch in newest}
 
 
 def test_foreign_files(tmp_path: Path) -> None:

@@ -52,9 +52,14 @@ def test_a_member(tmp_path: Path) -> None:
     assert kept.positions == {ORIGIN: (3, 44)}
     assert kept.retained == {"a/b": b"kept"}
     assert kept.memory == [b"m1", b"m2"]
-    file.apply(MemberStoreChange({MessageId(NODE, 3, 1): b"new"}, {MessageId(NODE, 1, 1)}))
+    assert kept.former == {}
+    change = MemberStoreChange({MessageId(NODE, 3, 1): b"new"}, {MessageId(NODE, 1, 1)})
+    change.former[ORIGIN, 2] = 7
+    file.apply(change)
     file.close()
-    assert [data for data, _ in StoreFile(path, NODE).open().custody] == [b"nine", b"new"]
+    kept = StoreFile(path, NODE).open()
+    assert [data for data, _ in kept.custody] == [b"nine", b"new"]
+    assert kept.former == {(ORIGIN, 2): 7}
 
 
 def test_a_manager(tmp_path: Path) -> None:

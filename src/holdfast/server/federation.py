@@ -7,7 +7,7 @@ the federator, which is repeated until it succeeds.
 
 import asyncio
 import logging
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,8 @@ from holdfast.config.federation import Federation
 from holdfast.config.schema import Node
 from holdfast.federation.core.routing.mesh import Mesh
 from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
+from holdfast.federation.sidecar.edge_broker.log_starts import NAME as LOG_STARTS
+from holdfast.federation.sidecar.edge_broker.log_starts import LogStart, begin_start, start_of
 from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX
 from holdfast.federation.sidecar.federator import Federator, FederatorError
 from holdfast.federation.sidecar.store.identity import IN_A_BROKER
@@ -175,16 +177,29 @@ class BrokerFederation:
         settings = self._settings
         edge = BrokerEdge(self._broker, settings.export_filters, settings.import_filters)
         federator = Federator(settings, edge)
-        edge.identify(lambda: federator.node, lambda *place: self._log_of(federator, *place))
+        await federator.open()
+        try:
+            ends = list(self._broker.node.state.journal.next_offset)
+            directory = Path(settings.data)
+            starts = await asyncio.to_thread(begin_start, directory, federator.epoch, ends)
+        except (OSError, ValueError) as error:
+            await federator.stop()
+            path = directory / LOG_STARTS
+            raise FederatorError(f"{path}: {error}: remove it if it is damaged") from error
+        log = partial(self._log_of, federator, starts)
+        edge.identify(lambda: federator.node, log)
         await federator.start()
         self._federator, self._edge = federator, edge
         self.failure = ""
 
-    def _log_of(self, federator: Federator, partition: int, offset: int) -> str:
+    def _log_of(
+        self, federator: Federator, starts: list[LogStart], partition: int, offset: int
+    ) -> str:
         """Return the name of the log that gave an offset to its message.
 
         What was written before a restore keeps its name, because other members may have it
-        already. If the directory was put back in another way, it is not known what that was. So
+        already. If the directory was put back in another way, what is written after it is of
+        another start. If that start was used before, it is not known what was written in it. So
         everything is of another log then, and may arrive twice.
         """
         manifest = self._manifest
@@ -193,7 +208,8 @@ class BrokerFederation:
             if offset < same[partition]:
                 generation = number
                 break
-        return _log_name(manifest.created, generation, federator.disputed)
+        start = start_of(starts, partition, offset)
+        return _log_name(manifest.created, generation, federator.disputed, start)
 
     async def _end(self) -> None:
         federator, self._federator = self._federator, None
@@ -209,9 +225,10 @@ class BrokerFederation:
 
 
 @lru_cache(maxsize=64)
-def _log_name(created: str, generation: int, disputed: int) -> str:
+def _log_name(created: str, generation: int, disputed: int, start: int) -> str:
     name = created + (f" {generation}" if generation else "")
     name += f" disputed {disputed}" if disputed else ""
+    name += f" start {start}" if start else ""
     return sha256(name.encode()).hexdigest()[:LOG_BYTES_MAX]
 
 

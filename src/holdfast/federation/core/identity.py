@@ -3,6 +3,10 @@
 Both are in a file of one line. A driver stores `restarted()` durably before it starts a member.
 Smallest counter-example: a member publishes (epoch 5, sequence 1), crashes, and starts with epoch 5
 again. Its next message is (5, 1) too, and every other member drops it as a duplicate.
+
+A start after a while takes a step at random, up to EPOCH_RANDOM_STEP. Otherwise a directory that is
+put back to an earlier copy starts with an epoch that it has used. The others see a lower epoch, and
+report it, but not the same one.
 """
 
 from dataclasses import dataclass
@@ -13,11 +17,16 @@ EPOCH_MAX: Final = 2**63 - 1
 EPOCH_COUNTED_MAX: Final = 2**48
 """The highest epoch that a member may have counted: one start a second for nine million years."""
 EPOCH_STEP_MAX: Final = 2**24
-"""The most starts between two that others receive: one a second for half a year."""
+"""The longest step between two epochs that others receive: 8,000 starts, a minute apart, of which
+they receive none."""
+EPOCH_RANDOM_STEP: Final = 2**12
+STEADY_S: Final = 60.0
+"""The age in seconds of the last start from which on a step is random. A member that keeps
+failing counts by one, or the others would believe it no more."""
 
 
 RESTORED_STARTS: Final = 2**20
-"""The starts that a restore adds: more than a member has made since its backup, and a sixteenth of
+"""The epochs that a restore adds: more than a member has used since its backup, and a sixteenth of
 what others believe at once."""
 
 
@@ -41,7 +50,7 @@ class Identity:
 
     node: bytes
     epoch: int = 0
-    """The number of starts so far; 0 has never run."""
+    """A number that grows with each start; 0 has never run."""
 
     def __post_init__(self) -> None:
         if len(self.node) != NODE_BYTES:
@@ -49,8 +58,8 @@ class Identity:
         if not 0 <= self.epoch <= EPOCH_MAX:
             raise BadIdentity(f"an epoch is between 0 and {EPOCH_MAX}, not {self.epoch}")
 
-    def restarted(self) -> "Identity":
-        return Identity(self.node, self.epoch + 1)
+    def restarted(self, step: int = 1) -> "Identity":
+        return Identity(self.node, self.epoch + step)
 
     def skipped(self, starts: int) -> "Identity":
         """The identity after starts that are not made. A fresh member has none to skip."""

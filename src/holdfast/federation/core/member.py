@@ -33,7 +33,7 @@ from holdfast.federation.core.messages.custody import Custody
 from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.messages.local_delivery import LocalDelivery
 from holdfast.federation.core.messages.origin import Origin
-from holdfast.federation.core.messages.streams import IncomingStreams, Position
+from holdfast.federation.core.messages.streams import FormerPositions, IncomingStreams, Position
 from holdfast.federation.core.neighbours import Repair
 from holdfast.federation.core.policy import OPEN, Gate, LinkPolicy
 from holdfast.federation.core.provenance import Provenance
@@ -70,6 +70,7 @@ class FederationMember:
         *,
         stored: Iterable[bytes] = (),
         positions: dict[bytes, Position] | None = None,
+        former: FormerPositions | None = None,
         remembered: Iterable[bytes] = (),
         retained: Iterable[bytes] = (),
         wall_s: float | None = None,
@@ -82,9 +83,9 @@ class FederationMember:
         - `address`: the address that other members may dial, or empty.
         - `filters`: the subscriptions of existing sessions. The member announces no interest in
           any other filter until `local_interest` adds it.
-        - `stored`, `positions`, `remembered`: custody, stream positions and known announcements
-          that survived. Without `remembered`, a message published before the first peer announces
-          interest goes to no destination.
+        - `stored`, `positions`, `former`, `remembered`: custody, stream positions (`former`: those
+          of earlier epochs) and known announcements that survived. Without `remembered`, a message
+          published before the first peer announces interest goes to no destination.
         - `retained`: the stored retained version of each topic.
         - `wall_s`: seconds since 1970. Without it this member keeps no retained messages of the
           federation.
@@ -117,7 +118,7 @@ class FederationMember:
         )
         delivering = LocalDelivery(context, self._interest, self.retained)
         self.receiving = IncomingStreams(
-            context, delivering, positions or {}, self.database.entries.__contains__
+            context, delivering, positions or {}, self.database.entries.__contains__, former
         )
         self._provenance = Provenance(context, self.database, self.routes)
         self._arriving = Arrivals(

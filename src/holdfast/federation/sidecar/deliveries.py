@@ -101,17 +101,17 @@ class Deliveries:
         delivery.is_done = True
         origin = delivery.effect.id.node
         queue = self._origins[origin]
-        passed: list[DeliverLocally] = []
+        # By epoch: the messages, and the place behind the last of them.
+        passed: dict[int, tuple[int, list[MessageId]]] = {}
         while queue and queue[0].is_done:
             effect = queue.popleft().effect
             del self._waiting[effect.id]
-            passed.append(effect)
+            _, ids = passed.get(effect.id.epoch, (0, []))
+            passed[effect.id.epoch] = effect.place + 1, [*ids, effect.id]
         if not queue:
             del self._origins[origin]
-        if passed:
-            last = passed[-1]
-            position = (last.id.epoch, last.place + 1)
-            self._passed(origin, position, [effect.id for effect in passed])
+        for epoch, (place, ids) in passed.items():
+            self._passed(origin, (epoch, place), ids)
 
 
 def _do_nothing() -> None:

@@ -209,6 +209,7 @@ class Federator:
             self._interest_before_start.elements(),
             stored=[aged(data, age_s) for data, age_s in kept.custody],
             positions=kept.positions,
+            former=kept.former,
             remembered=kept.memory,
             retained=kept.retained.values(),
             wall_s=time.time() if isinstance(self._edge, RetainingEdge) else None,

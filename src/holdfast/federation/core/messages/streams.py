@@ -3,9 +3,16 @@
 A *position* is the epoch of an origin and the next place to deliver. The driver stores it together
 with the delivered message and returns it after a restart. Without it the stream continues at the
 lowest place for which its origin has no confirmation, so messages may be delivered twice.
+
+An origin begins an epoch when all places of the one before are confirmed or dropped. So places of a
+former epoch are repetitions, unless the directory of the origin was put back to an earlier copy:
+then its custody may have a start that is earlier than those which this member has seen.
+Smallest counter-example against confirming such a place unread: the origin starts as 4, 5 and 6,
+and its messages of 6 arrive. It is put back to start 3, starts as 4 again, and accepts a message.
+So a place of a former epoch is confirmed only if it was stored, and delivered otherwise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,8 +22,11 @@ from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, MessageId
 from holdfast.federation.core.messages.local_delivery import LocalDelivery
 
 Position = tuple[int, int]
+FormerPositions = dict[tuple[bytes, int], int]
+"""By origin and epoch the next place, for epochs before those of the positions."""
 FORMER_MAX: Final = 16
-"""The most former epochs of an origin that are tracked."""
+"""The most former epochs of an origin that are tracked. Places of earlier ones are confirmed
+unread."""
 
 
 @dataclass(slots=True)
@@ -32,8 +42,10 @@ class StreamSource:
     """Delivered messages that are not stored, in order of places."""
     confirmed: int = 0
     ack_at: float | None = None
-    former: dict[int, int] = field(default_factory=dict)
-    """Epochs before this one with the last place that is stored, the newest FORMER_MAX."""
+    began_at: float = float("-inf")
+    """The time at which the first message of the epoch came."""
+    former: "dict[int, StreamSource]" = field(default_factory=dict)
+    """The streams of epochs before this one, the newest FORMER_MAX."""
 
     def stored_up_to(self) -> int:
         return next(iter(self.unstored.values()), self.next_place) - 1
@@ -51,6 +63,7 @@ class IncomingStreams:
         delivering: LocalDelivery,
         positions: dict[bytes, Position],
         is_member: Callable[[bytes], bool] = lambda node: True,
+        former: FormerPositions | None = None,
     ) -> None:
         self._own = context.node
         self._config = context.config
@@ -63,8 +76,11 @@ class IncomingStreams:
             for node, (epoch, next_place) in positions.items()
             if epoch <= EPOCH_COUNTED_MAX
         }
-        # The sources with places to confirm.
-        self._unconfirmed: set[bytes] = set()
+        for (node, epoch), next_place in sorted((former or {}).items()):
+            if node in self._sources and epoch < self._sources[node].epoch:
+                _add_former(self._sources[node], StreamSource(epoch, next_place))
+        # The origins and epochs with places to confirm.
+        self._unconfirmed: set[tuple[bytes, int]] = set()
         # Confirmations of old epochs, for origins that retransmit messages confirmed before.
         self._acknowledgements: list[StreamAck] = []
 
@@ -80,17 +96,21 @@ class IncomingStreams:
             if len(self._sources) >= MEMBERS_MAX:
                 return "too many origins"
         if source is None or data.epoch > source.epoch:
-            # An origin begins an epoch when all places of the one before are confirmed or dropped.
-            source = self._succeeded(source, data.epoch, base)
+            source = self._succeeded(source, data.epoch, base, now)
             self._sources[data.node] = source
-            self._unconfirmed.discard(data.node)
         elif data.epoch < source.epoch:
-            # A start whose number was used twice, after the origin was put back to an earlier copy,
-            # has other messages behind those that are stored.
-            if place > source.former.get(data.epoch, place):
-                return "epoch used again"
-            self._acknowledgements.append(StreamAck(data.node, data.epoch, self._own, place, 0))
-            return "old epoch"
+            former = source.former.get(data.epoch)
+            if former is None and _is_forgotten(source, data.epoch):
+                self._acknowledgements.append(StreamAck(data.node, data.epoch, self._own, place, 0))
+                return "old epoch"
+            if former is None or place >= former.next_place:
+                if now < source.began_at + self._config.retry_max_s:
+                    # It may be a message that the origin dropped, on a longer way than later ones.
+                    # One in custody is sent again.
+                    return "earlier epoch"
+                if former is None:
+                    former = _add_former(source, StreamSource(data.epoch, base))
+            source = former
         self._skip(source, base, now)
         early = source.out_of_order.get(place)
         if early is not None and not self._delivering.accepts(early):
@@ -112,17 +132,26 @@ class IncomingStreams:
         self._acknowledge(data.node, source, now)
         return None
 
-    def _succeeded(self, before: StreamSource | None, epoch: int, base: int) -> StreamSource:
-        """Return the stream of a later epoch. Places of the one before that are not stored yet
-        count, because an origin begins an epoch when they are confirmed."""
-        source = StreamSource(epoch, base)
+    def _succeeded(
+        self, before: StreamSource | None, epoch: int, base: int, now: float
+    ) -> StreamSource:
+        """Return the stream of a later epoch, with those before it."""
+        source = StreamSource(epoch, base, began_at=now)
         if before is not None:
-            former = [*before.former.items(), (before.epoch, before.next_place - 1)]
-            source.former = dict(former[-FORMER_MAX:])
+            source.former, before.former = before.former, {}
+            before.out_of_order.clear()
+            before.out_of_order_bytes = 0
+            _add_former(source, before)
         return source
 
+    def _find(self, node: bytes, epoch: int) -> StreamSource | None:
+        source = self._sources.get(node)
+        if source is None or source.epoch == epoch:
+            return source
+        return source.former.get(epoch)
+
     def stored(self, id: MessageId, now: float) -> None:
-        source = self._sources.get(id.node)
+        source = self._find(id.node, id.epoch)
         if source is not None and source.unstored.pop(id, None) is not None:
             self._acknowledge(id.node, source, now)
 
@@ -131,23 +160,26 @@ class IncomingStreams:
         if not self._acknowledgements and not self._unconfirmed:
             return []
         found, self._acknowledgements = self._acknowledgements, []
-        for node in sorted(self._unconfirmed):
-            source = self._sources[node]
-            if source.ack_at is not None and source.ack_at <= now:
+        for node, epoch in sorted(self._unconfirmed):
+            source = self._find(node, epoch)
+            if source is None:
+                self._unconfirmed.discard((node, epoch))
+            elif source.ack_at is not None and source.ack_at <= now:
                 assert source.stored_up_to() >= source.confirmed, "a confirmation falls"
                 source.confirmed = source.stored_up_to()
                 source.ack_at = None
-                self._unconfirmed.discard(node)
-                found.append(StreamAck(node, source.epoch, self._own, source.confirmed, 0))
+                self._unconfirmed.discard((node, epoch))
+                found.append(StreamAck(node, epoch, self._own, source.confirmed, 0))
         return found
 
     def timer(self) -> float:
-        times = [self._sources[node].ack_at for node in self._unconfirmed]
+        found = (self._find(*each) for each in self._unconfirmed)
+        times = (source.ack_at for source in found if source is not None)
         return min((at for at in times if at is not None), default=float("inf"))
 
     def check(self) -> None:
         """Raise `AssertionError` for an invariant that does not hold between two inputs."""
-        for source in self._sources.values():
+        for source in self._all_sources():
             early = source.out_of_order
             assert source.out_of_order_bytes == sum(map(_size, early.values())), "bytes ahead"
             assert all(place >= source.next_place for place in early), "a delivered place waits"
@@ -157,14 +189,20 @@ class IncomingStreams:
             assert source.confirmed <= source.stored_up_to(), "confirmed before it is stored"
             assert all(epoch < source.epoch for epoch in source.former), "a later epoch is former"
             assert len(source.former) <= FORMER_MAX, "too many former epochs"
-        assert self._unconfirmed <= self._sources.keys(), "a confirmation for a stranger"
+        origins = {node for node, _ in self._unconfirmed}
+        assert origins <= self._sources.keys(), "a confirmation for a stranger"
+
+    def _all_sources(self) -> Iterator[StreamSource]:
+        for source in self._sources.values():
+            yield source
+            yield from source.former.values()
 
     def _forget_strangers(self) -> None:
         """Forget origins that have left the federation, to make room for members."""
         for node, source in list(self._sources.items()):
             if not self._is_member(node) and not source.unstored:
                 del self._sources[node]
-                self._unconfirmed.discard(node)
+                self._unconfirmed = {each for each in self._unconfirmed if each[0] != node}
 
     def _skip(self, source: StreamSource, base: int, now: float) -> None:
         """Pass over places below `base`: this member confirmed them before it lost its position,
@@ -199,11 +237,23 @@ class IncomingStreams:
             source.unstored.setdefault(data.id, source.next_place)
 
     def _acknowledge(self, node: bytes, source: StreamSource, now: float) -> None:
-        self._unconfirmed.add(node)
+        self._unconfirmed.add((node, source.epoch))
         at = now + self._config.ack_delay_s
         if source.stored_up_to() - source.confirmed >= self._config.ack_messages:
             at = now
         source.ack_at = at if source.ack_at is None else min(source.ack_at, at)
+
+
+def _add_former(source: StreamSource, former: StreamSource) -> StreamSource:
+    source.former[former.epoch] = former
+    if len(source.former) > FORMER_MAX:
+        del source.former[min(source.former)]
+    return former
+
+
+def _is_forgotten(source: StreamSource, epoch: int) -> bool:
+    """Return whether the epoch is before those that are tracked."""
+    return len(source.former) >= FORMER_MAX and epoch < min(source.former)
 
 
 def _size(data: Data | Skip) -> int:

@@ -14,7 +14,7 @@ from re import fullmatch
 from typing import Final
 
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.streams import Position
+from holdfast.federation.core.messages.streams import FORMER_MAX, FormerPositions, Position
 from holdfast.sqlite import PAGE_BYTES, SqliteFile, SqliteForm, Trouble, transaction
 from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
 
@@ -59,20 +59,23 @@ class MemberStoreChange:
     """Retained versions by topic. None: the topic has no version any more."""
     memory: list[bytes] | None = None
     """The replacement for the whole stored knowledge of other members, or None."""
+    former: FormerPositions = field(default_factory=dict)
 
     def is_empty(self) -> bool:
         return self.memory is None and not (
-            self.added or self.removed or self.positions or self.retained
+            self.added or self.removed or self.positions or self.former or self.retained
         )
 
     def frees(self) -> bool:
         """Return whether a part of the change needs little or no room."""
-        return bool(self.removed or self.positions)
+        return bool(self.removed or self.positions or self.former)
 
     def without_data(self) -> "MemberStoreChange":
         """Take out and return the part that needs little or no room."""
-        change = MemberStoreChange(removed=self.removed, positions=self.positions)
-        self.removed, self.positions = set(), {}
+        change = MemberStoreChange(
+            removed=self.removed, positions=self.positions, former=self.former
+        )
+        self.removed, self.positions, self.former = set(), {}, {}
         return change
 
     def split(self, added_max: int, bytes_max: int) -> "MemberStoreChange":
@@ -97,6 +100,7 @@ class MemberStoreChange:
             self.positions | later.positions,
             self.retained | later.retained,
             self.memory if later.memory is None else later.memory,
+            self.former | later.former,
         )
 
 
@@ -110,8 +114,14 @@ class StoredMember:
     retained: dict[str, bytes]
     """Retained versions by topic."""
     memory: list[bytes]
+    former: FormerPositions = field(default_factory=dict)
 
 
+_FORMER: Final = (
+    "CREATE TABLE IF NOT EXISTS former (origin BLOB NOT NULL, epoch INTEGER NOT NULL,"
+    " place INTEGER NOT NULL, PRIMARY KEY (origin, epoch)) WITHOUT ROWID"
+)
+"""A table that older versions neither make nor read."""
 _FORM: Final = SqliteForm(
     application_id=0x48464644,
     version=1,
@@ -123,6 +133,7 @@ _FORM: Final = SqliteForm(
         "CREATE TABLE retained (topic TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
         "CREATE TABLE memory (at INTEGER PRIMARY KEY, data BLOB NOT NULL)",
         "CREATE TABLE owner (node BLOB NOT NULL)",
+        _FORMER,
     ),
     error=MemberStoreError,
     full=MemberStoreFull,
@@ -216,12 +227,17 @@ class StoreFile(SqliteFile):
             bytes(origin): (int(epoch), int(place))
             for origin, epoch, place in db.execute("SELECT origin, epoch, place FROM positions")
         }
+        db.execute(_FORMER)
+        former = {
+            (bytes(origin), int(epoch)): int(place)
+            for origin, epoch, place in db.execute("SELECT origin, epoch, place FROM former")
+        }
         memory = [bytes(data) for (data,) in db.execute("SELECT data FROM memory ORDER BY at")]
         retained = {
             str(topic): bytes(data)
             for topic, data in db.execute("SELECT topic, data FROM retained")
         }
-        return StoredMember(custody, positions, retained, memory)
+        return StoredMember(custody, positions, retained, memory, former)
 
     def _statements(self, change: MemberStoreChange) -> list[Statement]:
         now = self.clock()
@@ -237,6 +253,18 @@ class StoreFile(SqliteFile):
             "positions (origin, epoch, place)",
             [(origin, *position) for origin, position in change.positions.items()],
         )
+        found += _inserts(
+            "former (origin, epoch, place)",
+            [(*stream, place) for stream, place in change.former.items()],
+        )
+        found += [
+            (
+                "DELETE FROM former WHERE origin = ? AND epoch NOT IN (SELECT epoch FROM former"
+                " WHERE origin = ? ORDER BY epoch DESC LIMIT ?)",
+                (origin, origin, FORMER_MAX),
+            )
+            for origin in {origin for origin, _ in change.former}
+        ]
         found += [
             ("DELETE FROM retained WHERE topic = ?", (topic,))
             for topic, data in change.retained.items()

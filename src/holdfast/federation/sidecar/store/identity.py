@@ -1,11 +1,15 @@
 """The file with a member's identity, and the lock of its directory."""
 
 import os
+import secrets
+import time
 from pathlib import Path
 from typing import Final
 
 from holdfast.federation.core.identity import (
     EPOCH_COUNTED_MAX,
+    EPOCH_RANDOM_STEP,
+    STEADY_S,
     BadIdentity,
     Identity,
     decode_identity,
@@ -53,7 +57,8 @@ class IdentityFile:
                 " directory of its own"
             )
         try:
-            identity = self._read(id).restarted()
+            before = self._read(id)
+            identity = before.restarted(self._step() if before.epoch else 1)
             self._write(identity)
         except BaseException:
             self.release()
@@ -107,6 +112,10 @@ class IdentityFile:
                 " out, or give this member a directory of its own"
             )
         return identity
+
+    def _step(self) -> int:
+        age_s = time.time() - (self._directory / IDENTITY).stat().st_mtime
+        return 1 if 0 <= age_s < STEADY_S else 1 + secrets.randbelow(EPOCH_RANDOM_STEP)
 
     def _write(self, identity: Identity) -> None:
         replace_file(self._files, IDENTITY, [identity.encode()])

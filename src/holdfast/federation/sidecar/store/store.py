@@ -70,6 +70,8 @@ class MemberStore:
         self._file = StoreFile(path, node)
         self._executor = ThreadPoolExecutor(1, "federation-store")
         self._next = MemberStoreChange()
+        # The position in the last epoch of each origin.
+        self._positions: dict[bytes, Position] = {}
         self._writing = MemberStoreChange()
         # Delivered messages below the positions of the next transaction. `_waiters` are the callers
         # that wait for retained versions and the memory.
@@ -90,6 +92,7 @@ class MemberStore:
         except BaseException:
             self._executor.shutdown(wait=False)
             raise
+        self._positions = dict(kept.positions)
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(report)
         self._copying = asyncio.get_running_loop().create_task(self._copy())
@@ -136,8 +139,14 @@ class MemberStore:
         self._schedule_write(len(self._next.removed) >= LAZY_MAX)
 
     def pass_to(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
-        """Store the new position of the stream from `origin`; `ids` are the messages below it."""
-        self._next.positions[origin] = position
+        """Store the new position of the stream from `origin`; `ids` are the messages below it. It
+        may be of a former epoch."""
+        newest = self._positions.get(origin, position)
+        if position[0] != newest[0]:
+            epoch, place = min(position, newest)
+            self._next.former[origin, epoch] = place
+        if position >= newest:
+            self._positions[origin] = self._next.positions[origin] = position
         self._passed += ids
         self._has_work.set()
 

@@ -1,0 +1,42 @@
+"""The starts of a broker's member, each with the ends of the broker's log.
+
+The name of a log in the place of a message (`LogPlace`) has the start in which the record was
+appended. It stays the same however often the record is exported. Smallest counter-example without
+it: the record at offset 7 is exported, and the directory is put back to offset 5. The next record
+at offset 7 is another one, and a destination takes it for a repetition.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from holdfast.storage.files.filesystem import OsFileSystem, read_file, replace_file
+
+NAME: Final = "log-starts"
+STARTS_MAX: Final = 64
+"""The most starts that are kept. Records from before them have the log's name without a start."""
+LogStart = tuple[int, list[int]]
+"""The epoch of a start, and the end of each partition at that time."""
+
+
+def begin_start(directory: Path, epoch: int, ends: Sequence[int]) -> list[LogStart]:
+    """Store a start durably and return all starts, the newest last. It replaces the last one if no
+    record was appended since. Blocks. Raises `OSError`, and `ValueError` for a damaged file."""
+    files = OsFileSystem(directory)
+    starts: list[LogStart] = []
+    if NAME in files.list(""):
+        starts = [(int(each), [*map(int, at)]) for each, at in json.loads(read_file(files, NAME))]
+    if starts and starts[-1][1] == list(ends):
+        starts.pop()
+    starts = [*starts, (epoch, list(ends))][-STARTS_MAX:]
+    replace_file(files, NAME, [json.dumps(starts).encode()])
+    return starts
+
+
+def start_of(starts: Sequence[LogStart], partition: int, offset: int) -> int:
+    """Return the start in which a record was appended; 0: before all of them."""
+    for epoch, ends in reversed(starts):
+        if ends[partition] <= offset:
+            return epoch
+    return 0

@@ -1,0 +1,51 @@
+"""Planted bugs: mistakes that are made in the production code for the length of a test. The model
+finds each of them and says what is wrong. Without the mistake the same run is well."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from tests.sim.schedule import Violation, Wrong
+
+SEEDS = 40
+"""At most; a planted bug that is not found in these is not looked for well enough. A seed is the
+same run with the same version only, so the one that finds a bug moves."""
+
+Plant = Callable[[], AbstractContextManager[object]]
+Run = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A mistake and the model that finds it."""
+
+    plant: Plant
+    run: Run
+    """Runs the model with a seed."""
+    text: str
+    """A part of what the model then says."""
+    seed: int = 0
+    """The first that is looked at."""
+    seeds: int = SEEDS
+    finds: tuple[type[Exception], ...] = (Wrong, Violation)
+    """The errors of the model. Any other ends the test: an assert of the production code that is
+    hit before says nothing of the model."""
+
+    def check(self) -> None:
+        seed, text = self._find()
+        assert self.text in text, f"seed {seed}"
+        self.run(seed)
+
+    def _find(self) -> tuple[int, str]:
+        with self.plant():
+            for seed in range(self.seed, self.seed + self.seeds):
+                try:
+                    self.run(seed)
+                except self.finds as error:
+                    return seed, str(error)
+        raise AssertionError(f"not found in {self.seeds} seeds from {self.seed} on")
+
+
+def changed(target: object, name: str, value: object) -> AbstractContextManager[object]:
+    return patch.object(target, name, value)
