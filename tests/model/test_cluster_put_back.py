@@ -327,6 +327,42 @@ def test_the_longest_log_leads_after_all_were_killed(
     story.check()
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("first", ["n1", "n2"])
+def test_a_start_is_no_failure_of_a_node_that_comes_late(seed: int, first: str) -> None:
+    """One acknowledgement suffices, all were killed, and one disk has lost its end. Its node and a
+    witness are a majority. The other node, which has everything, starts 10 s later."""
+    late = "n2" if first == "n1" else "n1"
+    settings = replace(SETTINGS, replication_factor=2, min_insync=1, has_witness=True)
+    story = Story(seed, settings=settings)
+    for party in story.world.parties:
+        party.is_active = True
+    story.run(0.8)
+    story.stop(*story.world.hosts)
+    for party in story.world.parties:
+        party.is_active = False
+    lose_end(story.host(first).disk, is_zeroed=False)
+    story.come(first, "n3")
+    story.run(10.0)
+    story.come(late)
+    story.check()
+
+
+def test_a_node_that_does_not_come_is_given_up_later() -> None:
+    settings = replace(SETTINGS, replication_factor=2, min_insync=1, has_witness=True)
+    story = Story(1, settings=settings)
+    story.stop(*story.world.hosts)
+    story.come("n1", "n3")
+    story.run(50.0)
+    metadata = story.world.newest_metadata()
+    assert metadata is not None
+    assert all("n2" in info.in_sync for info in metadata.partitions)
+    story.run(20.0)
+    metadata = story.world.newest_metadata()
+    assert metadata is not None
+    assert all(info.leader == "n1" and info.in_sync == ("n1",) for info in metadata.partitions)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_damaged_node_that_becomes_a_voter_is_not_needed_for_ever(seed: int) -> None:
     """With it there are four voters for a moment, one of them with a disk that is gone. Had it

@@ -51,7 +51,7 @@ class ClusterNode(Parts):
             self.meta,
             self.presence.incarnation,
             self.config.detector.first_contact_s,
-            self.config.start_alone_after_s,
+            self.config.detector.start_alone_after_s,
             now,
         )
         self.alone = Alone(self)
@@ -410,7 +410,8 @@ class ClusterNode(Parts):
         if not self.context.is_alone:
             self.detector.handle_timers(now)
             health = self.detector.health(now)
-            self.replication.handle_unhealthy(health.suspected | health.unhealthy, now)
+            unhealthy = health.suspected | health.unhealthy
+            self.replication.handle_unhealthy(unhealthy, now, health.unmet)
             self.meta.handle_timers(now)
         self.replication.handle_timers(now)
         self.session_coordinator.handle_timers()

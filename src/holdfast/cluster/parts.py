@@ -47,9 +47,6 @@ class ClusterNodeConfig:
     replication: ReplicationConfig
     is_witness: bool = False
     """True if the node votes in Raft and stores no partition."""
-    start_alone_after_s: float = 60.0
-    """The seconds after its start for which a node waits for members that it has not met, before it
-    decides anything without them (`attendance`)."""
     drain_clients_per_s: float = 0.0
     """The clients a second that a node sends to others when it is drained or stops; 0: all at
     once."""

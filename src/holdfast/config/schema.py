@@ -107,7 +107,7 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The most seconds of one write to the disk. After that the node counts as down until it is
     done."""
     start_alone_after_s: Annotated[float, Meta(ge=2, le=604_800)] = 60.0
-    """The seconds after its start for which the only voter waits for nodes that are not down."""
+    """The seconds after its start before a node decides alone without nodes that were up before."""
     replace_after_s: Annotated[float, Meta(ge=1, le=604_800)] = 10.0
     """The seconds for which a node is down before its replicas are made on other nodes."""
     catch_up_bytes_per_s: Bytes = 67_108_864

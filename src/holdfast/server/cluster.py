@@ -435,7 +435,11 @@ def member_config(
 ) -> ClusterNodeConfig:
     cluster = config.cluster
     return ClusterNodeConfig(
-        DetectorConfig(heartbeat_s=cluster.heartbeat_s, suspect_s=cluster.suspect_s),
+        DetectorConfig(
+            cluster.heartbeat_s,
+            cluster.suspect_s,
+            start_alone_after_s=cluster.start_alone_after_s,
+        ),
         ControllerConfig(replace_after_s=cluster.replace_after_s),
         ReplicationConfig(
             incarnation=incarnation,
@@ -444,7 +448,6 @@ def member_config(
             catch_up_bytes_per_s=cluster.catch_up_bytes_per_s or 1 << 40,
         ),
         is_witness=cluster.witness,
-        start_alone_after_s=cluster.start_alone_after_s,
         drain_clients_per_s=cluster.drain_clients_per_s,
     )
 

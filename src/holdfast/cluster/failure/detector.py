@@ -45,6 +45,9 @@ class DetectorConfig:
     """The grace for a node not heard since we started, or since it joined. Nodes that are switched
     on together do not listen at the same moment."""
 
+    start_alone_after_s: float = 60.0
+    """The seconds after our start for which a node that we have not heard may have more than our
+    disk, so that nothing is decided without it: a start is not a failure."""
     alone_after_s: float = 2.0
     """The age at which our suspicion counts although the loops of all others are unwell."""
 
@@ -128,6 +131,7 @@ class Detector:
         self._sent_at: deque[float] = deque(maxlen=REMEMBERED)
         self._beat_at = now
         self._silence_at = now + config.suspect_s
+        self._alone_at = now + config.start_alone_after_s
         self._well_at = now
         self._worst_lag_s = 0.0
         self._health = Health()
@@ -317,7 +321,10 @@ class Detector:
         lost = self._lost_links(suspected - dead, present)
         incomplete = {node: each for node, each in self.incomplete.items() if node in present}
         stopping = (frozenset(leaving), *ill, lost, incomplete, frozenset(asking))
-        health = Health(present, suspected, dead, *stopping)
+        unmet = frozenset(node for node in self._members if self._peers[node].received_at == NEVER)
+        if now >= self._alone_at:
+            unmet = frozenset()
+        health = Health(present, suspected, dead, *stopping, unmet)
         if health != self._health:
             self._health = health
         return self._health

@@ -44,6 +44,8 @@ class Health:
     are not in it."""
     asking: frozenset[str] = frozenset()
     """Present nodes that will stop as soon as the others can do without them."""
+    unmet: frozenset[str] = frozenset()
+    """Nodes that this node has not heard since its start, for `start_alone_after_s`."""
 
     @property
     def unhealthy(self) -> frozenset[str]:

@@ -5,6 +5,8 @@
 - To add a replica, the leader proposes it when it has everything below the high watermark and below
   this epoch's start. A replica that is taken for dead is not proposed. A proposed one counts from
   then on, until the metadata moves on without it.
+- A set is not shrunk to this node alone by nodes that it has not heard since its start, for
+  `start_alone_after_s`.
 - A set is not shrunk below `min_insync`. The watermark could not move either way, and every replica
   that stays in the set may lead after this node.
 - There is one proposal at a time for a version of the partition. After `proposal_retry_s` without
@@ -91,7 +93,9 @@ class InSync:
             elif progress.is_silent:
                 silent.add(progress.peer.node)
         kept = [node for node in info.in_sync if node not in lost and node not in silent]
-        if len(kept) < metadata.min_insync:
+        # A replica that was not heard since the start of this node may have more than this disk.
+        is_start = len(kept) == 1 and bool(silent) and silent <= self._state.unmet
+        if len(kept) < metadata.min_insync or is_start:
             kept = [node for node in info.in_sync if node not in lost]
         grown = []
         for node in info.members:

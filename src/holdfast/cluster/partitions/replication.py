@@ -266,9 +266,12 @@ class Replication:
                 self.leading.stop(partition)
                 self._following.await_epoch(partition, epoch)
 
-    def handle_unhealthy(self, nodes: frozenset[str], now: float) -> None:
+    def handle_unhealthy(
+        self, nodes: frozenset[str], now: float, unmet: frozenset[str] = frozenset()
+    ) -> None:
         """Keep these nodes from entering an in-sync set. They are silent here, or report an
         untrustworthy disk."""
+        self._state.unmet = unmet
         if nodes != self._state.unhealthy:
             self._state.unhealthy = nodes
             self.leading.handle_nodes(now)

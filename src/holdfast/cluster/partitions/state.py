@@ -32,6 +32,7 @@ class ReplicaState:
         self.incomplete = set(range(partitions)) if config.is_incomplete else set()
         # Nodes that are silent here, or that report an untrustworthy disk.
         self.unhealthy: frozenset[str] = frozenset()
+        self.unmet: frozenset[str] = frozenset()
 
     def info(self, partition: int) -> PartitionInfo | None:
         """The metadata of the partition, or None while this node has none."""

@@ -103,4 +103,5 @@ def _copy(health: Health) -> Health:
         health.damaged,
         health.full,
         asking=health.asking,
+        unmet=health.unmet,
     )

@@ -47,6 +47,8 @@ class NodeConditions:
     is none the node is missing."""
     incomplete: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The partitions in which a live node may be incomplete (`partitions.incomplete`)."""
+    unmet: frozenset[str] = frozenset()
+    """Nodes that were not heard since the start of the node that decides, a while ago."""
 
     def for_partition(self, number: int, info: PartitionInfo) -> "NodeConditions":
         """The conditions as they are for one partition. Its in-sync nodes that may lack records of
@@ -104,6 +106,7 @@ def conditions_of(
         frozenset(retiring),
         _lost_by_node(pair for pair in lost_links if _are_data_nodes(metadata, pair)),
         {node: each for node, each in health.incomplete.items() if each},
+        health.unmet,
     )
 
 
@@ -182,6 +185,10 @@ def repaired(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> 
     which nobody has noticed. B's process is killed, or its disk does not respond for a second,
     which is noticed at once. Without B in the set, A's lost disk counts as the last copy when B is
     back, and the partition waits for an operator.
+
+    They stay as well if one replica would be left, and none of the others was heard since the start
+    of this node. Smallest counter-example: A and B are in sync, `min_insync` is 1, and both lose
+    power. The file of A has lost its end. A starts first, and would go on without B's records.
     """
     in_sync = info.in_sync
     if not standing.wiped.isdisjoint(in_sync):
@@ -189,7 +196,8 @@ def repaired(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> 
     if not standing.absent.isdisjoint(in_sync):
         gone = standing.absent
         survivors = tuple(node for node in in_sync if node not in gone)
-        if len(survivors) < min_insync:
+        is_start = len(survivors) == 1 and standing.unmet.issuperset(gone.intersection(in_sync))
+        if len(survivors) < min_insync or is_start:
             gone = gone - standing.whole
             survivors = survivors and tuple(node for node in in_sync if node not in gone)
         if survivors and survivors != in_sync:
