@@ -5,6 +5,7 @@ that of the session before."""
 import pytest
 
 from holdfast.broker.queues.changes import delete_queue
+from holdfast.broker.recorded_state import filter_memory
 from holdfast.protocol.mqtt import packets as m
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import MESSAGE
@@ -200,3 +201,30 @@ def test_a_queue_that_is_deleted_elsewhere_begins_again(stage: Stage) -> None:
     peer.answer(m.Suback)
     stage.run(0.1)
     assert have_it() == [True, True]
+
+
+def test_the_filters_of_all_nodes_leave_room_for_others(stage: Stage) -> None:
+    """Each node counts the durable sessions of all nodes, and its own others."""
+    one, two, _ = nodes(stage)
+    cost = filter_memory("f/00")
+    for node in stage.world.hosts:
+        process_of(stage, node).state.config.filter_bytes_max = 16 * cost
+
+    def granted(node: str, user: str, client_id: str, expiry_s: int) -> int:
+        peer = stage.login(node, user, client_id, expiry_s=expiry_s)
+        requests = [m.SubscriptionRequest(f"f/{number:02}", 1) for number in range(12)]
+        peer.send(m.Subscribe(9, requests))
+        answer = peer.answer(m.Suback)
+        assert isinstance(answer, m.Suback)
+        stage.run(0.5)
+        return answer.reasons.count(1)
+
+    assert granted(one, "alice", "a1", LONG_S) == 8
+    assert granted(two, "alice", "a2", LONG_S) == 0
+    assert granted(two, "bob", "b2", LONG_S) == 4
+    # This one is not in the log: it counts at its own node, where two has bob's alone.
+    assert granted(two, "alice", "a3", 0) == 6
+    for node in stage.world.hosts:
+        replicated = process_of(stage, node).images.state.filters
+        assert (replicated.of("alice"), replicated.of("bob")) == (8 * cost, 4 * cost)
+        replicated.check()
