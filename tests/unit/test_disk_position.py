@@ -188,15 +188,19 @@ def test_a_node_stands_apart_until_it_begins_anew_or_an_operator_accepts_the_los
     assert "served by another process" in capsys.readouterr().err
     assert older_copy.reason_apart(files) == "it lacks much"
     lock.release()
-    assert main([*command, "--accept-loss"]) == 0
+    assert older_copy.nodes_given_up(files) is None
+    assert main([*command, "--accept-loss", "--without", "n1", "--without", "n2"]) == 0
     assert "was rejected: it lacks much" in capsys.readouterr().out
     assert older_copy.reason_apart(files) == ""
+    # The start waits for all others until the node has what they have.
+    assert older_copy.nodes_given_up(files) == ["n1", "n2"]
     assert main([*command, "--accept-loss"]) == 0
     assert "was not rejected" in capsys.readouterr().out
     older_copy.stand_apart(files, "it lacks much")
     assert older_copy.mark(files, "disk2")
     assert older_copy.begin_anew_at(tmp_path / "data")
     assert older_copy.reason_apart(files) == ""
+    assert older_copy.nodes_given_up(files) is None
 
 
 def test_a_disk_that_takes_no_writes_stops_nothing(

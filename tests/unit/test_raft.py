@@ -339,6 +339,66 @@ def test_learners_apply_and_do_not_count() -> None:
     assert not any(node.is_leader for node in group.nodes.values())
 
 
+def put_back() -> Group:
+    """a alone votes, and its disk is put back to before the commands 2 and 3, which its learner b
+    has as committed. It is held before anything happens."""
+    group = elected("a", "b")
+    group.propose(b"1")
+    copied = RaftState(group.disks["a"].term, vote="a", entries=list(group.disks["a"].entries))
+    group.propose(b"2")
+    group.propose(b"3")
+    group.run(0.2)
+    assert group.applied["b"] == [b"1", b"2", b"3"]
+    group.disks["a"] = copied
+    group.start("a")
+    group.nodes["a"].hold()
+    return group
+
+
+def test_a_held_peer_takes_part_in_nothing() -> None:
+    """Any entry of its own would stand where b has another one that is committed."""
+    group = put_back()
+    before = group.disks["a"]
+    group.run(5.0)
+    assert not any(node.is_leader for node in group.nodes.values())
+    assert group.disks["a"] == before
+
+
+def test_a_learner_leads_until_the_voters_have_what_only_it_has() -> None:
+    group = put_back()
+    term, end = group.nodes["b"].term, group.nodes["b"].log_end
+    group.nodes["a"].release(term, end, group.now)
+    assert group.nodes["a"].term > term
+    group.run(3.0)
+    assert group.leader() == "a"
+    assert group.applied["a"] == group.applied["b"] == [b"1", b"2", b"3"]
+    group.propose(b"4")
+    assert group.applied["b"][-1] == b"4"
+
+
+def test_a_released_peer_elects_nobody_with_less_than_its_floor() -> None:
+    """A third node has what a has lost, and is not there."""
+    group = put_back()
+    term, (last_term, last) = group.nodes["b"].term, group.nodes["b"].log_end
+    group.nodes["a"].release(term, (last_term, last + 1), group.now)
+    group.run(5.0)
+    assert not any(node.is_leader for node in group.nodes.values())
+
+
+def test_a_learner_without_more_than_the_voters_is_not_elected() -> None:
+    """It would lead for a moment whenever the voters are slow to elect one of them."""
+    group = elected("abc", "d")
+    group.propose(b"1")
+    group.run(0.2)
+    term = group.nodes["d"].term
+    for name in "abc":
+        group.nodes[name].set_may_lead(False)
+    group.cut.add("a")
+    group.run(3.0)
+    assert not group.nodes["d"].is_leader
+    assert group.nodes["d"].term == term
+
+
 def test_members_change_one_voter_at_a_time() -> None:
     group = elected("ab", "x")
     leader = group.nodes["a"]
