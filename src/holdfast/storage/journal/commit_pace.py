@@ -1,13 +1,12 @@
-"""How long records wait for others before they are written.
+"""Delays an fdatasync when that lets more records share it.
 
 A sync of the disk costs the processor more than a message does, and the publishes of several
-clients may share one. So records gather for a moment before a sync, where that is free: where
-messages come at a rate of their own. It is not free where publishers wait for their
-acknowledgements. Counter-example: a client that sends a message after each PUBACK would send a
-third as many.
+clients may share one. So records gather for a moment before a sync, if messages come at a rate of
+their own. They do not gather if publishers wait for their acknowledgements. Counter-example: a
+client that sends a message after each PUBACK would send a third as many.
 
-Which of the two it is can only be tried. In a trial, a stretch without gathering and one with it
-follow each other; gathering stays while as many records came with it.
+The broker measures which case it is. A trial has a stretch without gathering and one with it.
+Records gather after it if at least as many came in the second stretch, within a tolerance.
 """
 
 from typing import Final
@@ -27,7 +26,7 @@ GROUP_RECORDS: Final = 16
 
 
 class JournalWaits:
-    """How long records wait for others, in seconds; 0.0: not at all."""
+    """The longest waits of records for others, in seconds; 0.0: none."""
 
     def __init__(
         self, memory_s: float = 0.0, durable_s: float = 0.0, *, among_others: bool = False
@@ -40,7 +39,7 @@ class JournalWaits:
 
 
 class CommitPace:
-    """Whether the records of a node gather before they are committed, by trials."""
+    """Decides by trials whether the records of a node gather before they are committed."""
 
     def __init__(self, gather_s: float) -> None:
         self._gather_s = gather_s
