@@ -108,7 +108,7 @@ class PutBack:
     def _await_directory(self, count: int) -> None:
         """The directory of a replica says once a second what is committed."""
         offline = LogClient.offline(self.data)
-        until(lambda: len([*offline.read()]) == count, "the directory has all of it")
+        until(lambda: len(read(offline, None, [])[0]) == count, "the directory has all of it")
 
     def _broker(self) -> Broker:
         settings = {"log.partitions": 2, "admin.port": self.admin_port, "admin.enabled": True}

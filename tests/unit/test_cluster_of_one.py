@@ -122,7 +122,12 @@ def test_the_directory_soon_says_what_is_committed(tmp_path: Path) -> None:
         client.publish("a", b"1", 1)
         client.publish("a", b"2", 1)
         began_s = time.monotonic()
-        until(lambda: len([*LogClient.offline(data).read()]) == 2, "the directory has both")
+
+        def stored() -> int:
+            with LogClient.offline(data).read() as cursor:
+                return len([*cursor])
+
+        until(lambda: stored() == 2, "the directory has both")
         assert time.monotonic() < began_s + 3
 
 
