@@ -4,6 +4,7 @@
 from unittest.mock import patch
 
 from holdfast.broker.recovery.node_recovery import NodeRecovery
+from holdfast.broker.recovery.session_records import SessionEntry
 from holdfast.broker.session.session import Session
 from holdfast.cluster.metadata.model import WITNESS
 from tests.sim.casts import ALL_CASTS, GROUPS, LOG, QOS0, TIMED
@@ -88,9 +89,9 @@ def test_messages_are_new_unless_a_node_was_lost() -> None:
         taken: list[bool] = []
 
         def note(
-            recovery: NodeRecovery, fields: dict[str, object], taken: list[bool] = taken
+            recovery: NodeRecovery, entry: SessionEntry, over: bool, taken: list[bool] = taken
         ) -> Session:
-            session = take_over(recovery, fields)
+            session = take_over(recovery, entry, over)
             taken.append(session.maybe_sent is not None)
             return session
 

@@ -1,8 +1,7 @@
 """Scripts of chance: a seed is a scene that nobody has thought of.
 
 Some have files, as scenes. Of all others `compare_brokers` compares the single broker and a cluster
-of one, and leaves out what differs for a reason of docs/internals/transcripts.md:
-`python -m tests.model --models brokers`.
+of one: `python -m tests.model --models brokers`.
 """
 
 import random
@@ -160,7 +159,8 @@ def scene_of(seed: int, *, may_have_groups: bool = True) -> Scene:
 # Fresh seeds
 
 _PUBLISH: Final = re.compile(r"< PUBLISH (\d+ )?(.*?(q\d) (retain )?(\S+) .*)")
-_ACKNOWLEDGEMENT: Final = re.compile(r"[<>] PUB(?:ACK|REC|REL|COMP) ")
+_OWN: Final = re.compile(r"< PUB(?:ACK|REC|COMP) |> PUBREL ")
+_RECEIVED: Final = re.compile(r"> PUB(?:ACK|REC|COMP) |< PUBREL ")
 
 
 def compare_brokers(seed: int) -> None:
@@ -175,8 +175,9 @@ def compare_brokers(seed: int) -> None:
 def differences(first: Sections, second: Sections) -> list[str]:
     """Differences that the clients of two forms see and no reason explains.
 
-    Compared per connection: the acknowledgements in both directions, the other packets, the packet
-    ids of messages, and the messages of each topic and QoS, each in their order.
+    Compared per connection: the acknowledgements of its publishes, the number of its own, the other
+    packets, the packet ids of messages, and the messages of each topic and QoS, each in their
+    order.
     """
     found = []
     for name in dict.fromkeys([*first, *second]):
@@ -195,7 +196,11 @@ def _plain(lines: list[str]) -> dict[str, list[str]]:
     for line in lines:
         # Without the time, which is that of a turn.
         text = line.split(maxsplit=1)[1]
-        key = "acknowledgements" if _ACKNOWLEDGEMENT.match(text) else "other packets"
+        key = "acknowledgements" if _OWN.match(text) else "other packets"
+        received = _RECEIVED.match(text)
+        if received is not None:
+            # Which message has which packet id depends on the order between topics.
+            key = text = received.group()
         message = _PUBLISH.match(text)
         if message is not None:
             packet_id, text, qos, retain, topic = message.groups()

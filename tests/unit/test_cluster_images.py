@@ -139,7 +139,9 @@ def test_a_session_without_positions_begins_where_it_subscribed_on_every_node() 
         bench.open(1)
         filters = [["f/#", 1, False, False, 0, 0]]
         bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
-        taken = NodeRecovery(bench.new().state).take_over(bench.images.entry(bench.session()))
+        taken = NodeRecovery(bench.new().state).take_over(
+            bench.images.entry(bench.session()), False
+        )
         found.append(taken.positions)
     assert found == [[30, 20]] * 3
 
@@ -174,7 +176,7 @@ def test_the_first_cursor_after_a_takeover_names_all_positions() -> None:
     """The images have none that a record could change."""
     bench = Bench()
     bench.open(1)
-    taken = NodeRecovery(bench.new().state).take_over(bench.images.entry(bench.session()))
+    taken = NodeRecovery(bench.new().state).take_over(bench.images.entry(bench.session()), False)
     assert taken.positions is not None
     assert taken.logged_positions is None
 

@@ -44,9 +44,11 @@ class NodeRecovery(Recovery):
     def _drop_session(self, session: Session) -> None:
         drop_session(self._node, session, in_slices=False)
 
-    def take_over(self, entry: SessionEntry) -> Session:
+    def take_over(self, entry: SessionEntry, replays_over: bool) -> Session:
         """The session of a snapshot entry, ready to be resumed here, in a cluster. An invalid
-        cursor raises `ValueError` or `struct.error`."""
+        cursor raises `ValueError` or `struct.error`. `replays_over`: see `Rarities`."""
+        if replays_over:
+            entry.replays = UNSET
         session = self._restore_session(entry)
         session.life = 0 if entry.born is UNSET else entry.born
         is_cursor_logged = session.positions is not None

@@ -49,6 +49,8 @@ class Rarities:
         # Whether its node failed during or before the newest connection, so that the cursor may
         # lack messages that the node had sent last.
         self.lacks_sent = False
+        # Whether its last connection was at this node, and had nothing left to replay.
+        self.replays_over = False
 
 
 class RareState(Cursor):

@@ -31,6 +31,7 @@ from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.session_records import will_entry
 from holdfast.broker.rights import proves_names
 from holdfast.broker.session.connection import CLOSED, OPENING, Connection
+from holdfast.broker.session.rarities import rarities_of
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.broker.sweep import Sweep
@@ -370,7 +371,8 @@ class SessionAcquisition:
             return
         self._done(asking)
         self.live.end(asking.client_id)
-        session = self._session(answer)
+        replays_over = image is not None and rarities_of(image).replays_over
+        session = self._session(answer, replays_over)
         if answer.present:
             # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
             # when it replied.
@@ -398,11 +400,11 @@ class SessionAcquisition:
         self.live.report_closed(session.client_id, session.epoch)
         self._done(asking)
 
-    def _session(self, answer: OpenedFrame) -> Session:
+    def _session(self, answer: OpenedFrame, replays_over: bool) -> Session:
         if answer.session is None:
             return Session(answer.client)
         try:
-            session = NodeRecovery(self._state).take_over(answer.session)
+            session = NodeRecovery(self._state).take_over(answer.session, replays_over)
         except (ValueError, struct.error) as error:
             raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
         if session.maybe_sent is not None and self._context.began_at is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Container
 
 from holdfast.broker.connections.close import close_connection, drop_session, take_over
+from holdfast.broker.session.rarities import rarities_of
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.kept_subscriptions import checksum_of
@@ -42,6 +43,7 @@ class LiveSessions:
             image = self._coordinator.recorded_session(session.client_id)
             if image is not None and image.epoch == session.epoch:
                 image.next_packet_id = session.next_packet_id
+                rarities_of(image).replays_over = not session.has_starts
         self.report_closed(session.client_id, session.epoch)
 
     def report_closed(self, client_id: str, epoch: int) -> None:

@@ -223,6 +223,8 @@ class ReplicatedState(ReplicatedPacketIds):
         else:
             self.subscriptions_away -= len(session.subscriptions)
         session.owner = owner
+        if owner != self.state.config.node_id:
+            rarities_of(session).replays_over = False
         self.open_sessions.add(session)
 
     def _set_closed(self, session: Session) -> None:
