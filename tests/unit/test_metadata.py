@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from holdfast.api.cluster_operations import awaited_in_sync
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.metadata.codec import (
@@ -522,3 +523,14 @@ N3 = frozenset({"n3"})
 def test_the_effect_of_a_stop(metadata: ClusterMetadata, nodes: Health, effect: StopEffect) -> None:
     metadata = replace(metadata, nodes={**metadata.nodes, "n4": node("n4")})
     assert stop_effect(metadata, nodes, "n1") == effect
+
+
+def test_nodes_that_a_partition_waits_for_after_a_start() -> None:
+    """With two replicas left, or once the start is long ago, nobody is waited for."""
+    alone, pair, late = in_sync("n1", "n2"), in_sync(*ALL), frozenset({"n2", "n3"})
+    assert awaited_in_sync(alone, health("n1", suspected=late, unmet=late)) == ["n2"]
+    assert awaited_in_sync(pair, health("n1", suspected=late, unmet=late)) == ["n2", "n3"]
+    assert awaited_in_sync(pair, health("n1", suspected=late, unmet=N3)) == []
+    assert awaited_in_sync(alone, health("n1", suspected=late)) == []
+    # In the first two seconds it is nothing unusual.
+    assert awaited_in_sync(alone, health("n1", unmet=late)) == []

@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.broker.cluster_port import GIVES_UP_RECORDS
 from holdfast.broker.session.session import Session
-from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.metadata import operations, status
 from holdfast.cluster.metadata.commands import Command
 from holdfast.cluster.metadata.history import MetadataChange
@@ -84,9 +84,17 @@ class ClusterFigures:
     unsure_s: float = 0.0
     """The seconds for which the node has been unable to begin recorded sessions."""
     awaited: Sequence[str] = ()
-    """The nodes that this one must meet after its start before it decides anything."""
+    """The nodes that this one has not met since its start, and waits for."""
     set_aside: Sequence[str] = ()
     """The directories with records that the others went on without."""
+
+
+def awaited_in_sync(metadata: ClusterMetadata, health: Health) -> list[str]:
+    """The nodes in sync that were not heard since the start of this one, where without them one
+    replica would be in sync: that partition waits for them, for `start_alone_after_s`."""
+    unmet = health.unmet & health.suspected
+    in_sync = (set(info.in_sync) for info in metadata.partitions if unmet)
+    return sorted(set().union(*(each & unmet for each in in_sync if len(each - unmet) == 1)))
 
 
 class Departure:
@@ -258,7 +266,8 @@ class ClusterOperations:
             status.lacks_voters(metadata),
             status.stop_effect(metadata, cluster_node.health(now), node, self.departure.awaited),
             cluster_node.ownership.unsure_s(),
-            cluster_node.attendance.missing(now),
+            cluster_node.attendance.missing(now)
+            or awaited_in_sync(metadata, cluster_node.health(now)),
             self._runtime.replacement.kept,
         )
 

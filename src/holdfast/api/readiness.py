@@ -77,7 +77,8 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
         text = "the node was removed from the cluster: stop it"
         found.append(Obstacle("removed", text))
     if figures.awaited:
-        text = f"the node decides nothing before it is connected to {', '.join(figures.awaited)}"
+        text = f"{', '.join(figures.awaited)} may have more than the disks that are here"
+        text += ", and has not been met since the start: the cluster waits for it"
         found.append(Obstacle("awaits_nodes", text, is_expected=True))
     if not figures.has_majority:
         text = "the node reaches no majority of the cluster: nothing is acknowledged"
