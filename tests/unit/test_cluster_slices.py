@@ -26,6 +26,12 @@ from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 from holdfast.cluster.sessions import closings, reports
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.own_reports import OwnReports
+from holdfast.cluster.sessions.requests import (
+    NEVER,
+    STALE_MAX,
+    SessionRequest,
+    SessionRequests,
+)
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import SESSION, Record
@@ -266,6 +272,24 @@ def test_no_entry_of_a_snapshot_costs_a_walk_over_the_sessions(
         assert made - before == (kind == SNAPSHOT_SESSION)
         before = made
     assert made == 50
+
+
+def test_a_check_of_the_timers_removes_few_waits_that_are_over() -> None:
+    """All clients of a node come to this one, and then their node answers all of them."""
+    requests = SessionRequests(PARTITIONS)
+    waiting = [SessionRequest("n2", OpenFrame(n, f"c{n}", True, 0, None)) for n in range(1000)]
+    for number, request in enumerate(waiting):
+        requests.add(request)
+        request.waits_for = "n3"
+        requests.wait(request, 1.0 + number)
+    for request in waiting[:-1]:
+        requests.remove_first(request)
+    checks = 0
+    while requests.timer() < 1000.0:
+        checks += 1
+    assert checks == 999 // STALE_MAX
+    assert requests.pop_waiting() is waiting[-1]
+    assert requests.timer() == NEVER
 
 
 def test_overdue_sessions_end_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ class LeadershipChanges:
         self._groups = parts.groups
         self._applier = parts.applier
         self.failovers = 0
+        # The partitions that this node has begun to lead in this turn.
+        self._won: list[int] = []
 
     def lead(self, partition: int, epoch: int) -> None:
         """Begins to lead a partition.
@@ -41,6 +43,14 @@ class LeadershipChanges:
         self._groups.start_leading(partition, epoch)
         self._acquisition.tell_owned(self._node_id, [partition])
         self._acquisition.leader_changed(partition)
+
+    def report_won(self) -> None:
+        """Reports this node's sessions to itself, for all partitions of one turn together. A
+        request that was decided before is one that came before the report."""
+        won = [partition for partition in self._won if self._context.leads(partition)]
+        self._won = []
+        if won:
+            self._acquisition.tell_owned(self._node_id, won)
 
     def stop_leading(self, partition: int) -> None:
         """Ends the leadership of a partition. From here on this node appends nothing to it."""

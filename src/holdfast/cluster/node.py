@@ -336,6 +336,7 @@ class ClusterNode(Parts):
         self.space.advance()
         self.positions.review(now)
         self.session_coordinator.releases.advance()
+        self.leadership.report_won()
         self.acquisition.take_local()
         if (
             not self.history.is_current

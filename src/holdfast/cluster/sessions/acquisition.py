@@ -470,11 +470,14 @@ class SessionAcquisition:
         """Sends due requests, and refuses CONNECTs that have waited for too long. The next call is
         due at once while there are more of them."""
         now = self._state.now
+        wakes = self._wakes
         for _ in range(WAKES_MAX):
-            when = self.timer()
-            if when is None or when > now:
+            if not wakes or wakes[0][0] > now:
                 return
-            asking = self.asking[heappop(self._wakes)[1]]
+            when, number = heappop(wakes)
+            asking = self.asking.get(number)
+            if asking is None or asking.wake_at != when:
+                continue
             asking.wake_at = NEVER
             if asking.connection.state == CLOSED and not asking.is_sent:
                 self._done(asking)
@@ -502,11 +505,15 @@ class SessionAcquisition:
             self._finish_if_ready(asking)
 
     def timer(self) -> float | None:
+        """Returns the time of the next check. It may be too early: at most WAKES_MAX entries that
+        do not count any more are removed at once."""
         wakes = self._wakes
-        while wakes:
+        for _ in range(WAKES_MAX):
+            if not wakes:
+                return None
             when, number = wakes[0]
             asking = self.asking.get(number)
             if asking is not None and asking.wake_at == when:
-                return when
+                break
             heappop(wakes)
-        return None
+        return wakes[0][0] if wakes else None

@@ -411,10 +411,11 @@ class SessionCoordinator:
     def handle_timers(self) -> None:
         """Reassigns sessions whose owner's reply is overdue, and repeats report requests."""
         for _ in range(OVERDUE_MAX):
-            request = self._requests.pop_overdue(self._state.now)
-            if request is None:
+            if self._requests.timer() > self._state.now:
                 break
-            self._go_without(request)
+            request = self._requests.pop_waiting()
+            if request is not None:
+                self._go_without(request)
         self.owners.epochs.handle_timers()
         self.reports.handle_timers()
 

@@ -54,6 +54,10 @@ class _Report:
         # The recorded sessions of the node to compare with a complete report.
         self.recorded: list[Session] | None = None
 
+    def __contains__(self, client_id: object) -> bool:
+        """True if the report names the client."""
+        return client_id in self.owned or client_id in self.asking
+
 
 class SessionReports(Work):
     """The requests of a coordinator, and what it learns from each report."""
@@ -229,7 +233,7 @@ class SessionReports(Work):
             for client_id in report.asking:
                 self._owners.renew(node, client_id)
             self._owners.forget(node, home, report.number)
-            self._forget_requests(node, home, report.number, report.owned | report.asking)
+            self._forget_requests(node, home, report.number, report)
             report.recorded = self._replicated.open_sessions.of(node, home)
         while report.recorded and done < steps:
             done += self._compare(node, report, report.recorded.pop())

@@ -19,6 +19,7 @@ from holdfast.storage.partition import partition_of
 
 NOTHING: Final = -1
 NEVER: Final = float("inf")
+STALE_MAX: Final = 100
 
 
 class PendingOpen:
@@ -125,20 +126,24 @@ class SessionRequests:
         request.deadline = deadline
         self._waiting.append((deadline, request))
 
-    def timer(self) -> float:
-        """Returns the earliest deadline of the requests that wait for an owner."""
-        waiting = self._waiting
-        while waiting:
-            deadline, first = waiting[0]
-            is_served = self.first(first.client_id) is first
-            if is_served and first.waits_for and first.deadline == deadline:
-                return deadline
-            waiting.popleft()
-        return NEVER
+    def _is_waiting(self, deadline: float, request: SessionRequest) -> bool:
+        is_served = self.first(request.client_id) is request
+        return is_served and request.waits_for != "" and request.deadline == deadline
 
-    def pop_overdue(self, now: float) -> SessionRequest | None:
-        """Removes the first of those that wait, if its deadline has passed."""
-        return self._waiting.popleft()[1] if self.timer() <= now else None
+    def timer(self) -> float:
+        """Returns the earliest deadline of the requests that wait for an owner. It may be too
+        early: at most STALE_MAX entries that do not count any more are removed at once."""
+        waiting = self._waiting
+        for _ in range(STALE_MAX):
+            if not waiting or self._is_waiting(*waiting[0]):
+                break
+            waiting.popleft()
+        return waiting[0][0] if waiting else NEVER
+
+    def pop_waiting(self) -> SessionRequest | None:
+        """Removes the entry with that deadline. Returns its request if it still waits."""
+        deadline, request = self._waiting.popleft()
+        return request if self._is_waiting(deadline, request) else None
 
     def find(self, request: SessionRequest) -> SessionRequest | None:
         """Returns the queued request that `request` repeats or withdraws."""
