@@ -1,13 +1,18 @@
 """A node that is its whole cluster commits by its journal, until another node is heard."""
 
+import gc
+import tracemalloc
+from collections.abc import Callable
+
 import pytest
 
-from bench.core import LEVEL, MESSAGES, Core, Row
+from bench.core import LEVEL, MESSAGES, Core, Row, _Client
 from holdfast.broker.publish.completion import PublishPromise
 from holdfast.broker.routing import find_route
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import WITNESS
 from holdfast.cluster.runtime.runtime import ClusterRuntime
+from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage import record as log_record
@@ -209,3 +214,52 @@ def test_records_gather_among_others_only_if_that_is_configured(among_others: bo
     held.meet()
     held.machine.step()
     assert node.group_in_flight != among_others
+
+
+SESSIONS = 300
+
+
+def bytes_away(core: Core) -> float:
+    """The memory of a durable session without a client, of a log with records in all partitions."""
+
+    def run(send: Callable[[int], object], count: int = SESSIONS) -> None:
+        for number in range(count):
+            send(number)
+            if number % 20 == 19:
+                core._advance(0.02)
+        core._advance(1.0)
+
+    def publish(number: int) -> None:
+        topic = b"t%d" % number
+        blocks = [
+            encode(Publish(topic, b"x", 1, False, False, each, b"", 0, -1), LEVEL)
+            for each in range(1, 21)
+        ]
+        core.publishers[0].send(b"".join(blocks))
+        core._settle()
+
+    run(publish, 1500)
+    gc.collect()
+    tracemalloc.start()
+    clients = []
+    run(lambda number: clients.append(_Client(core, 0, f"client{number}", True)))
+    filters = [m.SubscriptionRequest(f"of/{number}", 1) for number in range(SESSIONS)]
+    run(lambda number: clients[number].send(encode(m.Subscribe(1, [filters[number]]), LEVEL)))
+    run(lambda number: clients[number].send(encode(m.Disconnect(0, {}), LEVEL)))
+    clients.clear()
+    core.machines[0].sent.clear()
+    gc.collect()
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return size / SESSIONS
+
+
+@pytest.mark.parametrize("partitions", [16, 64])
+def test_a_durable_session_costs_a_cluster_of_one_no_more_than_a_single_broker(
+    monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """The table of given epochs is bounded, so it does not count."""
+    monkeypatch.setattr("bench.core.PARTITIONS", partitions)
+    monkeypatch.setattr("holdfast.cluster.sessions.owners.GIVEN_MAX", 8)
+    single, one = (bytes_away(Core(Row(1, 1), form)) for form in ("single", "one"))
+    assert one <= 1.05 * single, f"{one:.0f} and {single:.0f} bytes"

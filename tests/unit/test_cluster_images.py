@@ -239,6 +239,40 @@ def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed(
     assert closed == [{"client": CLIENT, "owner": "n2"}]
 
 
+def test_a_start_is_forgotten_once_the_positions_are_past_it() -> None:
+    """A subscription that begins later than the session's positions begins there, also after a
+    restart. Behind them its start says nothing."""
+
+    def starts() -> dict[str, list[int] | None]:
+        return {each.filter: each.start for each in bench.session().subscriptions.values()}
+
+    def subscribe(filter: str, start: list[int]) -> None:
+        row = [filter, 1, False, False, 0, 0]
+        bench.change(1, op="subscribe", subscriptions=[row], start=start)
+
+    def move(partition: int, offset: int) -> None:
+        payload = encode_cursor([(partition, offset)], {}, [])
+        bench.apply(log_record.CURSOR, payload, epoch=1)
+
+    bench = Bench()
+    bench.open(1)
+    subscribe("a", [5, 9])
+    assert starts() == {"a": [5, 9]}
+    move(0, 7)
+    assert starts() == {"a": None}
+    subscribe("b", [8, 9])
+    move(1, 10)
+    assert starts() == {"a": None, "b": [8, 9]}
+    bench.restart()
+    assert starts() == {"a": None, "b": [8, 9]}
+    move(0, 8)
+    assert starts() == {"a": None, "b": None}
+    subscribe("b", [9, 9])
+    assert starts() == {"a": None, "b": None}
+    assert not bench.session().has_starts
+    bench.images.check()
+
+
 def test_packet_ids_keep_their_epochs_over_a_snapshot() -> None:
     """A release of the connection before, from a partition that is behind the session's home, is
     applied after a restart as it is without one: an id that stayed would swallow the next message

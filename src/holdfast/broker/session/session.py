@@ -16,6 +16,7 @@ Invariants
 """
 
 from collections import OrderedDict, deque
+from operator import le
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -113,6 +114,13 @@ class Subscription:
         self.replay: Replay | None = None
         # The shared group of a GroupMember.
         self.group: Group | None = None
+
+    def is_begun(self, positions: list[int]) -> bool:
+        """Whether a session at these positions is past the start, which says nothing then. Those of
+        replays and of shared groups are kept."""
+        if self.start is None or self.replay is not None or self.group is not None:
+            return False
+        return all(map(le, self.start, positions))
 
 
 class GroupMember(Subscription):

@@ -178,7 +178,10 @@ def _session(
         return None if will is None else carried
     positions = first_starts(state, session) if session.positions is None else session.positions
     replays = replay_entries(session)
-    rows = [(subscription_row(each), each.start) for each in session.subscriptions.values()]
+    rows = [
+        (subscription_row(each), None if each.is_begun(positions) else each.start)
+        for each in session.subscriptions.values()
+    ]
     return replace(
         carried,
         subscriptions=rows,
