@@ -85,6 +85,8 @@ class Faults:
         # Whose clock is the wrong one: one of them only.
         self._skewed = self._chance.choice(list(world.hosts.values()))
         self.count = 0
+        # Only the lasting faults last.
+        self.is_calm = False
         # The node that does not follow a partition, and which one.
         self._laggard: Host | None = None
         self._lagging = 0
@@ -125,7 +127,7 @@ class Faults:
         self._world.schedule.after(self._chance.expovariate(1 / self._mean_s), self._strike)
 
     def _strike(self) -> None:
-        if self.is_over:
+        if self.is_calm:
             return
         self._wait()
         host = self._chance.choice(list(self._world.hosts.values()))
@@ -137,7 +139,7 @@ class Faults:
             self._world.schedule.after(self._chance.random() * 0.6, self._again)
 
     def _again(self) -> None:
-        if not self.is_over:
+        if not self.is_calm:
             host = self._chance.choice(list(self._world.hosts.values()))
             self.count += 1
             self._causes[self._chance.choice(self._kinds)](host)
@@ -145,12 +147,17 @@ class Faults:
     def end(self) -> None:
         """Everything works again."""
         self.is_over = True
+        self._world.schedule.note("faults", "all is well again")
+        self._world.network.severed.clear()
+        self.calm()
+        self._follow_again()
+
+    def calm(self) -> None:
+        """Everything works again, except for what lasts."""
+        self.is_calm = True
         self._operator.end()
         world = self._world
-        world.schedule.note("faults", "all is well again")
-        world.network.severed.clear()
         world.network.heal()
-        self._follow_again()
         world.network.late = 0.01
         world.network.late_s = 0.02
         for host in world.hosts.values():

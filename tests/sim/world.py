@@ -11,7 +11,7 @@ from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.cluster.metadata.store import MetaStore
 from tests.sim.casts import LOG, parties
 from tests.sim.checks import Checks
-from tests.sim.faults import SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults
+from tests.sim.faults import LAG, SEVER, SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults
 from tests.sim.host import Host
 from tests.sim.network import Network
 from tests.sim.schedule import Schedule, Violation
@@ -147,6 +147,7 @@ class World:
         self.owners_watch.begin()
         self.faults.begin()
         self.schedule.run(settings.duration_s)
+        self._calm()
         self.faults.end()
         for party in self.parties:
             party.is_active = False
@@ -160,6 +161,20 @@ class World:
         for party in self.parties:
             party.check()
         self.schedule.note("world", "done")
+
+    def _calm(self) -> None:
+        """While a fault lasts, and all else is well, everything published is acknowledged."""
+        if not {SEVER, LAG} & {*self.settings.faults}:
+            return
+        self.faults.calm()
+        publishers = [party for party in self.parties if isinstance(party, Publisher)]
+        for publisher in publishers:
+            publisher.is_active = False
+
+        def unsettled() -> str:
+            return next(filter(None, (each.unsettled() for each in publishers)), "")
+
+        self._wait(GOES_ON_S, unsettled, "not settled while a fault lasts")
 
     def _be_quiet(self) -> None:
         self.schedule.note("world", "quiet")
