@@ -151,7 +151,6 @@ class ClusterNode(Parts):
         self.detector.note_frame(node, now)
         if kind == kinds.POSITION:
             self.positions.handle(node, payload, now)
-            self.proposer.is_changed = True
             return
         if kind == kinds.LOG_END:
             self.attendance.handle(node, payload)
