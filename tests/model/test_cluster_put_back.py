@@ -139,7 +139,7 @@ PAIR = replace(SETTINGS, nodes=2, replication_factor=2, min_insync=1)
 
 
 def accepted_voter(seed: int, given_up: tuple[str, ...] = ()) -> Story:
-    """Of two nodes the only voter, n1, is put back. n2 has entries that it lacks. Both are stopped,
+    """The only voter of two nodes, n1, is put back. n2 has entries that it lacks. Both are stopped,
     and an operator accepts the copy."""
     story = Story(seed, ("n1",), PAIR)
     story.stop("n1")

@@ -192,8 +192,8 @@ class Faults:
             self._restart(host)
 
     def _may_lose_power(self, host: "Host") -> bool:
-        """Where records count before they are synced, one machine at a time, until it has them
-        again."""
+        """Return whether this host may lose its power. If records count before they are synced, one
+        host at a time may, until it has its records again."""
         return self._world.settings.durable or not any(
             other.is_incomplete for other in self._world.hosts.values() if other is not host
         )

@@ -65,7 +65,7 @@ class PutBackWorld(World):
         self.before = set(self.accepted)
 
     def put_back(self, skipped: int) -> None:
-        """What was accepted after the copy is given up, but for what has arrived."""
+        """Put the member back to its copy. Messages accepted since count only if they arrived."""
         member = self.members[ORIGIN]
         assert member.core is None
         member.disk, member.session, member.numbered = copy.deepcopy(self.copied)

@@ -164,7 +164,7 @@ FIGURES = ("sessions", "sessions_away", "subscriptions", "shared_groups", "failo
 
 
 def figures(broker: Broker) -> dict[str, object]:
-    """What the admin port and `$SYS` say of clients that are here, away and gone."""
+    """Return what the admin port and `$SYS` show of clients that are here, away and gone."""
     api = Api(broker.admin_port)
     with (
         wire.Wire(broker.port) as here,

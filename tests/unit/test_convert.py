@@ -437,7 +437,7 @@ def test_a_member_expires_before_the_conversion(
 
 
 def replaced(directory: Path) -> dict[str, str]:
-    """What an adoption makes again. The rest serves both kinds of nodes."""
+    """Return the digests of what an adoption makes again. The rest serves both kinds of nodes."""
     return {
         name: each for name, each in digest(directory).items() if name.split("/")[0] in MADE_AGAIN
     }

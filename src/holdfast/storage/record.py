@@ -56,8 +56,8 @@ class Record:
     publisher sent them, encoded, without length prefix and topic alias."""
 
     content: object | None = None
-    """What the payload says, of a record of state that this process has made. Nobody changes it
-    any more. None: the payload is to be read."""
+    """The decoded payload, if this process made the record and it changes state. It is never
+    modified. None: the payload is to be decoded."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ does not name."""
 
 
 class _Report:
-    """What has come of a node's report for one home partition, and is not processed yet.
+    """The part of a node's report for one home partition that is received and not yet processed.
 
     `number`: the event (`Owners`) of its first piece.
     """
