@@ -25,6 +25,7 @@ from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
+from tests.support.folded_state import sessions_and_groups
 
 PARTITIONS = 2
 CLIENT = "c"
@@ -404,3 +405,29 @@ def test_a_session_that_begins_anew_during_a_snapshot_is_there_after_a_restart(b
     for record in records:
         bench.images.apply(record)
     assert bench.images.entry(bench.session()) == expected
+
+
+def test_a_queue_is_the_same_after_a_restart() -> None:
+    """Its keeper began in the epoch of all keepers, and its home has at least that one."""
+    bench = Bench()
+    key = "$share/$queue/a"
+    bench.change(0, client=key, op="queue", start=[3, 4], past=True)
+    expected = sessions_and_groups(bench.images), list(bench.images.newest_epochs)
+    bench.images.check()
+    bench.restart()
+    assert (sessions_and_groups(bench.images), bench.images.newest_epochs) == expected
+    assert bench.images.state.sessions[key].life == 1
+
+
+def test_retention_keeps_what_a_group_has_to_finish_before_its_queue_begins() -> None:
+    """The group is there before the queue when an operator deleted that and members remained."""
+    bench = Bench()
+    bench.images.state.delivered = [99, 99]
+    key = "$share/$queue/a"
+    payload = encode_cursor([(0, 30), (1, 20)], {}, [])
+    bench.images.apply(
+        Record(HOME, log_record.CURSOR, client_id=key.encode(), sequence=1, payload=payload)
+    )
+    bench.change(0, client=key, op="queue", start=[99, 99])
+    (pin,) = pins_of(bench.images.state, None)
+    assert list(pin.positions) == [30, 20]

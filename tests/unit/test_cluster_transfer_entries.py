@@ -11,7 +11,7 @@ from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.ban_records import ban_key
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.recovery.snapshot_entries import SNAPSHOT_SESSION
-from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session
+from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session, tag_of
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.session.will import Will
 from holdfast.cluster.state import entries as image_entries
@@ -22,9 +22,13 @@ from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
+from tests.support.folded_state import sessions_and_groups
 
 PARTITIONS = 8
 CLIENTS = [f"client-{number}" for number in range(40)]
+FILTERS = [f"f/{number}" for number in range(4)]
+QUEUES = [f"$share/$queue/q/{number}" for number in range(4)]
+GROUPS = [f"$share/g{number}/f/1" for number in range(6)]
 
 
 def new_images() -> ReplicatedState:
@@ -44,6 +48,8 @@ class Log:
         self.offsets = [0] * PARTITIONS
         self.order: list[Record] = []
         self.epochs = dict.fromkeys(CLIENTS, 0)
+        # A cursor falls only where its session begins in the past.
+        self.positions = {client_id: [0] * PARTITIONS for client_id in CLIENTS}
 
     def add(
         self,
@@ -96,47 +102,109 @@ class Log:
             lambda: self.receive(client_id, place),
             lambda: self.produce(place),
             self.group,
+            lambda: self.queue(chance.choice(QUEUES)),
+            lambda: self.member(client_id),
             self.ban,
         ]
         chance.choice(things)()
 
     def open(self, client_id: str) -> None:
+        chance = self.random
         self.epochs[client_id] += 1
         session = Session(client_id)
         session.epoch = self.epochs[client_id]
-        session.expiry_s = 3600
-        if self.random.random() < 0.5:
+        session.expiry_s = chance.choice([60, 3600])
+        session.username = chance.choice([None, "alice", "bob"])
+        session.is_owned = session.username is not None and chance.random() < 0.5
+        if chance.random() < 0.5:
             topic = f"will/{client_id}".encode()
             session.will = Will(topic, b"gone", 1, False, b"", 0, 30)
-        clean = self.random.random() < 0.3
-        opened = open_record(session, clean, "n1")
-        opened.generation = self.random.randrange(3)
+        clean = chance.random() < 0.3
+        if clean:
+            self.positions[client_id] = [0] * PARTITIONS
+        request = chance.randrange(1 << 20)
+        opened = open_record(session, clean, chance.choice(["n1", "n2"]), request)
+        opened.generation = chance.randrange(3)
         self.session(client_id, encode_session(opened))
 
     def change(self, client_id: str) -> None:
-        filters = [[f"f/{self.random.randrange(5)}", 1, False, False, 0, 0]]
+        chance = self.random
+        filter = chance.choice([*FILTERS, *FILTERS, *GROUPS, *QUEUES])
+        row = [filter, chance.randrange(3), False, False, chance.randrange(2), chance.randrange(3)]
+        subscribe = {"op": "subscribe", "start": list(self.offsets), "subscriptions": [row]}
+        owed: dict[str, object] = {"owed": [filter]} if filter in FILTERS else {}
+        sent = chance.choice([None, f"f/topic-{chance.randrange(9)}"])
         changes: list[dict[str, object]] = [
-            {"op": "subscribe", "start": list(self.offsets), "subscriptions": filters},
-            {"op": "unsubscribe", "filters": ["f/1"]},
-            {"op": "close", "expiry_s": 3600, "will": True},
+            subscribe | owed,
+            self.replay(client_id, chance.choice(FILTERS)),
+            {"op": "retained", "sent": {chance.choice(FILTERS): sent}, "seam": self.offsets},
+            {"op": "unsubscribe", "filters": [filter]},
+            {"op": "close", "expiry_s": 3600, "will": True, "maybe_sent": chance.random() < 0.5},
             {"op": "end"},
         ]
-        change = self.random.choices(changes, (6, 2, 3, 1))[0]
+        change = chance.choices(changes, (6, 1, 1, 2, 3, 1))[0]
+        if change["op"] == "end":
+            self.positions[client_id] = [0] * PARTITIONS
         self.session(client_id, json.dumps({"client": client_id, **change}).encode())
+
+    def replay(self, client_id: str, filter: str) -> dict[str, object]:
+        """A subscription that begins in the past. Its session goes back with the next cursor."""
+        start = [self.random.randrange(each + 1) for each in self.offsets]
+        again = [(0, self.random.randrange(100))]
+        entry = {"start": start, "seam": self.offsets, "floors": {"f/1": 2}, "again": again}
+        return {
+            "op": "subscribe",
+            "start": self.offsets,
+            "subscriptions": [[filter, 1, False, False, 0, 0]],
+            "replays": {filter: entry},
+            "positions": self.positions[client_id],
+        }
 
     def move(self, client_id: str) -> None:
         chance = self.random
-        entry = Inflight(chance.randrange(PARTITIONS), 5, chance.choice([1, 2]), False)
+        qos, partition = chance.choice([1, 2]), chance.randrange(PARTITIONS)
+        entry = Inflight(partition, chance.randrange(100), qos, chance.random() < 0.2)
         entry.state = chance.choice([SENT, RECEIVED])
-        positions = [(chance.randrange(PARTITIONS), chance.randrange(100))]
+        if not entry.is_retained and chance.random() < 0.5:
+            entry.group_tag = tag_of(chance.choice([*GROUPS, *QUEUES]))
+        partition = chance.randrange(PARTITIONS)
+        position = self.positions[client_id][partition] + chance.randrange(30)
+        self.positions[client_id][partition] = position
         changes = {chance.randrange(1, 6): chance.choice([entry, None])}
-        self.cursor(client_id, self.epochs[client_id], encode_cursor(positions, changes, []))
+        done = [(partition, position + 2)] if chance.random() < 0.3 else []
+        payload = encode_cursor([(partition, position)], changes, done)
+        self.cursor(client_id, self.epochs[client_id], payload)
 
     def group(self) -> None:
         chance = self.random
-        key = f"$share/g{chance.randrange(6)}/f/1"
+        key = chance.choice([*GROUPS, *QUEUES])
         positions = [(number, chance.randrange(100)) for number in range(PARTITIONS)]
-        self.cursor(key, 1, encode_cursor(positions, {}, [(0, 150)]))
+        done = [(chance.randrange(PARTITIONS), chance.randrange(150))]
+        if chance.random() < 0.1:
+            # The group ends, unless it has a durable member.
+            positions, done = [], []
+        self.cursor(key, 1, encode_cursor(positions, {}, done))
+
+    def queue(self, key: str) -> None:
+        chance = self.random
+        home = partition_of(key.encode(), PARTITIONS)
+        change: dict[str, object] = {"op": "end"}
+        if chance.random() < 0.8:
+            change = {"op": "queue", "start": self.offsets, "creator": "c"}
+            change |= {"owner": chance.choice(["", "alice"]), "past": chance.random() < 0.5}
+        payload = json.dumps({"client": key, **change}).encode()
+        self.add(home, log_record.SESSION, client_id=key, payload=payload)
+
+    def member(self, client_id: str) -> None:
+        key = self.random.choice([*GROUPS, *QUEUES])
+        home = partition_of(key.encode(), PARTITIONS)
+        change: dict[str, object] = {"op": "member", "client": key, "member": client_id}
+        change["left"] = self.random.random() < 0.4
+        if self.random.random() < 0.05:
+            change = {"op": "members", "client": ""}
+        payload = json.dumps(change).encode()
+        epoch = self.epochs[client_id]
+        self.add(home, log_record.SESSION, client_id=key, sequence=epoch, payload=payload)
 
     def ban(self) -> None:
         key = ban_key("client", f"c{self.random.randrange(20)}")
@@ -185,6 +253,7 @@ def content(images: ReplicatedState) -> dict[str, object]:
         sessions[client_id] = entry
     born = {client_id: session.life for client_id, session in state.sessions.items()}
     return {
+        **sessions_and_groups(images),
         "sessions": sessions,
         "open": sorted(
             each.client_id for each in state.sessions.values() if images.open_sessions.has(each)
@@ -198,6 +267,7 @@ def content(images: ReplicatedState) -> dict[str, object]:
             >= born.get(client_id, max(0, ended_epoch(images, client_id)) + 1)
         ),
         "groups": {key: images.groups.entry(key) for key in images.group_positions},
+        "newest epochs": images.newest_epochs,
         "ended": [sorted(ended.items()) for ended in images.ended],
         "fired": {partition: sorted(fired.items()) for partition, fired in images.fired.items()},
         "retained": {
@@ -219,6 +289,40 @@ def content(images: ReplicatedState) -> dict[str, object]:
 def exhaust(steps: Iterator[None]) -> None:
     for _ in steps:
         pass
+
+
+def check_equal(one: ReplicatedState, other: ReplicatedState) -> None:
+    expected, found = content(other), content(one)
+    for name, value in expected.items():
+        assert found.pop(name) == value, name
+    assert not found
+    one.check()
+    other.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_snapshot_and_the_records_behind_it_are_the_state(seed: int) -> None:
+    """The snapshot is written while further records are applied, and those come again."""
+    log = Log(seed)
+    running = new_images()
+    for _ in range(900):
+        log.something()
+    for record in log.order:
+        running.apply(record)
+    known = len(log.order)
+    restarted = new_images()
+    applied = known
+    for kind, data in running.snapshot():
+        if log.random.random() < 0.3:
+            log.something()
+            for record in log.order[applied:]:
+                running.apply(record)
+            applied = len(log.order)
+        restarted.apply_snapshot_entry(kind, data)
+    for record in log.order[known:]:
+        restarted.apply(record)
+    check_equal(restarted, running)
+    assert applied > known
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -252,11 +356,9 @@ def test_what_was_lost_comes_back(seed: int) -> None:
     for record in log.order:
         if record.partition in partitions and record.offset >= starts[record.partition]:
             behind.apply(record)
-    expected = content(whole)
-    found = content(behind)
-    for name, value in expected.items():
-        assert found[name] == value, name
+    check_equal(behind, whole)
     assert len(whole.state.sessions) > 10
+    assert whole.state.queues
     assert len(whole.state.retained) > 5
     assert len(whole.state.bans) > 3
 
@@ -281,6 +383,8 @@ def test_dropping_leaves_the_rest_alone() -> None:
     exhaust(image_entries.drop(whole, range(PARTITIONS)))
     empty = content(whole)
     assert not any(empty.pop("ended"))  # type: ignore[call-overload]
+    assert empty.pop("tables") == content(new_images())["tables"]
+    assert all(empty.pop("newest epochs"))  # type: ignore[call-overload]
     assert not any(empty.values())
     assert not whole.touched
     assert not whole.state.groups

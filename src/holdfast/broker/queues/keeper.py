@@ -11,6 +11,8 @@ partition: the only member leaves before the coordinator has applied the record 
 coordinator ends the group, and the next one begins at the start of the queue again.
 """
 
+from typing import Final
+
 from holdfast.broker.session.session import (
     NEVER_EXPIRES,
     GroupMember,
@@ -18,6 +20,9 @@ from holdfast.broker.session.session import (
     Subscription,
 )
 from holdfast.protocol.topics.names import is_queue, split_shared
+
+KEEPER_EPOCH: Final = 1
+"""The epoch of every keeper: no connection ever opens its session."""
 
 
 class Keeper(Session):
@@ -35,7 +40,7 @@ def make_keeper(key: str, owner: str | None = None, is_past: bool = False) -> Ke
     keeper = Keeper(key)
     keeper.username = owner
     keeper.is_past = is_past
-    keeper.epoch = 1
+    keeper.epoch = KEEPER_EPOCH
     keeper.expiry_s = NEVER_EXPIRES
     keeper.recorded = True
     keeper.tailing = False

@@ -13,7 +13,12 @@ from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.publish.delayed_table import is_waiting
 from holdfast.broker.publish.delayed_timer import arm_delayed
 from holdfast.broker.publish.producers import ID_BYTES_MAX
-from holdfast.broker.queues.keeper import check_queue, keeper_subscription, make_keeper
+from holdfast.broker.queues.keeper import (
+    KEEPER_EPOCH,
+    check_queue,
+    keeper_subscription,
+    make_keeper,
+)
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.ban_records import apply_ban, restore_ban
 from holdfast.broker.recovery.inbound_ids import SenderPacketIds
@@ -310,9 +315,7 @@ class Recovery(SenderPacketIds):
                 self._forget(session)
                 session = None
             if session is None:
-                session = self._new_session(client_id)
-                session.epoch = change.epoch
-                self._begin_life(session, change.epoch)
+                session = self._new_session(client_id, change.epoch)
             self._set_open(session, change.owner)
             session.renew(change.epoch)
             self._apply_early_ids(session)
@@ -325,7 +328,7 @@ class Recovery(SenderPacketIds):
         elif isinstance(change, QueueRecord):
             if session is None:
                 check_queue(client_id, change.start, self.state.config.partitions)
-                session = self._new_session(client_id, is_past=change.past)
+                session = self._new_session(client_id, KEEPER_EPOCH, is_past=change.past)
                 session.username = change.owner or None
                 self._touch(session)
                 self._add_subscription(keeper_subscription(session, change.start))
@@ -373,11 +376,13 @@ class Recovery(SenderPacketIds):
     def _set_closed(self, session: Session) -> None:
         self.open.discard(session)
 
-    def _new_session(self, client_id: str, is_past: bool = False) -> Session:
+    def _new_session(self, client_id: str, epoch: int, is_past: bool = False) -> Session:
         session = Session(client_id)
         if is_queue(client_id):
             session = keeper = make_keeper(client_id, None, is_past)
             self.state.queues[client_id] = keeper
+        session.epoch = epoch
+        self._begin_life(session, epoch)
         session.recorded = True
         session.tailing = False
         self.state.sessions[client_id] = session
@@ -438,9 +443,7 @@ class Recovery(SenderPacketIds):
 
     def _restore_session(self, entry: SessionEntry) -> Session:
         cursor = cursor_of(entry, self.state.config.partitions)
-        session = self._new_session(entry.client, is_past=entry.past is True)
-        session.epoch = entry.epoch
-        self._begin_life(session, session.epoch)
+        session = self._new_session(entry.client, entry.epoch, is_past=entry.past is True)
         session.expiry_s = entry.expiry_s
         session.disconnected_us = entry.disconnected_us
         session.username = entry.username

@@ -200,7 +200,6 @@ class ReplicatedState(ReplicatedPacketIds):
 
     def _subscribe(self, session: Session, row: SubscriptionRow, start: list[int] | None) -> None:
         super()._subscribe(session, row, start)
-        self.groups.set_cursor(row[0])
         if is_shared(row[0]):
             self.group_members.review(row[0], session.client_id)
 
@@ -209,6 +208,7 @@ class ReplicatedState(ReplicatedPacketIds):
             self.filters.change(subscription.filter, 1)
             self.subscriptions_away += not subscription.session.owner
         super()._add_subscription(subscription)
+        self.groups.set_cursor(subscription.filter)
 
     def _remove_subscription(self, session: Session, filter: str) -> None:
         if filter in session.subscriptions:
@@ -329,8 +329,7 @@ class ReplicatedState(ReplicatedPacketIds):
             live = session.connection, session.outbox, session.changes
             assert live == (None, None, None), "a part of a live session"
             assert all(each.logged for each in session.inflight.values()), "not in the log"
-            if client_id in self.state.queues:
-                continue
+            assert bool(session.life) == bool(session.epoch), "a session that began in no epoch"
             assert session.epoch <= self.newest_epochs[self.home(client_id)], "an unknown epoch"
 
     def note_epoch(self, home: int, epoch: int) -> None:
@@ -353,10 +352,14 @@ class ReplicatedState(ReplicatedPacketIds):
             # coordinator that closes it in the node's place.
             rarities_of(before).lacks_sent = True
 
+    def _begin_life(self, session: Session, epoch: int) -> None:
+        super()._begin_life(session, epoch)
+        self.note_epoch(self.home(session.client_id), epoch)
+
     def _restore_session(self, entry: SessionEntry) -> Session:
         session = super()._restore_session(entry)
-        session.life = session.epoch if entry.born is UNSET else entry.born
-        self.note_epoch(self.home(session.client_id), session.epoch)
+        if entry.born is not UNSET:
+            session.life = entry.born
         rare = rarities_of(session)
         rare.requests = () if entry.requests is UNSET else tuple(entry.requests)
         rare.trusted = NOT_TRUSTED if entry.trusted is UNSET else entry.trusted
@@ -436,7 +439,7 @@ class ReplicatedState(ReplicatedPacketIds):
             self._complete_session(session)
         entry = session_entry(self.state, session)
         rare = rarities_of(session)
-        entry.born = session.life or session.epoch
+        entry.born = session.life
         entry.requests = list(rare.requests)
         entry.maybe_sent = rare.lacks_sent
         entry.trusted = UNSET if rare.trusted == NOT_TRUSTED else rare.trusted
