@@ -103,20 +103,31 @@ def test_a_disk_goes_back_while_all_others_have_what_was_agreed(restarts: bool) 
     assert went_back is not restarts
 
 
-def test_a_seed_says_everything() -> None:
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "--seed 7 --duration 1 --nodes 3",
+        # One change of a session in a turn, so that the order of sessions shows.
+        "--seed 13 --duration 2.5",
+    ],
+)
+def test_a_seed_says_everything(plan: str) -> None:
     """The same run in another process, with other hash seeds and addresses."""
-    command = [
-        sys.executable, "-m", "tests.sim", "--seed", "7", "--duration", "1", "--nodes", "3",
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "tests.sim", *plan.split()]
     outputs = {
         subprocess.run(
             command,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(SOURCE)},
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": hash_seed,
+                "PYTHONMALLOC": allocator,
+                "PYTHONPATH": str(SOURCE),
+            },
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-        for hash_seed in ("1", "2")
+        for hash_seed, allocator in (("1", "pymalloc"), ("2", "malloc"))
     }
     assert len(outputs) == 1
     assert "well" in outputs.pop()

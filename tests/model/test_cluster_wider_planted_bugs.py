@@ -102,7 +102,7 @@ def a_timer_is_not_cancelled() -> Iterator[None]:
         session.owner = owner
 
     def touch(recovery: Recovery, session: Session) -> None:
-        recovery.touched.add(session)
+        recovery.touched[session] = None
 
     with (
         patch.object(Endings, "due", due_though_it_is_back),

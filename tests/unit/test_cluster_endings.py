@@ -233,7 +233,7 @@ def test_a_timer_that_was_armed_meanwhile_gives_way_to_the_next_one() -> None:
     bench = Bench()
     bench.session.will = None
     bench.session.disconnected_us = 999 * 1_000_000
-    bench.replica.touched.add(bench.session)
+    bench.replica.touched[bench.session] = None
     bench.endings.due(bench.session, SESSION_EXPIRY)
     assert bench.replica.arm_timers(bench.session)
     assert bench.armed() == [bench.session.expiry_timer]

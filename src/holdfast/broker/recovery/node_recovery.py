@@ -29,10 +29,10 @@ class NodeRecovery(Recovery):
         super().__init__(state)
         self._node = state
         # Precomputed sessions that have expired since; `finish` logs their end.
-        self.expired: set[Session] = set()
+        self.expired: dict[Session, None] = {}
 
     def _touch(self, session: Session) -> None:
-        self.expired.discard(session)
+        self.expired.pop(session, None)
         super()._touch(session)
 
     def _add_subscription(self, subscription: Subscription) -> None:
@@ -69,15 +69,15 @@ class NodeRecovery(Recovery):
         """
         ahead = []
         for _ in range(min(sessions_max, len(self.touched))):
-            session = self.touched.pop()
+            session, _ = self.touched.popitem()
             positions = session.positions
             if positions is not None and positions != _clamped(self.state, positions):
                 ahead.append(session)
                 continue
             self._complete_session(session)
             if session not in self.open and not self._rearm(session):
-                self.expired.add(session)
-        self.touched.update(ahead)
+                self.expired[session] = None
+        self.touched.update(dict.fromkeys(ahead))
 
     def finish(self) -> None:
         """Finish the state after the last record. Earlier connections are closed, so their wills

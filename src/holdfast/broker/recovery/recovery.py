@@ -86,10 +86,11 @@ class Recovery(SenderPacketIds):
         super().__init__(state)
         self.group_positions: dict[str, list[int]] = {}
         self.group_assigned: dict[str, set[tuple[int, int]]] = {}
-        # Sessions changed since their timers were armed.
-        self.touched: set[Session] = set()
+        # Sessions changed since their timers were armed. In order, unlike a set of sessions, whose
+        # order differs from one process to the next.
+        self.touched: dict[Session, None] = {}
         # Sessions that had a connection when the log ended.
-        self.open: set[Session] = set()
+        self.open: dict[Session, None] = {}
         # The newest epoch of sessions with the name of a shared group, by that name.
         self._misnamed: dict[str, int] = {}
         self.damaged = 0
@@ -221,7 +222,7 @@ class Recovery(SenderPacketIds):
     def _touch(self, session: Session) -> None:
         """Note that the session has changed. Its timers are armed again after the last record."""
         if session not in self.touched:
-            self.touched.add(session)
+            self.touched[session] = None
             self.state.cancel(session.will_timer)
             self.state.cancel(session.expiry_timer)
             session.will_timer = None
@@ -370,11 +371,11 @@ class Recovery(SenderPacketIds):
                 self._remove_subscription(session, filter)
 
     def _set_open(self, session: Session, owner: str) -> None:
-        self.open.add(session)
+        self.open[session] = None
         session.owner = owner
 
     def _set_closed(self, session: Session) -> None:
-        self.open.discard(session)
+        self.open.pop(session, None)
 
     def _new_session(self, client_id: str, epoch: int, is_past: bool = False) -> Session:
         session = Session(client_id)
@@ -390,7 +391,7 @@ class Recovery(SenderPacketIds):
 
     def _forget(self, session: Session) -> None:
         self._touch(session)
-        self.touched.discard(session)
+        self.touched.pop(session, None)
         self._set_closed(session)
         self._first_epochs.pop(session.client_id, None)
         if is_queue(session.client_id) and not self.state.journal.replicated:

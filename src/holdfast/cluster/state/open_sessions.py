@@ -16,14 +16,15 @@ class OpenSessions:
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
-        self._of: dict[str, dict[int, set[Session]]] = {}
+        # In the order of opening. That of a set of sessions differs from one process to the next.
+        self._of: dict[str, dict[int, dict[Session, None]]] = {}
         # The number of open sessions of each owner that has had one.
         self.counts: dict[str, int] = {}
 
     def add(self, session: Session) -> None:
         """Adds a session for its present owner."""
         home = partition_of(session.key, self._partitions)
-        self._of.setdefault(session.owner, {}).setdefault(home, set()).add(session)
+        self._of.setdefault(session.owner, {}).setdefault(home, {})[session] = None
         self.counts[session.owner] = self.counts.get(session.owner, 0) + 1
 
     def discard(self, session: Session) -> None:
@@ -33,7 +34,7 @@ class OpenSessions:
         sessions = None if homes is None else homes.get(home)
         if homes is None or sessions is None or session not in sessions:
             return
-        sessions.discard(session)
+        del sessions[session]
         self.counts[session.owner] -= 1
         if not sessions:
             del homes[home]

@@ -429,7 +429,7 @@ class ReplicatedState(ReplicatedPacketIds):
         expired."""
         if session not in self.touched:
             return True
-        self.touched.discard(session)
+        del self.touched[session]
         self._complete_session(session)
         return self.open_sessions.has(session) or self._rearm(session)
 
