@@ -16,8 +16,9 @@ from tests.unit.test_cluster_admission import EPOCH, NUMBERED, QOS_2, Bench
 
 WAITING = log_record.FLAG_DELAYED | 1
 WILL = log_record.FLAG_WILL | 1
-NOTHING, COMMIT, LEAD = range(3)
-"""Before a record."""
+NOTHING, COMMIT, LEAD, LEAD_BETWEEN = range(4)
+"""Before a record. LEAD_BETWEEN: this node leads once half of the waiting records are applied.
+That half may end within a batch."""
 
 
 class Input(NamedTuple):
@@ -110,18 +111,26 @@ class Leader(Bench):
             self.journal.wrote(group)
             self.journal.commit(group)
             self.uncommitted += group.built
-        if step == LEAD:
+        if step == COMMIT:
+            self.apply(self.stored())
+            self.admission.committed(0, self.stored())
+            self.answers()
+        else:
             self.admission.stop_leading(0)
+            if step == LEAD_BETWEEN:
+                self.apply((self.state.delivered[0] + self.stored() + 1) // 2)
             self.admission.start_leading(0, self.uncommitted)
-            return
+        self.admission.check()
+
+    def apply(self, end: int) -> None:
+        """Commit and apply the records below `end`."""
+        self.journal.advance(0, end)
         for batch in self.uncommitted:
             for record in batch.records():
-                self.images.apply(record)
-        self.uncommitted = []
-        self.journal.advance(0, self.stored())
-        self.state.delivered[0] = self.stored()
-        self.admission.committed(0, self.stored())
-        self.answers()
+                if self.state.delivered[0] <= record.offset < end:
+                    self.images.apply(record)
+        self.uncommitted = [batch for batch in self.uncommitted if batch.end_offset > end]
+        self.state.delivered[0] = end
 
     def take(self, each: Input) -> None:
         """Notes whether the record is stored, or why not."""
@@ -160,7 +169,7 @@ def test_verdicts_do_not_depend_on_the_commit(field: str) -> None:
     """Every sequence of three records."""
     for inputs in product(INPUTS[field], repeat=3):
         wanted = verdicts(inputs, [COMMIT] * 3)
-        for steps in product((NOTHING, COMMIT, LEAD), repeat=2):
+        for steps in product((NOTHING, COMMIT, LEAD, LEAD_BETWEEN), repeat=2):
             assert verdicts(inputs, [NOTHING, *steps]) == wanted, (inputs, steps)
 
 
@@ -172,5 +181,5 @@ def test_verdicts_of_long_sequences_do_not_depend_on_the_commit(seed: int) -> No
         inputs = chance.choices(every, k=12)
         wanted = verdicts(inputs, [COMMIT] * 12)
         for _ in range(5):
-            steps = chance.choices((NOTHING, NOTHING, COMMIT, LEAD), k=12)
+            steps = chance.choices((NOTHING, NOTHING, COMMIT, LEAD, LEAD_BETWEEN), k=12)
             assert verdicts(inputs, steps) == wanted, (inputs, steps)

@@ -178,6 +178,8 @@ def test_a_batch_can_be_applied_in_parts() -> None:
         bench.commit(0, offset)
         while bench.state.work:
             bench.turn()
+        bench.applier.check()
+        assert bench.applier.tickets(0) == {(each + 1, b"c") for each in range(offset, TURN)}
     assert [offset for _, offset in bench.images.applied] == list(range(TURN))
 
 

@@ -102,12 +102,15 @@ class Admission(Appender):
         self.strayed = 0
 
     def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
-        """Rebuilds the uncommitted state of a partition from its uncommitted batches."""
+        """Rebuilds the uncommitted state of a partition from its uncommitted batches. A part of the
+        first one may be applied: its commit ends within it, or a turn has applied a slice."""
         tail = UncommittedState()
         self._tails[partition] = tail
+        applied = self._state.delivered[partition]
         for batch in uncommitted:
             for record in batch.records():
-                self._note(tail, record)
+                if record.offset >= applied:
+                    self._note(tail, record)
 
     def stop_leading(self, partition: int) -> None:
         """Drops the uncommitted state of a partition."""

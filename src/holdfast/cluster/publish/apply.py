@@ -224,7 +224,7 @@ class Applier(Work):
                 end = batch.end_offset
             if batches:
                 assert end <= log.next_offset[partition], "a batch beyond the end of the log"
-                assert applied < end, "a batch that is applied waits"
+                assert applied < batches[0].end_offset, "a batch that is applied waits"
         for partition, end in self._ends.items():
             assert end <= log.next_offset[partition], "a commit beyond the end of the log"
 
@@ -319,11 +319,11 @@ class Applier(Work):
         return 0
 
     def tickets(self, partition: int) -> set[tuple[int, bytes]]:
-        """Returns the ticket and client id of the records of a partition that are not applied.
-        Those of a batch of which a part is applied are all among them."""
+        """Returns the ticket and client id of the records of a partition that are not applied."""
+        applied = self._state.delivered[partition]
         return {
             (ticket, batch.client_id(index))
             for batch in self._log.uncommitted[partition]
             for index, ticket in enumerate(batch.tickets())
-            if ticket
+            if ticket and batch.base_offset + index >= applied
         }
