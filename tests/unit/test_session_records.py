@@ -117,7 +117,7 @@ def test_the_fields_of_a_frame_have_their_values() -> None:
         partitions=[0, 1], owned=[("c", 3)], asking=["d"], users={"c": "u"}
     )
     # An older version requests a report without epochs, and announces one without users.
-    older = decode_frame(OWNED_DECODER, b'{"partitions":[0],"owned":[],"asking":[],"more":1}')
+    older = decode_frame(OWNED_DECODER, b'{"partitions":[0],"owned":[],"asking":[],"later":1}')
     assert older == OwnedSessions(partitions=[0], owned=[], asking=[])
 
 
