@@ -15,7 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -260,10 +260,10 @@ def test_a_read_that_was_planned_before(site: PutBack) -> None:
     from holdfast.storage.columns.decode import SCHEMA
 
     options = parse({"servers": site.address})
-    access = LogAccess(options)
-    bounds = access.bounds()
-    ranges = access.ranges({}, {p: each.end for p, each in bounds.items()}, bounds)
-    [work, *_] = access.plan_tasks(ranges, tasks=1)
+    with closing(LogAccess(options)) as access:
+        bounds = access.bounds()
+        ranges = access.ranges({}, {p: each.end for p, each in bounds.items()}, bounds)
+        [work, *_] = access.plan_tasks(ranges, tasks=1)
     site.put_back()
     with pytest.raises(DataLossError, match="was restored during the read"):
         list(read_work(options, work, SCHEMA))
@@ -279,10 +279,15 @@ def test_a_checkpoint_of_spark(site: PutBack, way: str) -> None:
     from holdfast.pipeline.source.source import HoldfastStreamReader, read_work
     from holdfast.storage.columns.decode import SCHEMA
 
+    stopped = ExitStack()
+
     def reader(fails: str) -> HoldfastStreamReader:
         given = site.address if way == "servers" else str(site.data)
         options = {way: given, "startingOffsets": "earliest", "failOnDataLoss": fails}
-        return HoldfastStreamReader(parse(options), SCHEMA)
+        made = HoldfastStreamReader(parse(options), SCHEMA)
+        # Spark does that at the end of each query.
+        stopped.callback(made.stop)
+        return made
 
     def rows(query: HoldfastStreamReader, start: dict[str, int], end: dict[str, int]) -> list[str]:
         found = []
@@ -291,25 +296,26 @@ def test_a_checkpoint_of_spark(site: PutBack, way: str) -> None:
                 found += [payload.decode() for payload in batch.column("payload").to_pylist()]
         return found
 
-    query = reader("true")
-    begin = query.initialOffset()
-    checkpoint = query.latestOffset(begin, ReadAllAvailable())
-    assert len(rows(query, begin, checkpoint)) == BEFORE + LOST
-    assert "generation" not in checkpoint  # the form of the version before
-    site.put_back()
-    for call in (
-        lambda: reader("true").latestOffset(checkpoint, ReadAllAvailable()),
-        lambda: reader("true").partitions(begin, checkpoint),
-    ):
-        with pytest.raises(RestoredError, match="failOnDataLoss=false"):
-            call()
-    query = reader("false")
-    end = query.latestOffset(checkpoint, ReadAllAvailable())
-    assert end["generation"] == open_to_read(site.data).manifest.generation
-    assert rows(query, checkpoint, end) == ALL_AFTER
-    # A micro-batch of before that Spark repeats, and the next one behind it.
-    assert rows(query, begin, checkpoint) == [f"before {number}" for number in range(BEFORE)]
-    assert rows(reader("true"), end, end) == []
+    with stopped:
+        query = reader("true")
+        begin = query.initialOffset()
+        checkpoint = query.latestOffset(begin, ReadAllAvailable())
+        assert len(rows(query, begin, checkpoint)) == BEFORE + LOST
+        assert "generation" not in checkpoint  # the form of the version before
+        site.put_back()
+        for call in (
+            lambda: reader("true").latestOffset(checkpoint, ReadAllAvailable()),
+            lambda: reader("true").partitions(begin, checkpoint),
+        ):
+            with pytest.raises(RestoredError, match="failOnDataLoss=false"):
+                call()
+        query = reader("false")
+        end = query.latestOffset(checkpoint, ReadAllAvailable())
+        assert end["generation"] == open_to_read(site.data).manifest.generation
+        assert rows(query, checkpoint, end) == ALL_AFTER
+        # A micro-batch of before that Spark repeats, and the next one behind it.
+        assert rows(query, begin, checkpoint) == [f"before {number}" for number in range(BEFORE)]
+        assert rows(reader("true"), end, end) == []
 
 
 def test_two_restores_of_one_backup_differ(site: PutBack) -> None:
