@@ -178,10 +178,11 @@ def test_a_position(site: PutBack, is_offline: bool) -> None:
         assert gap.offsets == LOST
         assert read(log, Position.parse(str(again)), []) == ([], again)
     # A reader that has nothing of what is lost goes on without a word.
-    assert texts([*log.read(start=unharmed)]) == [
-        *(f"before {number}" for number in range(5, BEFORE)),
-        *ALL_AFTER,
-    ]
+    with log.read(start=unharmed) as cursor:
+        assert texts([*cursor]) == [
+            *(f"before {number}" for number in range(5, BEFORE)),
+            *ALL_AFTER,
+        ]
 
 
 def test_a_cursor_that_follows_across_a_restore(site: PutBack) -> None:
@@ -207,17 +208,19 @@ def test_a_commit_of_a_reader_from_before(site: PutBack) -> None:
     with site.log.read(group="g") as cursor:
         assert texts([*cursor])[BEFORE:] == ALL_AFTER
         cursor.commit()
-    assert [*site.log.read(group="g")] == []
+    with site.log.read(group="g") as cursor:
+        assert [*cursor] == []
 
 
 def test_a_position_in_a_table(site: PutBack) -> None:
     site.put_back(after=0)
-    generation = site.log.read().position.generation
+    position = read(site.log, None, [])[1]
+    generation = position.generation
     assert generation
     with closing(sqlite3.connect(":memory:")) as database:
         table = OffsetTable(database, "sink")
         assert table.load() is None
-        table.store(read(site.log, None, [])[1])
+        table.store(position)
         database.commit()
         stored = OffsetTable(database, "sink").load()
         assert stored is not None
@@ -470,5 +473,6 @@ def test_a_sequence_of_a_producer(site: PutBack) -> None:
     site.put_back(after=0)
     first = len(sent)
     asyncio.run(put(10))
-    found = [int(each.payload) for each in site.log.read("q/#")]
+    with site.log.read("q/#") as cursor:
+        found = [int(each.payload) for each in cursor]
     assert found == [*range(first, len(sent))]
