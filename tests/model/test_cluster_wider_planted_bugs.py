@@ -373,7 +373,7 @@ PLANTED = {
         a_lost_node_keeps_what_it_had,
         settings(GROUPS, "kill"),
         "nobody of $share/kept/s/# has received",
-        43,
+        91,
     ),
     "what sessions have kept is given again": in_cluster(
         what_sessions_have_kept_is_given_again, settings(GROUPS, "kill"), "with QoS 2", 1
