@@ -207,10 +207,16 @@ def figures(broker: Broker) -> dict[str, object]:
             (each["name"], each["used"]) for each in limits if "bytes" not in each["name"]
         ]
         here.subscribe(("$SYS/broker/clients/#", 0), ("$SYS/broker/+/count", 0))
-        here.ping()
-        for frame in [each for each in here.inbox if each.kind == wire.PUBLISH]:
-            message = wire.read_publish(frame, 5)
-            found[message.topic] = message.payload
+        subscriptions = int(float(str(found["subscriptions"]))) + 2
+
+        def is_counted() -> bool:
+            here.ping()
+            for frame in [each for each in here.inbox if each.kind == wire.PUBLISH]:
+                message = wire.read_publish(frame, 5)
+                found[message.topic] = message.payload
+            return found.get("$SYS/broker/subscriptions/count") == b"%d" % subscriptions
+
+        until(is_counted, "the two filters are counted")
     return found
 
 

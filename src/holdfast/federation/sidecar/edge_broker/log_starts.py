@@ -6,10 +6,11 @@ it: the record at offset 7 is exported, and the directory is put back to offset 
 at offset 7 is another one, and a destination takes it for a repetition.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from holdfast.storage.files.filesystem import OsFileSystem, read_file, replace_file
 
@@ -26,11 +27,14 @@ def begin_start(directory: Path, epoch: int, ends: Sequence[int]) -> list[LogSta
     files = OsFileSystem(directory)
     starts: list[LogStart] = []
     if NAME in files.list(""):
-        starts = [(int(each), [*map(int, at)]) for each, at in json.loads(read_file(files, NAME))]
+        try:
+            starts = msgspec.json.decode(read_file(files, NAME), type=list[LogStart])
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from None
     if starts and starts[-1][1] == list(ends):
         starts.pop()
     starts = [*starts, (epoch, list(ends))][-STARTS_MAX:]
-    replace_file(files, NAME, [json.dumps(starts).encode()])
+    replace_file(files, NAME, [msgspec.json.encode(starts)])
     return starts
 
 
