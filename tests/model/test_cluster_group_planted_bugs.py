@@ -102,17 +102,26 @@ PLANTED = {
         a_leader_keeps_what_it_cannot_commit, leavers, "though nothing was wrong", 1, SEEDS - 1
     ),
     "a group ends by what is applied": Planted(
-        a_group_ends_by_what_is_applied, leavers, "with QoS 2", 1135, SEEDS - 1135
+        a_group_ends_by_what_is_applied, leavers, "with QoS 2", 0, SEEDS
     ),
     "only members keep records": Planted(
-        only_members_keep_records, leavers, "with QoS 2", 402, SEEDS - 402
+        only_members_keep_records, leavers, "with QoS 2", 0, SEEDS
     ),
     "finished offsets are forgotten": Planted(
         finished_offsets_are_forgotten, leavers, "nobody of $share/stuck/s/#", 1, SEEDS - 1
     ),
 }
+RARE = {"a group ends by what is applied", "only members keep records"}
+"""Few seeds find these, and which ones they are moves with each version."""
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", sorted(PLANTED.keys() - RARE))
 def test_a_planted_bug_is_found(name: str) -> None:
+    PLANTED[name].check()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", sorted(RARE))
+def test_a_rare_planted_bug_is_found(name: str) -> None:
     PLANTED[name].check()
