@@ -163,8 +163,11 @@ class World:
         self.schedule.note("world", "done")
 
     def _calm(self) -> None:
-        """While a fault lasts, and all else is well, everything published is acknowledged."""
-        if not {SEVER, LAG} & {*self.settings.faults}:
+        """While one fault lasts, and all else is well, everything published is acknowledged.
+
+        Two may leave a leader without followers: it does not hear one, and the other lags.
+        """
+        if len({SEVER, LAG} & {*self.settings.faults}) != 1:
             return
         self.faults.calm()
         publishers = [party for party in self.parties if isinstance(party, Publisher)]
