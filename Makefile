@@ -23,7 +23,7 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_cli_* unit/test_client_* unit/test_cluster_barriers* unit/test_cluster_in_flight* unit/test_cluster_many_sessions* unit/test_cluster_epochs* \
   unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* \
   unit/test_cluster_lost_askers* unit/test_cluster_position_reports* unit/test_cluster_opening* unit/test_cluster_owners* \
-  unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_config* unit/test_deploy* \
+  unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_cluster_slices* unit/test_config* unit/test_deploy* \
   unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_edge_mqtt* \
   unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* unit/test_lease* \
   unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* \

@@ -140,6 +140,9 @@ def test_inflight_messages_have_an_age_and_the_log_keeps_the_history(
         assert all(now_us - 60e6 < each["at_us"] < now_us + 1e6 for each in inflight)
     until(lambda: not api.get("session", client="slow")["session"]["connected"], "away")
     assert api.get("session", client="slow")["needed_bytes"] > 0
+    with Wire(broker.port) as other:
+        other.connect("other")
+        other.publish("a", b"its PUBACK comes when the close is on the disk", 1)
     broker.kill()
     broker.start()
     found = api.get("session/history", client="slow")

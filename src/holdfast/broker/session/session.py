@@ -264,7 +264,9 @@ class Session(RareState):
 
     @life.setter
     def life(self, value: int) -> None:
-        self._life_epochs = self.epoch - value if value else -1
+        epochs = self.epoch - value
+        # A record that no node has written may name any life; that is one that is not known.
+        self._life_epochs = epochs if value and 0 <= epochs < 1 << 31 else -1
 
     def renew(self, epoch: int) -> None:
         """Give the session a later epoch. Its life stays: otherwise a QoS 2 message of an epoch
