@@ -111,7 +111,11 @@ PLANTED = {
         finished_offsets_are_forgotten, leavers, "nobody of $share/stuck/s/#", 1, SEEDS - 1
     ),
 }
-RARE = {"a group ends by what is applied", "only members keep records"}
+RARE = {
+    "a group ends by what is applied",
+    "a leader keeps what it cannot commit",
+    "only members keep records",
+}
 """Few seeds find these, and which ones they are moves with each version."""
 
 
