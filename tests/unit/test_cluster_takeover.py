@@ -242,3 +242,36 @@ def test_filters_that_are_accepted_while_the_service_is_asked(
     stage.until(lambda: set(texts) <= set(later.payloads))
     stage.run(0.5)
     assert len(later.payloads) == (6 if verdict == ALLOW else 3)
+
+
+def test_messages_stay_in_order_at_a_node_that_had_the_session_before(stage: Stage) -> None:
+    """It knows the next packet id of that time, and another node has used later ones. Inflight
+    messages are sent again in the order of their ids. [MQTT-4.6.0-1]"""
+    writer = stage.login("c", "alice", "writer")
+
+    def publish(reader: Peer, count: int) -> list[str]:
+        texts = stage.publish(writer, "public/x", count, 1)
+        stage.until(lambda: reader.payloads[-count:] == texts)
+        stage.run(0.5)
+        return texts
+
+    def moved(before: Peer, node: str) -> Peer:
+        before.leave()
+        reader = connect(stage, node)
+        reader.acknowledges = False
+        assert connack(reader).session_present
+        return reader
+
+    first = stage.login("a", "alice", CLIENT, expiry_s=LONG_S)
+    stage.subscribe(first, "public/#", 1)
+    publish(first, 3)
+    second = moved(first, "b")
+    second.acknowledges = True
+    publish(second, 6)
+    second.acknowledges = False
+    texts = publish(second, 2)
+    third = moved(second, "a")
+    texts += publish(third, 1)
+    last = moved(third, "c")
+    stage.until(lambda: len(last.payloads) == len(texts))
+    assert last.payloads == texts

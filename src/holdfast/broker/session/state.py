@@ -19,10 +19,12 @@ its new positions do not prove that it was sent what is below them.
 """
 
 import struct
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.broker.session.session import TAG_MIN, Inflight
 from holdfast.storage.record import Record
+
+EntryT = TypeVar("EntryT")
 
 _COUNTS: Final = struct.Struct("<HH")
 _POSITION: Final = struct.Struct("<HQ")
@@ -148,7 +150,17 @@ def cursor_in(record: Record, partitions: int) -> CursorState:
     return decode_cursor(record.payload, partitions)
 
 
-def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
+def continues(inflight: dict[int, Inflight], packet_id: int) -> bool:
+    """Whether a message that is sent now with this id comes last in the sending order.
+
+    Another node may have assigned later ids since. Counter-example: 98 and 99 are inflight, and
+    messages with 71 and 72 are sent. The next node would send 71 first.
+    """
+    ids: dict[int, Inflight | None] = {**inflight, packet_id: None}
+    return next(reversed(in_sending_order(ids))) == packet_id
+
+
+def in_sending_order(inflight: dict[int, EntryT]) -> dict[int, EntryT]:
     """The entries in the order in which they were sent.
 
     QoS 2 ids are logged at once and QoS 1 ids later, so the log has another order. Ids are assigned

@@ -33,6 +33,7 @@ from holdfast.broker.rights import proves_names
 from holdfast.broker.session.connection import CLOSED, OPENING, Connection
 from holdfast.broker.session.rarities import rarities_of
 from holdfast.broker.session.session import Session
+from holdfast.broker.session.state import continues
 from holdfast.broker.state import NodeState
 from holdfast.broker.sweep import Sweep
 from holdfast.broker.topic_rights.kept_subscriptions import checksum_of, waits_for_more
@@ -378,9 +379,10 @@ class SessionAcquisition:
             # when it replied.
             session.inbound = self._coordinator.inbound(asking.client_id) or None
             session.doubtful = self._coordinator.doubtful(asking.client_id)
-            if image is not None and image.next_packet_id > 1:
+            kept = 1 if image is None else image.next_packet_id
+            if kept > 1 and continues(session.inflight, kept):
                 # The session was here before. The log does not have this number.
-                session.next_packet_id = image.next_packet_id
+                session.next_packet_id = kept
         session.renew(epoch)
         finish_open(self._state, asking.connection, session, answer.present, asking.opening)
 
