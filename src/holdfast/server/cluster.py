@@ -225,7 +225,6 @@ class ClusterMembership:
                     WILL_OFFSETS,
                     releases.FEATURE,
                     reports.FEATURE,
-                    reports.FEATURE,
                     AGREED_USERS,
                     f"{PROGRAM}{__version__}",
                     AGREED_ACCESS,
