@@ -165,9 +165,11 @@ class World:
     def _calm(self) -> None:
         """While one fault lasts, and all else is well, everything published is acknowledged.
 
-        Two may leave a leader without followers: it does not hear one, and the other lags.
+        Two may leave a leader without followers: it does not hear one, and the other lags. What is
+        published meanwhile waits then.
         """
-        if len({SEVER, LAG} & {*self.settings.faults}) != 1:
+        lasting = {SEVER, LAG} & {*self.settings.faults}
+        if not lasting:
             return
         self.faults.calm()
         publishers = [party for party in self.parties if isinstance(party, Publisher)]
@@ -177,7 +179,10 @@ class World:
         def unsettled() -> str:
             return next(filter(None, (each.unsettled() for each in publishers)), "")
 
-        self._wait(GOES_ON_S, unsettled, "not settled while a fault lasts")
+        if len(lasting) == 1:
+            self._wait(GOES_ON_S, unsettled, "not settled while a fault lasts")
+        else:
+            self.schedule.run(GOES_ON_S)
 
     def _be_quiet(self) -> None:
         self.schedule.note("world", "quiet")
