@@ -192,7 +192,8 @@ def test_an_accepted_only_voter_takes_the_log_of_the_other(
 def test_an_accepted_only_voter_waits_for_every_node_that_is_not_given_up() -> None:
     story = accepted_voter(1)
     story.come("n1")
-    story.run(2 * FAR_S)
+    # Longer than a start waits for a node that was up.
+    story.run(4 * FAR_S)
     process = story.host("n1").process
     assert process is not None
     assert process.cluster_node.attendance.missing(process.state.now) == ["n2"]

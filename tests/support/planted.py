@@ -4,7 +4,10 @@ finds each of them and says what is wrong. Without the mistake the same run is w
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from unittest.mock import patch
+
+import pytest
 
 from tests.sim.schedule import Violation, Wrong
 from tests.sim.world import Settings, World
@@ -55,6 +58,14 @@ def in_cluster(plant: Plant, settings: Settings, text: str, seed: int = 0) -> Pl
     checks."""
     finds = (Violation, AssertionError)
     return Planted(plant, lambda each: World(each, settings).run(), text, seed, finds=finds)
+
+
+def fails_with(plant: Plant, test: Callable[[], object]) -> None:
+    """A test that passes with the production code as it is fails with the mistake, and not by an
+    assert of the production code: that says nothing of the test."""
+    with plant(), pytest.raises((AssertionError, Violation)) as found:
+        test()
+    assert "tests" in Path(found.traceback[-1].path).parts, found.value
 
 
 def changed(target: object, name: str, value: object) -> AbstractContextManager[object]:

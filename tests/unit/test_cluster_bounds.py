@@ -201,8 +201,8 @@ def test_a_session_that_begins_while_a_snapshot_is_made_is_recovered() -> None:
 class Cluster:
     """Three nodes, each with limits of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stage = Stage(monkeypatch)
+    def __init__(self) -> None:
+        self.stage = Stage()
         self.nodes = list(map(self._process, self.stage.world.hosts))
         for number, process in enumerate(self.nodes):
             process.state.config.retained_max = 4 + 3 * number
@@ -231,8 +231,8 @@ class Cluster:
         return first
 
 
-def test_a_cluster_keeps_the_same_retained_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch)
+def test_a_cluster_keeps_the_same_retained_messages() -> None:
+    cluster = Cluster()
     peers = [cluster.stage.login(node, "alice", node) for node in "abc"]
     for number in range(40):
         cluster.send(peers[number % 3], f"public/{number}", retain=True)
@@ -243,8 +243,8 @@ def test_a_cluster_keeps_the_same_retained_messages(monkeypatch: pytest.MonkeyPa
     assert sum(process.state.stats.refused_quota for process in cluster.nodes) >= 30
 
 
-def test_a_cluster_forgets_the_same_producers(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch)
+def test_a_cluster_forgets_the_same_producers() -> None:
+    cluster = Cluster()
     peers = [cluster.stage.login(node, "alice", node) for node in "abc"]
     for number in range(40):
         cluster.send(peers[number % 3], f"public/{number}", f"p{number}:0:1")

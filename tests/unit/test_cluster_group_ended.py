@@ -36,9 +36,8 @@ class Corner:
     """Three nodes. `hub` leads Raft, `left` leads the home of the member's session, `right` that of
     the group and the topic."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int, settings: Settings) -> None:
-        monkeypatch.setattr("tests.sim.world.parties", lambda world: [])
-        self.world = World(seed, settings)
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed, SETTINGS)
         self._count = 0
         self.hub = "n1"
         for host in self.world.hosts.values():
@@ -101,12 +100,12 @@ class Corner:
         self.world.network.cut(second, first)
 
 
-SETTINGS = Settings(partitions=8, outbox_messages=1000)
+SETTINGS = Settings(partitions=8, outbox_messages=1000, casts=())
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_behind_a_cut_link(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    corner = Corner(monkeypatch, seed, SETTINGS)
+def test_behind_a_cut_link(seed: int) -> None:
+    corner = Corner(seed)
     corner.cut(corner.left, corner.right)
     corner.run(7.0)
     member = Receiver(corner.world, corner.member, corner.filter)
@@ -124,11 +123,9 @@ def test_behind_a_cut_link(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("returns_first", [True, False])
-def test_while_its_coordinator_lags(
-    monkeypatch: pytest.MonkeyPatch, seed: int, returns_first: bool
-) -> None:
+def test_while_its_coordinator_lags(seed: int, returns_first: bool) -> None:
     """No link is down: the coordinator does not follow the home of the session for a while."""
-    corner = Corner(monkeypatch, seed, SETTINGS)
+    corner = Corner(seed)
     node = corner.process(corner.right).cluster_node
     home = corner.home(corner.member)
     node.replication.suspend(home)
@@ -173,10 +170,10 @@ class Leaver(Receiver):
 @pytest.mark.parametrize("mode", ["keep", "complete"])
 @pytest.mark.parametrize("seed", [5, 6, 7])
 def test_a_qos_2_record_of_a_member_that_unsubscribes_goes_to_nobody_else(
-    monkeypatch: pytest.MonkeyPatch, seed: int, mode: str
+    seed: int, mode: str
 ) -> None:
     """Its node is lost before the coordinator hears of it. [MQTT-4.8.2-4]"""
-    corner = Corner(monkeypatch, seed, SETTINGS)
+    corner = Corner(seed)
     one = Leaver(corner, corner.name("one", corner.hub))
     corner.connect(one, corner.left)
     corner.publish("x", "y", qos=2)

@@ -22,7 +22,7 @@ from holdfast.cluster.state.offset_ranges import OffsetRanges
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import CURSOR, Record
-from tests.unit.test_cluster_group_ended import SETTINGS, Corner, Leaver, Receiver
+from tests.unit.test_cluster_group_ended import Corner, Leaver, Receiver
 
 KEY = "$share/g/t"
 
@@ -135,7 +135,7 @@ def test_after_a_failover_no_session_gets_a_record_again(
 ) -> None:
     monkeypatch.setattr(assignments, "FINISHED_MAX", 20)
     monkeypatch.setattr(positions, "OFFSETS_MAX", 20)
-    corner = Corner(monkeypatch, seed, SETTINGS)
+    corner = Corner(seed)
     stuck = Leaver(corner, corner.name("one", corner.hub))
     corner.connect(stuck)
     corner.publish("stuck", qos=2)

@@ -138,14 +138,12 @@ ENDINGS: Final = [
 HISTORIES: Final[list[tuple[str, ...]]] = [*permutations(INPUTS, 2), *ENDINGS]
 
 
-def outcomes(
-    monkeypatch: pytest.MonkeyPatch, *, in_flight: bool, is_lost: bool = False
-) -> list[object]:
+def outcomes(*, in_flight: bool, is_lost: bool = False) -> list[object]:
     """For each history, who is a member by the log, and what the members have received in the end.
 
     `is_lost`: the node of the home is killed with the records.
     """
-    stage = Stage(monkeypatch)
+    stage = Stage()
     stage.run(1.0)
     groups = [Group(stage, number, names) for number, names in enumerate(HISTORIES)]
     stage.run(2.0)
@@ -192,11 +190,9 @@ def outcomes(
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_inputs_of_a_group_are_decided_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch, is_lost: bool
-) -> None:
-    found = outcomes(monkeypatch, in_flight=True, is_lost=is_lost)
-    serial = dict(zip(HISTORIES, outcomes(monkeypatch, in_flight=False), strict=True))
+def test_inputs_of_a_group_are_decided_one_after_the_other(is_lost: bool) -> None:
+    found = outcomes(in_flight=True, is_lost=is_lost)
+    serial = dict(zip(HISTORIES, outcomes(in_flight=False), strict=True))
     # Two clients may be first. What follows an end has seen it.
     allowed = {names: [serial[names]] for names in HISTORIES}
     for names in permutations(INPUTS, 2):

@@ -17,8 +17,8 @@ PACKET_ID = 1
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    stage = Stage(monkeypatch)
+def stage() -> Stage:
+    stage = Stage()
     stage.until(lambda: len(leaders(stage)) == 3)
     stage.run(1.0)
     return stage

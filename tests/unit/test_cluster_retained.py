@@ -17,8 +17,8 @@ from tests.unit.test_rights_cluster import Peer, Stage
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    found = Stage(monkeypatch)
+def stage() -> Stage:
+    found = Stage()
     for host in found.world.hosts.values():
         assert host.process is not None
         host.process.state.acl = None

@@ -19,8 +19,8 @@ CLIENT = "device"
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    stage = Stage(monkeypatch)
+def stage() -> Stage:
+    stage = Stage()
     stage.until(lambda: all(_voters(host) == 3 for host in stage.world.hosts.values()))
     return stage
 

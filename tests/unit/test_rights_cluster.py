@@ -115,9 +115,8 @@ class Peer:
 class Stage:
     """A cluster that is ready. Node "c" coordinates the group, "a" and "b" do not."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tests.sim.world.parties", lambda world: [])
-        self.world = World(7, Settings(outbox_messages=1000))
+    def __init__(self) -> None:
+        self.world = World(7, Settings(outbox_messages=1000, casts=()))
         for host in self.world.hosts.values():
             host.start()
         self.names: dict[str, str] = {}
@@ -223,8 +222,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(monkeypatch)
+def stage() -> Stage:
+    return Stage()
 
 
 @pytest.mark.parametrize("qos", [0, 1])

@@ -1,0 +1,302 @@
+"""Small tests of whole simulated nodes, and of parts of one, find what they are there to find: each
+mistake, made in the production code for the length of a test, makes one of them fail."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.publish.producers import ProducerTable
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.broker.session.message import Message
+from holdfast.cluster.metadata.model import PartitionInfo
+from holdfast.cluster.partitions.disk_position import DiskPosition
+from holdfast.cluster.peer_filters import PeerFilters
+from holdfast.cluster.placement import controller
+from holdfast.cluster.placement.planning import NodeConditions
+from holdfast.cluster.position_reports import PositionReports
+from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.cluster.qos0_routing import Qos0Routing
+from holdfast.cluster.sessions.closings import Closings
+from holdfast.cluster.shared_groups import group_state
+from holdfast.cluster.shared_groups.coordinator import Coordinator
+from holdfast.cluster.shared_groups.group_state import Coordination
+from holdfast.cluster.shared_groups.homes import Home, LedHomes
+from holdfast.cluster.state.group_members import GroupMembers
+from holdfast.cluster.state.groups import GroupPositions
+from holdfast.cluster.state.offset_ranges import FinishedOffsets
+from holdfast.server.disk import older_copy
+from tests.model import test_cluster_put_back as put_back
+from tests.support.planted import Plant, fails_with
+from tests.unit import test_cluster_bounds as bounds
+from tests.unit import test_cluster_forwarding as forwarding
+from tests.unit import test_cluster_group_ended as group_ended
+from tests.unit import test_cluster_group_finished as group_finished
+from tests.unit import test_cluster_group_state as group_states
+from tests.unit import test_cluster_lost_link as lost_link
+from tests.unit import test_cluster_many_sessions as many_sessions
+from tests.unit import test_cluster_peer_filters as peer_filters
+from tests.unit import test_cluster_position_reports as position_reports
+
+MANY = 1 << 30
+
+
+def a_group_ends_by_what_is_applied() -> AbstractContextManager[object]:
+    """A coordinator ends a group whose member's session it has not applied."""
+
+    def has_any(members: GroupMembers, key: str) -> bool:
+        group = members._state.groups.get(key)
+        return group is not None and any(each.expiry_s > 0 for each in group.members)
+
+    def knows_all(coordinator: Coordinator, home: Home, group: Coordination) -> bool:
+        return False
+
+    apply = GroupPositions.apply
+
+    def end_always(positions: GroupPositions, record: Any) -> None:
+        recorded = positions.members.recorded
+        positions.members.recorded = {}
+        apply(positions, record)
+        positions.members.recorded = recorded
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(GroupMembers, "has_any", has_any))
+    stack.enter_context(patch.object(Coordinator, "_may_have_older_members", knows_all))
+    stack.enter_context(patch.object(LedHomes, "all_reported", lambda homes, home: True))
+    stack.enter_context(patch.object(GroupPositions, "apply", end_always))
+    return stack
+
+
+def only_members_keep_records() -> AbstractContextManager[object]:
+    """A session that has unsubscribed keeps no QoS 2 record of the group."""
+    kept_by_sessions = GroupPositions.kept_by_sessions
+
+    def kept_by_members(positions: GroupPositions, key: str) -> set[tuple[int, int]]:
+        group = positions._state.groups.get(key)
+        if group is None:
+            return set()
+        mine = {
+            (entry.partition, entry.offset)
+            for session in group.members
+            for entry in session.inflight.values()
+        }
+        return kept_by_sessions(positions, key) & mine
+
+    return patch.object(GroupPositions, "kept_by_sessions", kept_by_members)
+
+
+def finished_offsets_are_forgotten() -> AbstractContextManager[object]:
+    """Beyond some, as with a bound that forgets."""
+    add = FinishedOffsets.add
+
+    def add_some(finished: FinishedOffsets, partition: int, start: int, end: int) -> None:
+        if sum(end - start for _, each in finished.items() for start, end in each.ranges()) < 20:
+            add(finished, partition, start, end)
+
+    return patch.object(FinishedOffsets, "add", add_some)
+
+
+def a_leader_keeps_what_it_cannot_commit() -> AbstractContextManager[object]:
+    """Though a replica in sync does not hear it, and another node hears both."""
+    relieved = controller.relieved
+
+    def relieve_the_retiring(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
+        return relieved(info, standing) if info.leader in standing.retiring else info
+
+    return patch.object(controller, "relieved", relieve_the_retiring)
+
+
+def a_node_closes_all_sessions_at_once() -> AbstractContextManager[object]:
+    step = Closings.step
+    return patch.object(Closings, "step", lambda closings, state, _: step(closings, state, MANY))
+
+
+def a_slice_does_not_look_again() -> AbstractContextManager[object]:
+    """Whether the node is still down, and this one decides."""
+    return patch.object(Closings, "_may_close", lambda *_: True)
+
+
+def filters_are_applied_at_once() -> AbstractContextManager[object]:
+    apply = PeerFilters._apply
+    return patch.object(PeerFilters, "_apply", lambda filters, node, _: apply(filters, node, MANY))
+
+
+def filters_of_the_link_before_count() -> AbstractContextManager[object]:
+    return patch.object(PeerFilters, "connected", lambda *_: None)
+
+
+def routes_of_a_slice_stay() -> AbstractContextManager[object]:
+    return patch.object(Qos0Routing, "_drop_routes", lambda *_: None)
+
+
+def a_stop_ends_the_standing_apart() -> AbstractContextManager[object]:
+    return patch.object(older_copy, "stand_apart", lambda *_: None)
+
+
+def an_accepted_copy_waits_for_nobody() -> AbstractContextManager[object]:
+    return patch.object(older_copy, "nodes_given_up", lambda *_: None)
+
+
+def retained_bounds_are_of_each_node() -> AbstractContextManager[object]:
+    set_retained = RecordedState.set_retained
+
+    def set_if_there_is_room(state: RecordedState, topic: str, message: Message) -> None:
+        if not message.payload or state.has_retained_room(len(message.payload), 1):
+            set_retained(state, topic, message)
+
+    return patch.object(RecordedState, "set_retained", set_if_there_is_room)
+
+
+def producer_bounds_are_of_each_node() -> AbstractContextManager[object]:
+    store = ProducerTable.store
+
+    def store_and_forget(table: ProducerTable, *arguments: Any, **more: Any) -> None:
+        store(table, *arguments, **more)
+        for producer_id, place in table.excess():
+            table.remove(producer_id, place.partition)
+
+    return patch.object(ProducerTable, "store", store_and_forget)
+
+
+def a_coordinator_reads_for_any_audience() -> AbstractContextManager[object]:
+    return patch.object(group_state, "message_of", lambda record: _of_all(message_of(record)))
+
+
+def _of_all(message: Message) -> Message:
+    message.audience = None
+    return message
+
+
+def a_ticket_is_known_by_its_number() -> AbstractContextManager[object]:
+    """Whichever node gave it."""
+    aligned = RecordForwarder.aligned
+
+    def by_number(forwarding: RecordForwarder, *arguments: Any) -> None:
+        *target, known = arguments
+        numbers = {number for number, _ in known}
+        pending = forwarding.pending.values()
+        mine = {(each.ticket, each.record.client_id) for each in pending if each.ticket in numbers}
+        aligned(forwarding, *target, mine)
+
+    return patch.object(RecordForwarder, "aligned", by_number)
+
+
+def records_cut_off_count_for_lost_ones() -> AbstractContextManager[object]:
+    lacks = DiskPosition.lacks
+    return patch.object(
+        DiskPosition, "lacks", lambda own, other: lacks(own, replace(other, written=0))
+    )
+
+
+def nobody_waits_for_a_clock() -> AbstractContextManager[object]:
+    return patch.object(PositionReports, "is_awaited", lambda _: False)
+
+
+def clocks_of_members_count_alone() -> AbstractContextManager[object]:
+    """Also at a node that does not know the members yet."""
+    handle = PositionReports.handle
+
+    def handle_known(reports: PositionReports, *arguments: Any) -> None:
+        if reports._context.metadata is not None:
+            handle(reports, *arguments)
+
+    return patch.object(PositionReports, "handle", handle_known)
+
+
+def patching(test: Callable[..., None], **arguments: object) -> Callable[[], None]:
+    """For a test that patches on its own."""
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            test(monkeypatch, **arguments)
+
+    return run
+
+
+PLANTED: dict[str, tuple[Plant, Callable[[], object]]] = {
+    "a leader keeps what it cannot commit": (
+        a_leader_keeps_what_it_cannot_commit,
+        partial(lost_link.test_every_partition_acknowledges_through_every_node, "ab", False),
+    ),
+    "a group ends by what is applied": (
+        a_group_ends_by_what_is_applied,
+        partial(group_ended.test_while_its_coordinator_lags, 1, True),
+    ),
+    "only members keep records": (
+        only_members_keep_records,
+        partial(
+            group_ended.test_a_qos_2_record_of_a_member_that_unsubscribes_goes_to_nobody_else,
+            *(5, "keep"),
+        ),
+    ),
+    "finished offsets are forgotten": (
+        finished_offsets_are_forgotten,
+        patching(group_finished.test_after_a_failover_no_session_gets_a_record_again, seed=3),
+    ),
+    "a node closes all sessions at once": (
+        a_node_closes_all_sessions_at_once,
+        patching(many_sessions.test_a_turn_closes_a_bounded_number_of_sessions),
+    ),
+    "a slice does not look again": (
+        a_slice_does_not_look_again,
+        patching(many_sessions.test_the_next_leader_closes_what_the_one_before_has_left),
+    ),
+    "filters are applied at once": (
+        filters_are_applied_at_once,
+        peer_filters.test_many_filters_come_and_go_in_slices,
+    ),
+    "filters of the link before count": (
+        filters_of_the_link_before_count,
+        peer_filters.test_a_change_of_an_earlier_link_is_not_acknowledged,
+    ),
+    "routes of a slice stay": (
+        routes_of_a_slice_stay,
+        partial(peer_filters.test_slices_between_other_inputs_have_the_same_end, 0),
+    ),
+    "a stop ends the standing apart": (
+        a_stop_ends_the_standing_apart,
+        partial(put_back.test_two_copies_both_wait_for_the_one_that_runs, *put_back.ORDERS[0]),
+    ),
+    "an accepted copy waits for nobody": (
+        an_accepted_copy_waits_for_nobody,
+        put_back.test_an_accepted_only_voter_waits_for_every_node_that_is_not_given_up,
+    ),
+    "retained bounds are of each node": (
+        retained_bounds_are_of_each_node,
+        partial(bounds.test_the_state_is_a_function_of_the_records, "retained", 0),
+    ),
+    "producer bounds are of each node": (
+        producer_bounds_are_of_each_node,
+        partial(bounds.test_the_state_is_a_function_of_the_records, "producers", 0),
+    ),
+    "a coordinator reads for any audience": (
+        a_coordinator_reads_for_any_audience,
+        group_states.test_a_coordinator_that_reads_the_log_respects_the_audience,
+    ),
+    "a ticket is known by its number": (
+        a_ticket_is_known_by_its_number,
+        forwarding.test_a_record_with_the_ticket_of_another_node_is_sent,
+    ),
+    "records cut off count for lost ones": (
+        records_cut_off_count_for_lost_ones,
+        position_reports.test_records_that_were_cut_off_hide_no_lost_ones,
+    ),
+    "nobody waits for a clock": (
+        nobody_waits_for_a_clock,
+        position_reports.test_a_node_waits_for_the_clock_of_another_member,
+    ),
+    "clocks of members count alone": (
+        clocks_of_members_count_alone,
+        position_reports.test_a_node_that_does_not_know_the_members_yet_takes_their_clocks,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_breaks_a_test(name: str) -> None:
+    fails_with(*PLANTED[name])
