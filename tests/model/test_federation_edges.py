@@ -136,9 +136,13 @@ class World:
             self.unstored_given += id in self.unstored
             assert not refusal(id, message, ["#"])
             delivery = DeliverLocally(id, message, place, 1)
-            arrival = arrival_of(delivery, lambda id=id: self.done.add(id))  # type: ignore[misc]
+            arrival = arrival_of(delivery, lambda: None)
             arrival.message.timestamp_us = self.destination.wall_us
-            assert federating.publish(self.destination.node.state, *arrival[:5])
+            assert federating.publish(
+                self.destination.node.state,
+                *arrival[:4],
+                lambda _, id=id: self.done.add(id),  # type: ignore[misc]
+            )
         while self.custody and self.custody[0][0] in self.done:
             id, _, _ = self.custody.popleft()
             self.given = max(0, self.given - 1)

@@ -1,10 +1,12 @@
 """The edge inside a broker: the broker and its clients are real, a test plays the federation."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from holdfast.cluster.publish.admission import Admission
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.edge_broker.origin_offset import (
@@ -24,6 +26,8 @@ from holdfast.protocol.mqtt.properties import (
     decode_block,
     encode_block,
 )
+from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.storage.journal.segment import WriteGroup
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.edge_site import LOG, OTHER, OURS, Site, run
 from tests.support.peer_mesh import until
@@ -84,7 +88,7 @@ def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Pa
     """What was handed over and not confirmed comes again, under the same place, in order."""
 
     async def main() -> None:
-        broker = LoopBroker(tmp_path)
+        broker = LoopBroker(tmp_path, is_one=True)
         await broker.start()
         site = await Site(broker).start()
         await site.want("#")
@@ -103,7 +107,7 @@ def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Pa
         await until(lambda: journal.sequence > written)
         await broker.broker.drain_journal()
         await broker.crash()
-        async with loop_broker(tmp_path) as again:
+        async with loop_broker(tmp_path, is_one=True) as again:
             site = await Site(again).start()
             await until(lambda: len(site.host.published) >= 19)
             assert {each.payload: offset_in(each.properties) for each in site.host.published} == {
@@ -122,7 +126,7 @@ def test_what_the_federation_replaced_before_the_start_is_told(tmp_path: Path) -
     nothing of may have met one. A client's own removal is handed over behind it."""
 
     async def main() -> None:
-        async with loop_broker(tmp_path) as broker:
+        async with loop_broker(tmp_path, is_one=True) as broker:
             site = await Site(broker).start()
             site.host.takes = False
             await site.want("#")
@@ -137,7 +141,7 @@ def test_what_the_federation_replaced_before_the_start_is_told(tmp_path: Path) -
                 site.edge.retain(id, message, lambda: site.done.append(b"done"))
             await until(lambda: len(site.done) == 2)
             await site.edge.stop()
-        async with loop_broker(tmp_path) as broker:
+        async with loop_broker(tmp_path, is_one=True) as broker:
             again = await Site(broker).start()
             await again.want("#")
             await until(lambda: len(again.host.published) == 3)
@@ -251,7 +255,7 @@ def test_a_place_in_the_log_of_its_origin_counts_once_under_any_id(tmp_path: Pat
 
 def test_what_was_done_is_durable_and_what_was_not_comes_again(tmp_path: Path) -> None:
     async def main() -> None:
-        broker = LoopBroker(tmp_path)
+        broker = LoopBroker(tmp_path, is_one=True)
         await broker.start()
         site = await Site(broker).start()
         for place in range(1, 51):
@@ -259,18 +263,138 @@ def test_what_was_done_is_durable_and_what_was_not_comes_again(tmp_path: Path) -
         await until(lambda: len(site.done) >= 1)
         done = list(site.done)
         await broker.crash()
-        async with loop_broker(tmp_path) as again:
+        async with loop_broker(tmp_path, is_one=True) as again:
             site = await Site(again).start()
-            stored = {one.payload for one in map(_fetch(again), _places(again)) if one}
-            assert set(done) <= stored
+            assert set(done) <= set(_stored(again))
             for place in range(1, 51):
                 site.deliver(f"t/{place % 3}", b"%d" % place, 1 + place % 2, place)
             await until(lambda: len(site.done) == 50)
-            payloads = [one.payload for one in map(_fetch(again), _places(again)) if one]
+            payloads = _stored(again)
             assert len(payloads) == len(set(payloads)) == 50
             await site.edge.stop()
 
     asyncio.run(main())
+
+
+def test_what_is_refused_later_is_stored_first_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader of the partition has no room, which the edge does not know."""
+
+    async def scenario(site: Site) -> None:
+        await site.start()
+        refused = []
+
+        def refuse(self: Admission, tail: object, partition: int) -> str:
+            refused.append(partition)
+            return "the leader's disk is full"
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Admission, "_refusal", refuse)
+            for place in range(1, 21):
+                site.deliver("t", b"%d" % place, 1 + place % 2, place)
+            await until(lambda: len(refused) > 2)
+            assert site.done == []
+            assert site.edge.status()["waiting_for_broker"] == 20
+        site.deliver("t", b"21", 1, 21)
+        await until(lambda: len(site.done) == 21)
+        assert _stored(site.loop_broker) == [b"%d" % place for place in range(1, 22)]
+
+    run(tmp_path, scenario)
+
+
+def test_what_an_earlier_epoch_sends_late_is_done(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        await site.start()
+        site.deliver("t", b"new", 1, 1, epoch=2)
+        site.deliver("t", b"old", 1, 9, epoch=1)
+        await until(lambda: site.done == [b"new", b"old"])
+        assert _stored(site.loop_broker) == [b"new"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_repetition_is_done_when_the_first_one_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = gate_at_the_disk(monkeypatch)
+
+    async def scenario(site: Site) -> None:
+        await site.start()
+        gate.clear()
+        site.deliver("t", b"first", 1, 1)
+        site.deliver("t", b"again", 1, 1)
+        waiting = site.loop_broker.broker.node.state.journal
+        await until(lambda: sum(waiting.next_offset) > sum(waiting.high_watermark))
+        await asyncio.sleep(0)
+        assert site.done == []
+        gate.set()
+        await until(lambda: site.done == [b"first", b"again"])
+
+    run(tmp_path, scenario)
+
+
+def test_a_version_is_compared_with_those_on_their_way_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = gate_at_the_disk(monkeypatch)
+
+    async def scenario(site: Site) -> None:
+        await site.start()
+        state = site.loop_broker.broker.node.state
+        done: list[str] = []
+
+        def retain(payload: bytes, number: int) -> None:
+            message = Message("t", payload, 1, True)
+            name = payload.decode()
+            site.edge.retain(MessageId(OTHER, 1, number), message, lambda: done.append(name))
+
+        retain(b"a", 1)
+        await until(lambda: done == ["a"])
+        gate.clear()
+        site.deliver("t", b"b", 1, 1, retain=True)
+        journal = state.journal
+        await until(lambda: sum(journal.next_offset) > sum(journal.high_watermark))
+        retain(b"a", 2)
+        gate.set()
+        await until(lambda: len(done) == 2 and site.done == [b"b"])
+        kept = state.retained.get("t")
+        assert kept is not None
+        assert kept.payload == b"a"
+
+    run(tmp_path, scenario)
+
+
+def test_the_federation_is_no_client_that_counts(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        await site.start()
+        await site.want("a", "b/#")
+        state = site.loop_broker.broker.node.state
+        config = state.config
+        for is_running in (True, False):
+            if not is_running:
+                await site.edge.stop()
+                recorded = state.cluster.recorded().sessions["$federation"]
+                await until(lambda: not recorded.owner)  # noqa: B023
+            assert (state.client_sessions(), state.cluster.away()) == (0, (0, 0, 0))
+            most, config.sessions_max = config.sessions_max, 1
+            assert state.cluster.has_room("c")
+            config.sessions_max = most
+
+    run(tmp_path, scenario)
+
+
+def gate_at_the_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is written while it is clear."""
+    gate, write = threading.Event(), GroupWriter.write
+
+    def write_later(writer: GroupWriter, group: WriteGroup) -> None:
+        assert gate.wait(10)
+        write(writer, group)
+
+    monkeypatch.setattr(GroupWriter, "write", write_later)
+    gate.set()
+    return gate
 
 
 def _places(broker: LoopBroker) -> list[tuple[int, int]]:
@@ -278,6 +402,10 @@ def _places(broker: LoopBroker) -> list[tuple[int, int]]:
     return [
         (partition, offset) for partition, end in enumerate(watermarks) for offset in range(end)
     ]
+
+
+def _stored(broker: LoopBroker) -> list[bytes]:
+    return [one.payload for one in map(_fetch(broker), _places(broker)) if one]
 
 
 def _fetch(broker: LoopBroker):  # type: ignore[no-untyped-def]

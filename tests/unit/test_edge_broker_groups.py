@@ -45,7 +45,7 @@ def test_a_group_that_was_not_granted_a_message_never_gets_it(tmp_path: Path) ->
     filters = {"plain": "t/#", "g": G, "h": H}
 
     async def main() -> None:
-        broker = LoopBroker(tmp_path)
+        broker = LoopBroker(tmp_path, is_one=True)
         await broker.start()
         site = await Site(broker).start()
         for name, filter in filters.items():
@@ -60,7 +60,7 @@ def test_a_group_that_was_not_granted_a_message_never_gets_it(tmp_path: Path) ->
             site.deliver("t/1", b"groups", qos, begin + 4, is_plain=False, granted=None)
         await until(lambda: len(site.done) == 10)
         await broker.crash()
-        async with loop_broker(tmp_path) as again:
+        async with loop_broker(tmp_path, is_one=True) as again:
             site = await Site(again).start()
             clients = {}
             for name in filters:
@@ -158,7 +158,7 @@ def test_a_message_that_a_group_here_began_too_late_for_goes_out_so(tmp_path: Pa
     comes later, so another member's clients of the group may have it."""
 
     async def main() -> None:
-        async with loop_broker(tmp_path) as broker:
+        async with loop_broker(tmp_path, is_one=True) as broker:
             site = await Site(broker).start()
             await site.want("#")
             await site.edge.stop()
@@ -173,6 +173,29 @@ def test_a_message_that_a_group_here_began_too_late_for_goes_out_so(tmp_path: Pa
             await again.edge.stop()
 
     asyncio.run(main())
+
+
+def test_a_group_whose_members_come_back_began_before_they_went(tmp_path: Path) -> None:
+    """Its members are away while the message is stored, and back when it goes out."""
+
+    async def scenario(site: Site) -> None:
+        await site.start()
+        await site.want("#")
+        async with site.client("g", session_expiry_s=DAY_S) as member:
+            await member.subscribe((G, 1))
+        await site.edge.stop()
+        async with site.client("p") as client:
+            await client.publish("t/1", b"1", qos=1)
+        member = site.client("g", clean_start=False, session_expiry_s=DAY_S)
+        await member.connect()
+        assert await receive(member, 1) == [b"1"]
+        again = await Site(site.loop_broker).start()
+        await until(lambda: again.host.published)
+        assert again.host.published[0].missed_by == ()
+        await again.edge.stop()
+        await member.disconnect()
+
+    run(tmp_path, scenario)
 
 
 def test_the_log_command_says_for_whom_a_message_is(

@@ -36,7 +36,7 @@ class Arrivals:
         self.sequence += 1
         message = Message(b"t/1", payload, qos, retain, b"", -1, state.wall_us, FEDERATION.encode())
         message.audience = audience
-        assert federating.publish(state, message, b"$fed:o", 1, self.sequence, lambda: None)
+        assert federating.publish(state, message, b"$fed:o", 1, self.sequence, lambda _: None)
         self.bench.run()
 
 

@@ -71,7 +71,7 @@ class Arrivals:
             topic.encode(), payload, qos, retain, b"", -1, state.wall_us, FEDERATION.encode()
         )
         is_taken = federating.publish(
-            state, message, producer, epoch, sequence, lambda: self.done.append(payload)
+            state, message, producer, epoch, sequence, lambda _: self.done.append(payload)
         )
         self.bench.run()
         return is_taken
@@ -325,7 +325,7 @@ class Retained(Arrivals):
         message = Message(
             topic.encode(), payload, qos, True, b"", -1, state.wall_us, FEDERATION.encode()
         )
-        is_taken = federating.retain(state, message, lambda: self.done.append(payload))
+        is_taken = federating.retain(state, message, lambda _: self.done.append(payload))
         self.bench.run()
         return is_taken
 

@@ -197,7 +197,7 @@ def federated(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
     state = bench.node.state
     for number, name in enumerate(("secret", "public"), 1):
         message = Message(f"{name}/x".encode(), name.encode(), qos, False, b"", -1, 0, b"f")
-        assert federating.publish(state, message, b"f", 0, number, lambda: None)
+        assert federating.publish(state, message, b"f", 0, number, lambda _: None)
     bench.settle()
     return payloads(reader)
 
@@ -425,8 +425,8 @@ def test_what_the_federation_brings_under_sys_is_refused() -> None:
     state = bench.node.state
     for qos in (0, 1):
         message = Message(b"$SYS/broker/version", b"fake", qos, True, b"", -1, 0, b"f")
-        assert federating.publish(state, message, b"f", 0, 1, lambda: done.append(True))
-        assert federating.retain(state, message, lambda: done.append(True))
+        assert federating.publish(state, message, b"f", 0, 1, lambda _: done.append(True))
+        assert federating.retain(state, message, lambda _: done.append(True))
     bench.settle()
     assert done == [True] * 4
     assert not reader.publishes()

@@ -6,9 +6,8 @@ is its own journal; `cluster.broker_port.BrokerPort` for a node of a cluster.
 
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.admission.shares import Shares
 from holdfast.broker.promise import PROMISE_BYTES, Promise
-from holdfast.broker.queues.keeper import Keeper
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group, Inflight, Session, Subscription
@@ -162,13 +161,9 @@ class ClusterPort:
         None: there is none, or the node's own table has it."""
         raise NotImplementedError
 
-    def queues(self) -> dict[str, Keeper]:
-        """The keepers of all queues by key, as far as their records are applied here."""
-        raise NotImplementedError
-
-    def filters(self) -> Shares:
-        """The memory of the filters of all durable sessions, as far as their records are applied
-        here. Anonymous ones are one owner."""
+    def recorded(self) -> RecordedState:
+        """The state that the committed records define, as far as they are applied here. On a single
+        node it is the node's own. In a cluster anonymous sessions are one owner of filters."""
         raise NotImplementedError
 
     def request_retained(self, subscriptions: list[Subscription]) -> None:
@@ -267,11 +262,8 @@ class SingleNode(ClusterPort):
     def recorded_session(self, client_id: str) -> Session | None:
         return None
 
-    def queues(self) -> dict[str, Keeper]:
-        return self._state.queues
-
-    def filters(self) -> Shares:
-        return self._state.filters
+    def recorded(self) -> RecordedState:
+        return self._state
 
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         """There is no other node."""

@@ -13,7 +13,7 @@ of another member serve.
 
 from collections.abc import Callable
 
-from holdfast.broker.connections.close import end_session, handle_connection_lost
+from holdfast.broker.connections.close import end_session, handle_connection_lost, log_end
 from holdfast.broker.connections.session_open import open_session
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.retained import send_late_retained
@@ -28,8 +28,9 @@ from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import FEDERATION
+from holdfast.broker.session.session import FEDERATION, Group
 from holdfast.broker.state import NodeState, Route
+from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Connect, Subscribe, SubscriptionRequest, Unsubscribe
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -57,10 +58,13 @@ def disconnect(state: NodeState, connection: Connection) -> None:
 def end(state: NodeState) -> bool:
     """Forget the session of an earlier run, because no federation will read on. False if there is
     none."""
-    session = state.sessions.get(FEDERATION)
+    session = state.cluster.recorded().sessions.get(FEDERATION)
     if session is None:
         return False
-    end_session(state, session)
+    if state.cluster.is_single:
+        end_session(state, session)
+    else:
+        log_end(state, session)
     return True
 
 
@@ -84,16 +88,25 @@ def unsubscribe(state: NodeState, connection: Connection, filters: list[str]) ->
 def groups_for(state: NodeState, topic: bytes) -> list[str]:
     """The keys of the shared groups here that want a topic. An invalid topic name raises
     `InvalidTopic`."""
-    return [group.key for group in find_route(state, topic).groups]
+    return list(_groups(state, topic))
 
 
 def groups_without(state: NodeState, topic: bytes, partition: int, offset: int) -> list[str]:
     """The keys of the shared groups here that want a topic and began after that record of it."""
     return [
-        group.key
-        for group in find_route(state, topic).groups
+        key
+        for key, group in _groups(state, topic).items()
         if group.start is not None and offset < group.start[partition]
     ]
+
+
+def _groups(state: NodeState, topic: bytes) -> dict[str, Group]:
+    """The groups that want a topic, by key. In a cluster a group with members here may also be
+    coordinated here, and the coordinator knows whether it is older than the members' connections.
+    Counter-example: a member is away and comes back, and the group begins again at this node. A
+    message from before that is the group's, although the group here began later."""
+    groups = sorted(find_route(state, topic).groups, key=lambda group: group.is_coordinating)
+    return {group.key: group for group in groups}
 
 
 def publish(
@@ -102,14 +115,15 @@ def publish(
     producer: bytes,
     epoch: int,
     sequence: int,
-    done: Callable[[], None],
+    done: Callable[[bool], None],
 ) -> bool:
     """Publish a message from the federation, unless its producer has stored it already.
 
     The message counts as stored if the topic's partition has (`epoch`, `sequence`) of the producer,
-    or a later one. QoS 0 ignores both. `done` is called when the message is committed, or, at QoS
-    0, delivered. False: there is no room now, so the caller tries again. An invalid topic name
-    raises `InvalidTopic`.
+    or a later one. QoS 0 ignores both. `done` is called with True when the message is committed,
+    or, at QoS 0, delivered; with False when it is refused later, so the caller publishes it again.
+    Those refused later come in the order in which they were published. False: there is no room now,
+    so the caller tries again. An invalid topic name raises `InvalidTopic`.
     """
     route = find_route(state, message.topic)
     if route.reserved:
@@ -119,11 +133,13 @@ def publish(
     message.qos = min(message.qos, state.config.qos_max)
     if message.qos == 0:
         deliver(state, route, message)
+        state.cluster.spread(message, route.topic, route.behind)
         if (route.logged or message.retain) and not state.disk_full:
             log_qos0(state, message, route)
-        done()
+        done(True)
         return True
-    if is_stored(state, producer, route.partition, epoch, sequence):
+    is_single = state.cluster.is_single
+    if is_single and is_stored(state, producer, route.partition, epoch, sequence):
         state.stats.producer_duplicates += 1
         # The record that stored it may still be on its way to the disk.
         state.promise(DonePromise(done))
@@ -151,6 +167,10 @@ def publish(
         sequence=sequence,
         audience=audience,
     )
+    if not is_single:
+        # The leader recognises a repetition, also of a record that is not committed, and delivers.
+        state.publish(record, DonePromise(done))
+        return True
     # The table moves before the commit. The federation may deliver the message again before this
     # record is on disk, and it must not be appended twice.
     state.producers.store(producer, route.partition, epoch, sequence, state.wall_us)
@@ -159,23 +179,22 @@ def publish(
     return True
 
 
-def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool:
+def retain(state: NodeState, message: Message, done: Callable[[bool], None]) -> bool:
     """Replace the retained message of a topic, or remove it if the payload is empty.
 
     This is not a publication. Only clients that subscribed when the topic had no retained message
-    receive it, as retained. `done` is called when it is committed. False: there is no room now. An
-    invalid topic name raises `InvalidTopic`.
+    receive it, as retained. `done` and the result are as with `publish`. An invalid topic name
+    raises `InvalidTopic`.
     """
     route = find_route(state, message.topic)
     if route.reserved:
         return _refuse_reserved(state, done)
     if not state.config.retain_available:
-        done()
+        done(True)
         return True
     message.retain = True
     message.qos = min(message.qos, state.config.qos_max)
-    before = state.retained.get(route.topic)
-    if _is_same(before, message):
+    if _is_settled(state, route.partition) and _is_same(state.retained.get(route.topic), message):
         state.promise(DonePromise(done))
         return True
     if state.disk_full or state.is_congested():
@@ -190,17 +209,27 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
         message.properties,
         message.payload,
     )
+    # A single node applies the message when the promise is released, a cluster the record.
     message.partition = route.partition
     message.offset = state.journal.next_offset[route.partition]
     state.publish(record, FederatedRetainedPromise(message, route.topic, done))
     return True
 
 
-def _refuse_reserved(state: NodeState, done: Callable[[], None]) -> bool:
+def _refuse_reserved(state: NodeState, done: Callable[[bool], None]) -> bool:
     """Drop a message under $SYS: only this broker publishes there, never another member."""
     state.stats.authorizations_denied += 1
-    done()
+    done(True)
     return True
+
+
+def _is_settled(state: NodeState, partition: int) -> bool:
+    """Whether the retained messages of a partition are those of all its records. Counter-example
+    without it: a topic has A, and the record of B is appended and not committed. A comes again as
+    the newest version, and is taken for the one that is there. The topic is left with B."""
+    journal = state.journal
+    applied = journal.high_watermark if state.cluster.is_single else state.delivered
+    return applied[partition] == journal.next_offset[partition]
 
 
 def _is_same(before: Message | None, message: Message) -> bool:
@@ -228,38 +257,48 @@ def is_stored(
 
 
 class ArrivalPromise(PublishPromise):
-    """The promise for a message from the federation: deliver it, then call `done`."""
+    """The promise for a message from the federation at a single node: deliver it, then call
+    `done`."""
 
-    def __init__(self, record: Record, route: Route, done: Callable[[], None]) -> None:
+    def __init__(self, record: Record, route: Route, done: Callable[[bool], None]) -> None:
         super().__init__(record, route, None, 0, False)
         self.done = done
 
     def release(self, state: NodeState) -> None:
         super().release(state)
-        self.done()
+        self.done(True)
 
 
 class FederatedRetainedPromise(RetainedPromise):
     """The promise for a retained update from the federation: apply it, then call `done`."""
 
-    def __init__(self, message: Message, topic: str, done: Callable[[], None]) -> None:
+    def __init__(self, message: Message, topic: str, done: Callable[[bool], None]) -> None:
         super().__init__(message, topic)
         self.done = done
 
     def release(self, state: NodeState) -> None:
-        is_new = state.retained.get(self.topic) is None
-        super().release(state)
-        if is_new and state.retained.get(self.topic) is not None:
-            send_late_retained(state, self.topic, self.message)
-        self.done()
+        if state.cluster.is_single:
+            state.is_first_retained = False
+            super().release(state)
+        kept = state.retained.get(self.topic)
+        if kept is not None and state.cluster.recorded().is_first_retained:
+            send_late_retained(state, self.topic, kept)
+        self.done(True)
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        self.done(False)
 
 
 class DonePromise(Promise):
-    """The promise of a call to `done`, for a message that needs no record."""
+    """The promise of a call to `done`: with True once the message is stored."""
 
-    def __init__(self, done: Callable[[], None]) -> None:
+    def __init__(self, done: Callable[[bool], None]) -> None:
         super().__init__()
         self.done = done
 
     def release(self, state: NodeState) -> None:
-        self.done()
+        self.done(True)
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        # A lower epoch of the producer: the federation has stored later messages of the stream.
+        self.done(reason == reasons.IMPLEMENTATION_SPECIFIC_ERROR)

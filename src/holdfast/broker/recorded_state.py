@@ -10,6 +10,7 @@ other nodes notice of a change, for example `delivery.subscriptions` the routing
 """
 
 import heapq
+from collections.abc import Callable
 from operator import le
 from typing import Final
 
@@ -24,6 +25,8 @@ from holdfast.broker.publish.producers import ProducerTable
 from holdfast.broker.queues.keeper import Keeper
 from holdfast.broker.session.message import Message, retained_size
 from holdfast.broker.session.session import (
+    FEDERATION,
+    FEDERATION_KEY,
     NO_INFLIGHT,
     NO_SUBSCRIPTIONS,
     Group,
@@ -97,6 +100,12 @@ class RecordedState:
         self.delivered: list[int] = list(journal.high_watermark)
         # Whether the log was put back to an earlier copy since its creation.
         self.was_put_back = False
+        # Called with a filter, and True when a client's session subscribes, False when it stops.
+        self.watch_interest: Callable[[str, bool], None] | None = None
+        # Called with the empty message by which a client removed a retained one.
+        self.watch_removal: Callable[[Message], None] | None = None
+        # Whether the topic of the last retained message from a federation had none before.
+        self.is_first_retained = False
 
         self.effects: list[Effect] = []
         self.timers: list[Timer] = []
@@ -172,6 +181,10 @@ class RecordedState:
         self.delayed.check()
         self.producers.check()
 
+    def client_sessions(self) -> int:
+        """The number of sessions of clients, connected or not."""
+        return len(self.sessions) - (FEDERATION in self.sessions) - len(self.queues)
+
     def set_subscription(self, subscription: Subscription) -> None:
         """Add a subscription, or replace the one with the same filter. [MQTT-3.8.4-3]"""
         session = subscription.session
@@ -181,6 +194,8 @@ class RecordedState:
             if not session.is_internal:
                 session.filter_owner = filter_owner(session)
                 self.filters.change(session.filter_owner, filter_memory(filter))
+                if self.watch_interest is not None:
+                    self.watch_interest(filter, True)
             session.filter_bytes += filter_bytes(filter)
         if session.subscriptions is NO_SUBSCRIPTIONS:
             session.subscriptions = {}
@@ -218,6 +233,8 @@ class RecordedState:
             return None
         if not session.is_internal:
             self.filters.change(session.filter_owner, -filter_memory(filter))
+            if self.watch_interest is not None:
+                self.watch_interest(filter, False)
         session.filter_bytes -= filter_bytes(filter)
         session.forget_owed(filter)
         group = subscription.group
@@ -261,6 +278,10 @@ class RecordedState:
         The limits do not count here: every node and every recovery must keep the same. The node
         that appends the record checks them, and appends the removal (`completion.removal`).
         """
+        if message.publisher == FEDERATION_KEY:
+            self.is_first_retained = bool(message.payload) and self.retained.get(topic) is None
+        elif not message.payload and self.watch_removal is not None:
+            self.watch_removal(message)
         if not message.payload:
             self.retained.remove(topic)
         elif message.qos == 0:

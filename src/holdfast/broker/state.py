@@ -20,8 +20,7 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.publish.trace_context import PublishTracer
 from holdfast.broker.recorded_state import PROGRESS, WORK, RecordedState
 from holdfast.broker.session.connection import Connection, Deadline
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import FEDERATION, Group, Session, Subscription
+from holdfast.broker.session.session import Group, Session, Subscription
 from holdfast.protocol.topics.trie import SubscriptionTrie
 from holdfast.security.acl import RuleSource
 from holdfast.storage.journal.journal import Journal
@@ -111,10 +110,6 @@ class NodeState(RecordedState):
         super().__init__(config, journal)
         self.memory = config.memory_durability
         self.cluster: ClusterPort = SingleNode(self)
-        # Called with a filter, and True when a client's session subscribes, False when it stops.
-        self.watch_interest: Callable[[str, bool], None] | None = None
-        # Called with the empty message by which a client here removed a retained one.
-        self.watch_removal: Callable[[Message], None] | None = None
         # Further values under $SYS/broker/, by name.
         self.sys_values: Callable[[], dict[str, str]] | None = None
         self.started_us = 0
@@ -205,10 +200,6 @@ class NodeState(RecordedState):
         if session.client_id not in ended and len(ended) >= ENDED_EPOCHS_MAX:
             del ended[next(iter(ended))]
         ended[session.client_id] = session.epoch
-
-    def client_sessions(self) -> int:
-        """The number of sessions of clients, connected or not."""
-        return len(self.sessions) - (FEDERATION in self.sessions) - len(self.queues)
 
     def change_routes(self, filter: str = "") -> None:
         """Invalidate the routes of the topics that a plain filter matches, or of all topics."""

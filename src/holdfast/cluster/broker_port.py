@@ -3,12 +3,11 @@
 It passes each call to the part of the cluster node that does it; see `broker.cluster_port`.
 """
 
-from holdfast.broker.admission.shares import Shares
 from holdfast.broker.cluster_port import ClusterPort
 from holdfast.broker.connections.session_open import AcceptedConnect
 from holdfast.broker.promise import Promise
 from holdfast.broker.publish.producer_dedup import note_refused
-from holdfast.broker.queues.keeper import Keeper
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
@@ -91,14 +90,14 @@ class BrokerPort(ClusterPort):
         replicated = self._replicated
         recorded = replicated.state.sessions
         here = replicated.open_sessions.counts.get(self._context.node_id, 0)
-        count = len(recorded) - len(replicated.state.queues)
+        count = replicated.state.client_sessions()
         count += max(0, self._state.client_sessions() - here)
         return client_id in recorded or count < self._state.config.sessions_max
 
     def away(self) -> tuple[int, int, int]:
         recorded = self._replicated.state
         counts = self._replicated.open_sessions.counts
-        sessions = len(recorded.sessions) - len(recorded.queues) - sum(counts.values())
+        sessions = recorded.client_sessions() - sum(counts.values())
         # Those of an earlier process of this node are open until its end is known.
         own = counts.get(self._context.node_id, 0)
         sessions += max(0, own - self._state.client_sessions())
@@ -108,11 +107,8 @@ class BrokerPort(ClusterPort):
     def recorded_session(self, client_id: str) -> Session | None:
         return self._replicated.state.sessions.get(client_id)
 
-    def queues(self) -> dict[str, Keeper]:
-        return self._replicated.state.queues
-
-    def filters(self) -> Shares:
-        return self._replicated.state.filters
+    def recorded(self) -> RecordedState:
+        return self._replicated.state
 
     def spread(self, message: Message, topic: str, behind: int) -> None:
         if self._context.connected or self._interest.has_groups():

@@ -333,12 +333,16 @@ class Qos0Routing:
         # A message with RETAIN goes to all nodes. Clients that subscribe there before its record is
         # applied need it too (`publish.retained_updates`).
         nodes = list(self._context.connected) if message.retain else route.nodes
-        if not route.picks:
+        picks, audience = route.picks, message.audience
+        if audience is not None:
+            nodes = nodes if audience.is_plain else []
+            picks = [pick for pick in picks if pick.key in audience.groups]
+        if not picks:
             for node in nodes:
                 self._send(node, message, b"", 0, behind)
             return
         picked: dict[str, list[str]] = {node: [] for node in nodes}
-        for pick in route.picks:
+        for pick in picks:
             picked.setdefault(pick.next(), []).append(pick.key)
         for node, keys in picked.items():
             if node == self._context.node_id:

@@ -203,7 +203,7 @@ class BrokerFederation:
         everything is of another log then, and may arrive twice.
         """
         manifest = self._manifest
-        generation = manifest.generation
+        generation = manifest.log_generation
         for number, same in manifest.former:
             if offset < same[partition]:
                 generation = number

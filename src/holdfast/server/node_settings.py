@@ -28,9 +28,7 @@ of one node. It is for tests, until every broker does."""
 
 def is_cluster_of_one(config: Config) -> bool:
     """Whether the broker serves as a cluster of one node, which no other can reach."""
-    return bool(os.environ.get(ONE)) and not (
-        config.cluster.peer_bind or config.node.standby or config.federation
-    )
+    return bool(os.environ.get(ONE)) and not (config.cluster.peer_bind or config.node.standby)
 
 
 def of_one(config: Config) -> Config:

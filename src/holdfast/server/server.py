@@ -294,7 +294,7 @@ class Server:
         self.audit.serve(broker)
         broker.touch()
         self.maintenance.start()
-        if self._clustering is None:
+        if not self.config.cluster.peer_bind:
             await self._federate(broker, storage)
 
     async def _federate(self, broker: Broker, storage: Storage) -> None:
@@ -510,6 +510,8 @@ class Server:
             self._serving.cancel()
         for listener in self.listeners:
             listener.close()
+        if self.federation is not None:
+            await self.federation.stop()
         broker = cluster.broker
         reference = await cluster.leave()
         broker.touch()

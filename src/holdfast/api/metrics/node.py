@@ -140,7 +140,7 @@ class NodeCollector(Collector):
             ("backlog_records", sessions.backlog_records),
             ("backlog_records_max", sessions.backlog_max),
             ("subscriptions", state.subscription_count + subscriptions_away),
-            ("filter_bytes", max(state.filters.total, state.cluster.filters().total)),
+            ("filter_bytes", max(state.filters.total, state.cluster.recorded().filters.total)),
             ("shared_groups", len(state.groups) + groups_away),
             ("retained_messages", len(state.retained) - broker.node.sys_topics.retained_count()),
             ("retained_bytes", state.retained.size_bytes),

@@ -123,7 +123,7 @@ class FigureRoutes:
         state = self._node.state
         config = state.config
         sessions, subscriptions, _ = state.cluster.away()
-        filter_bytes = max(state.filters.total, state.cluster.filters().total)
+        filter_bytes = max(state.filters.total, state.cluster.recorded().filters.total)
         rows = [
             LimitUse("limits.connections", state.connections, config.connections),
             LimitUse("limits.sessions", state.client_sessions() + sessions, config.sessions_max),

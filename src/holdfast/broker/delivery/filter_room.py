@@ -53,4 +53,4 @@ class FilterRoom:
         if state.cluster.is_single or not session.is_durable():
             return True
         # Every node of a cluster has the durable sessions of all.
-        return state.cluster.filters().has_room(session.username or "", size_bytes, most)
+        return state.cluster.recorded().filters.has_room(session.username or "", size_bytes, most)

@@ -21,12 +21,11 @@ from holdfast.broker.rights import may_read
 from holdfast.broker.session.connection import OPEN
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.rarities import OwedRetained
-from holdfast.broker.session.session import FEDERATION, Session, Subscription
+from holdfast.broker.session.session import FEDERATION_KEY, Session, Subscription
 from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.topics.names import has_wildcard
 from holdfast.protocol.topics.retained import RetainedScan
 
-FEDERATION_KEY: Final = FEDERATION.encode()
 """The publisher of messages that may have been retained here without being delivered."""
 PAGE: Final = 100
 """The most topics that one step of a scan looks up."""

@@ -29,8 +29,6 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
     if filter not in session.subscriptions:
         if not session.is_internal:
             state.subscription_count += 1
-            if state.watch_interest is not None:
-                state.watch_interest(filter, True)
         state.cluster.subscribed(filter)
     state.interests.pop(session, None)
     is_new_group = is_shared(filter) and find_group(state, filter) is None
@@ -54,8 +52,6 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     state.interests.pop(session, None)
     if not session.is_internal:
         state.subscription_count -= 1
-        if state.watch_interest is not None:
-            state.watch_interest(filter, False)
     state.cluster.unsubscribed(filter)
     group = subscription.group
     if group is None:

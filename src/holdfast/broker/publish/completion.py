@@ -9,7 +9,6 @@ from holdfast.broker.routing import find_route
 from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import CLOSED, Connection
 from holdfast.broker.session.message import Message, queued_size, retained_size
-from holdfast.broker.session.session import FEDERATION
 from holdfast.broker.state import NodeState, Route
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack, encode_within
@@ -306,7 +305,7 @@ def encode_refusal(
 
 
 def set_retained(state: NodeState, topic: str, message: Message) -> None:
-    """Replace or remove the retained message of a topic, and report a removal to the federation.
+    """Replace or remove the retained message of a topic.
 
     On a single node. Without room the topic has no retained message then, because the old one is
     out of date. A record says so, so that each recovery has the same retained messages, whatever
@@ -321,10 +320,6 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
             state.append(removal(message.partition, message.offset, message.topic, state.wall_us))
         return
     state.set_retained(topic, message)
-    if message.payload or state.watch_removal is None:
-        return
-    if message.publisher != FEDERATION.encode():
-        state.watch_removal(message)
 
 
 def removal(partition: int, offset: int, topic: bytes, timestamp_us: int) -> Record:

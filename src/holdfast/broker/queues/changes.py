@@ -82,7 +82,7 @@ def create_queue(
     client receives SUBACK, there is no queue, and what comes while the client is away is lost.
     """
     owner = None if connection.session is None else connection.session.username
-    is_known = key in state.cluster.queues()
+    is_known = key in state.cluster.recorded().queues
     if is_known and (state.cluster.is_single or state.cluster.older_nodes(QUEUES)):
         return
     is_past = any(map(lt, start, state.delivered))
@@ -126,7 +126,7 @@ def begin_queues(
 
 def needs_history(state: NodeState, filter: str) -> bool:
     """Whether the filter is that of a queue that began in the past."""
-    keeper = state.cluster.queues().get(filter)
+    keeper = state.cluster.recorded().queues.get(filter)
     return keeper is not None and keeper.is_past
 
 
@@ -146,7 +146,7 @@ class QueueRoom:
         if not is_queue(filter):
             return True
         state = self._state
-        queues = state.cluster.queues()
+        queues = state.cluster.recorded().queues
         if filter in queues:
             return True
         most = state.config.queues_max

@@ -213,10 +213,11 @@ class Recovery(SenderPacketIds):
         except InvalidTopic:
             return
         if record.kind == log_record.RETAINED and record.sequence:
+            # `completion.removal`, unless it was of an older message.
             known = self.state.retained.get(topic)
-            if known is None or known.offset != record.sequence - 1:
-                # `completion.removal` was of an older message.
-                return
+            if known is not None and known.offset == record.sequence - 1:
+                self.state.retained.remove(topic)
+            return
         self.state.set_retained(topic, message_of(record))
 
     def _touch(self, session: Session) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 NEVER_EXPIRES: Final = 0xFFFFFFFF
 FEDERATION: Final = "$federation"
 """The client id of the broker's own session, see broker.federation_session."""
+FEDERATION_KEY: Final = FEDERATION.encode()
 
 SENT: Final = 1
 RECEIVED: Final = 2

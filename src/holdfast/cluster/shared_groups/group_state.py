@@ -275,6 +275,7 @@ class Coordination:
             # The node that subscribed may have applied more than this one.
             self._floor = list(map(min, *starts, starts[0])) if starts else list(state.delivered)
             begin = list(map(min, self._floor, state.delivered))
+            self.cursor.start = list(begin)
         else:
             # Records that nodes have reported may be finished by log records applied later.
             for place in list(self.holders.assigned):

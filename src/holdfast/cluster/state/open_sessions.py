@@ -18,14 +18,14 @@ class OpenSessions:
         self._partitions = partitions
         # In the order of opening. That of a set of sessions differs from one process to the next.
         self._of: dict[str, dict[int, dict[Session, None]]] = {}
-        # The number of open sessions of each owner that has had one.
+        # The number of clients' open sessions of each owner that has had one.
         self.counts: dict[str, int] = {}
 
     def add(self, session: Session) -> None:
         """Adds a session for its present owner."""
         home = partition_of(session.key, self._partitions)
         self._of.setdefault(session.owner, {}).setdefault(home, {})[session] = None
-        self.counts[session.owner] = self.counts.get(session.owner, 0) + 1
+        self.counts[session.owner] = self.counts.get(session.owner, 0) + (not session.is_internal)
 
     def discard(self, session: Session) -> None:
         """Removes a session from its present owner, if it is there."""
@@ -35,7 +35,7 @@ class OpenSessions:
         if homes is None or sessions is None or session not in sessions:
             return
         del sessions[session]
-        self.counts[session.owner] -= 1
+        self.counts[session.owner] -= not session.is_internal
         if not sessions:
             del homes[home]
             if not homes:
@@ -46,7 +46,8 @@ class OpenSessions:
         buckets of their owners."""
         count = sum(map(self.has, sessions))
         for owner, homes in self._of.items():
-            assert self.counts[owner] == sum(map(len, homes.values())), "the number of the open"
+            open = [not session.is_internal for bucket in homes.values() for session in bucket]
+            assert self.counts[owner] == sum(open), "the number of the open"
             for bucket in homes.values():
                 count -= len(bucket)
                 assert bucket, "an empty bucket"

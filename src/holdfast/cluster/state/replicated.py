@@ -129,7 +129,7 @@ class ReplicatedState(ReplicatedPacketIds):
         self.groups = GroupPositions(state, self.group_positions)
         self.group_members = self.groups.members
         self.filters = RecordedFilters()
-        # The number of subscriptions of all sessions without an owner.
+        # The number of subscriptions of all clients' sessions without an owner.
         self.subscriptions_away = 0
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
@@ -206,14 +206,14 @@ class ReplicatedState(ReplicatedPacketIds):
     def _add_subscription(self, subscription: Subscription) -> None:
         if subscription.filter not in subscription.session.subscriptions:
             self.filters.change(subscription.filter, 1)
-            self.subscriptions_away += not subscription.session.owner
+            self._count_away(subscription.session, 1)
         super()._add_subscription(subscription)
         self.groups.set_cursor(subscription.filter)
 
     def _remove_subscription(self, session: Session, filter: str) -> None:
         if filter in session.subscriptions:
             self.filters.change(filter, -1)
-            self.subscriptions_away -= not session.owner
+            self._count_away(session, -1)
         super()._remove_subscription(session, filter)
         if is_shared(filter):
             self.group_members.review(filter, session.client_id)
@@ -224,7 +224,7 @@ class ReplicatedState(ReplicatedPacketIds):
             self.groups.note_inflight(session, entry, -1)
         for filter in session.subscriptions:
             self.filters.change(filter, -1)
-        self.subscriptions_away -= len(session.subscriptions)
+        self._count_away(session, -len(session.subscriptions))
         super()._drop_session(session)
         for key in keys:
             self.group_members.review(key, session.client_id)
@@ -233,7 +233,7 @@ class ReplicatedState(ReplicatedPacketIds):
         if session.owner:
             self.open_sessions.discard(session)
         else:
-            self.subscriptions_away -= len(session.subscriptions)
+            self._count_away(session, -len(session.subscriptions))
         session.owner = owner
         if owner != self.state.config.node_id:
             rarities_of(session).replays_over = False
@@ -242,8 +242,12 @@ class ReplicatedState(ReplicatedPacketIds):
     def _set_closed(self, session: Session) -> None:
         if session.owner:
             self.open_sessions.discard(session)
-            self.subscriptions_away += len(session.subscriptions)
             session.owner = ""
+            self._count_away(session, len(session.subscriptions))
+
+    def _count_away(self, session: Session, more: int) -> None:
+        if not session.owner and not session.is_internal:
+            self.subscriptions_away += more
 
     def _note_member(self, record: Record, change: MemberRecord | MembersRecord) -> None:
         self.group_members.apply(record, change)
@@ -323,7 +327,8 @@ class ReplicatedState(ReplicatedPacketIds):
         self.groups.check()
         sessions = self.state.sessions.values()
         self.filters.check(sessions)
-        away = sum([len(each.subscriptions) for each in sessions if not each.owner])
+        are_away = [each for each in sessions if not each.owner and not each.is_internal]
+        away = sum([len(each.subscriptions) for each in are_away])
         assert self.subscriptions_away == away, "the subscriptions of sessions that are away"
         for client_id, session in self.state.sessions.items():
             live = session.connection, session.outbox, session.changes

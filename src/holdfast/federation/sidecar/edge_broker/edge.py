@@ -92,8 +92,10 @@ class BrokerEdge:
         self._subscribed: set[str] = set()
         # The end of each partition when the session was opened.
         self._start_offsets: list[int] = []
-        # Messages from the federation to the broker, in order.
+        # Messages from the federation to the broker, in order, and those that the broker has
+        # refused later. Invariant: a refused one is published again before any other one.
         self._arrivals: deque[Arrival] = deque()
+        self._refused: list[Arrival] = []
         self._finished: deque[Callable[[], None]] = deque()
         # Topics whose retained message a client here removed, with the time in wall microseconds.
         self._removals: dict[str, int] = {}
@@ -105,7 +107,7 @@ class BrokerEdge:
         returns the name of the log that gave a partition and offset to the message. Without it, a
         crash of this process may deliver messages twice at other members."""
         # Records in memory may be lost, and their offsets then given to other messages.
-        if not self._broker.node.state.memory:
+        if not self._broker.node.state.config.memory_durability:
             self._node, self._log = node, log
 
     # RetainingEdge
@@ -115,11 +117,13 @@ class BrokerEdge:
         broker = self._broker
         state = broker.node.state
         broker.touch()
-        for session in state.sessions.values():
-            if not session.is_internal:
-                self._interest.load(session.subscriptions)
-        state.watch_interest = self._watch_interest
-        state.watch_removal = self._watch_removal
+        # The sessions that are here, and those that the log has. A durable one may be in both.
+        for table in dict.fromkeys((state, state.cluster.recorded())):
+            for session in table.sessions.values():
+                if not session.is_internal:
+                    self._interest.load(session.subscriptions)
+            table.watch_interest = self._watch_interest
+            table.watch_removal = self._watch_removal
         self._report_interest()
         self._transport = InProcessTransport(self._data_received, self._closed)
         self._connection = federating.connect(state, self._transport)
@@ -156,8 +160,8 @@ class BrokerEdge:
 
     async def stop(self) -> None:
         broker = self._broker
-        broker.node.state.watch_interest = None
-        broker.node.state.watch_removal = None
+        for table in (broker.node.state, broker.node.state.cluster.recorded()):
+            table.watch_interest = table.watch_removal = None
         self._is_up = False
         self._host = None
         for handle in (self._worker, self._retry):
@@ -165,6 +169,7 @@ class BrokerEdge:
                 handle.cancel()
         self._worker = self._retry = None
         self._arrivals.clear()
+        self._refused.clear()
         self._finished.clear()
         connection, self._connection = self._connection, None
         if connection is not None and connection.state != CLOSED:
@@ -180,7 +185,7 @@ class BrokerEdge:
             "is_up": self._is_up,
             "interest_filters": len(self._interest),
             "export_filters": sorted(session.subscriptions) if session is not None else [],
-            "waiting_for_broker": len(self._arrivals),
+            "waiting_for_broker": len(self._arrivals) + len(self._refused),
             "counts": dict(sorted(self.counts.items())),
         }
 
@@ -231,6 +236,7 @@ class BrokerEdge:
         assert self._host is not None
         self._is_up = False
         self._arrivals.clear()
+        self._refused.clear()
         logger.warning("federation_session_closed")
         self._host.edge_down("the broker has closed the federation's session")
 
@@ -432,15 +438,17 @@ class BrokerEdge:
     # To the broker
 
     def _publish_arrivals(self) -> None:
-        if not self._arrivals:
+        if not self._arrivals and not self._refused:
             return
         self._broker.touch()
         state = self._broker.node.state
-        while self._arrivals:
+        self._arrivals.extendleft(reversed(self._refused))
+        self._refused.clear()
+        while self._arrivals and not self._refused:
             arrival = self._arrivals[0]
             message, delivery = arrival.message, arrival.delivery
             message.timestamp_us = state.wall_us
-            done = partial(self._finish, arrival.done)
+            done = partial(self._published, arrival, self._connection)
             if delivery is None:
                 is_taken = federating.retain(state, message, done)
             else:
@@ -452,8 +460,16 @@ class BrokerEdge:
             if not is_taken:
                 self._schedule_run()
                 return
-            self.counts["retained" if delivery is None else "imported"] += 1
             self._arrivals.popleft()
+
+    def _published(self, arrival: Arrival, session: Connection | None, is_stored: bool) -> None:
+        if is_stored:
+            self.counts["retained" if arrival.delivery is None else "imported"] += 1
+            self._finish(arrival.done)
+        elif session is self._connection:
+            # Otherwise the edge has been down, and receives the message again.
+            self._refused.append(arrival)
+            self._schedule_run()
 
     def _finish(self, done: Callable[[], None]) -> None:
         self._finished.append(done)
