@@ -165,10 +165,12 @@ class World:
     def _calm(self) -> None:
         """While one fault lasts, and all else is well, everything published is acknowledged.
 
-        Two may leave a leader without followers: it does not hear one, and the other lags. What is
-        published meanwhile waits then.
+        Two may leave a leader without followers: it does not hear one, and the other lags. Of two
+        nodes with data, one that lags leaves one replica. What is published meanwhile waits then,
+        and a client may wait for its session.
         """
-        lasting = {SEVER, LAG} & {*self.settings.faults}
+        settings = self.settings
+        lasting = {SEVER, LAG} & {*settings.faults}
         if not lasting:
             return
         self.faults.calm()
@@ -179,7 +181,8 @@ class World:
         def unsettled() -> str:
             return next(filter(None, (each.unsettled() for each in publishers)), "")
 
-        if len(lasting) == 1:
+        follow = len(self.data_hosts) - (LAG in lasting)
+        if len(lasting) == 1 and follow >= settings.min_insync:
             self._wait(GOES_ON_S, unsettled, "not settled while a fault lasts")
         else:
             self.schedule.run(GOES_ON_S)

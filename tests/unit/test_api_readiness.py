@@ -87,6 +87,9 @@ def test_a_node_that_refuses_clients_is_not_ready() -> None:
     assert [each.name for each in obstacles(server)] == ["not_serving"]
     cluster.values = replace(cluster.values, unsure_s=2.5)
     assert [each.name for each in obstacles(server)] == ["ownership_unsure", "not_serving"]
+    cluster.values = replace(cluster.values, lags=True, unsure_s=0.0)
+    assert [each.name for each in obstacles(server)] == ["lags", "not_serving"]
+    cluster.values = replace(cluster.values, lags=False, unsure_s=2.5)
     # Then the others may serve without this node, and the majority is the reason.
     cluster.values = replace(cluster.values, has_majority=False)
     assert [each.name for each in obstacles(server)] == ["no_majority", "not_serving"]

@@ -15,7 +15,7 @@ from holdfast.broker.session.session import Session, new_subscription
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.kept_subscriptions import checksum_of
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.frame_kinds import SESSION_OPEN, BadFrame
 from holdfast.cluster.frames import (
     CLOSE,
     CloseFrame,
@@ -25,6 +25,7 @@ from holdfast.cluster.frames import (
     encode_frame,
 )
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
@@ -36,7 +37,10 @@ from holdfast.cluster.sessions.acquisition import (
 )
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.protocol.mqtt.packets import Connect
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.packets import Connack, Connect
 from holdfast.storage.journal.journal import Journal
 
 CLIENT = "c"
@@ -414,6 +418,95 @@ def test_a_connect_is_not_refused_because_the_metadata_comes_after_the_request_f
     bench.wait()
     bench.answer(1, epoch=7, node="n2")
     assert there.state == OPEN
+
+
+class Lagging(Bench):
+    """This node is n1. Partition 0 is led by n2, and has committed 5 records that are not applied
+    here."""
+
+    def __init__(self, in_sync: tuple[str, ...] = ("n2", "n3"), min_insync: int = 2) -> None:
+        super().__init__()
+        self.context.leading[0] = 0
+        self.context.home_leader = "n2"
+        self.context.connected |= {"n2", "n3"}
+        names = ("n1", "n2", "n3")
+        nodes = {name: NodeInfo(name, "i1", "", f"{name}:1883", "") for name in names}
+        info = PartitionInfo(names, (), "n2", 1, in_sync)
+        self.context.metadata = ClusterMetadata("c", 3, min_insync, nodes, (info,), 1, names)
+
+    def read(self) -> None:
+        """The metadata is read, and the leader reports its end."""
+        self.barriers.advance()
+        self.reads.advance(self.state.now)
+        self.reads.proposal_done(1, RequestRefused(CHANGES_NOTHING), self.state.now)
+        (barrier,) = self.barriers.waiting.values()
+        self.barriers.handle_reply(barrier.question, [(0, 1, 5)])
+        self.barriers.advance()
+
+    def lag(self) -> Connection:
+        """A client resumes its session here."""
+        self.record(epoch=7)
+        there = self.connect()
+        self.wait(ASK_AFTER_S)
+        self.answer(1, epoch=7, present=True, node="n2")
+        self.read()
+        self.wait(REFUSED_AFTER_S + ASK_AGAIN_S)
+        return there
+
+
+def connack(connection: Connection) -> Connack:
+    assert connection.out is not None
+    data = b"".join(connection.out)
+    packet = decode(data, data[0], 2, len(data), 5, False)
+    assert isinstance(packet, Connack)
+    return packet
+
+
+def test_a_node_that_lags_names_the_nodes_that_can_resume_the_session() -> None:
+    """A client that waits here longer would not find out that the others can."""
+    bench = Lagging()
+    refused = connack(bench.lag())
+    assert refused.reason == reasons.USE_ANOTHER_SERVER
+    assert refused.properties[p.SERVER_REFERENCE] == "n2:1883 n3:1883"
+    assert not bench.opener.asking
+
+
+def test_a_node_that_is_known_to_lag_refuses_at_once_and_takes_no_session() -> None:
+    bench = Lagging()
+    bench.lag()
+    bench.context.outgoing.clear()
+    again = bench.connect()
+    bench.wait(ASK_AFTER_S)
+    assert connack(again).reason == reasons.USE_ANOTHER_SERVER
+    assert not bench.context.outgoing
+    bench.state.delivered[0] = 5
+    bench.barriers.advance()
+    there = bench.connect()
+    bench.wait(ASK_AFTER_S)
+    assert [kind for _, kind, _ in bench.context.outgoing] == [SESSION_OPEN]
+    assert there.state == OPENING
+
+
+def test_a_node_that_lags_begins_new_sessions() -> None:
+    bench = Lagging()
+    bench.lag()
+    there = bench.connect(clean_start=True)
+    bench.wait(ASK_AFTER_S)
+    bench.answer(2, epoch=8, node="n2")
+    assert there.state == OPEN
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "min_insync"), [(("n2", "n1"), 2), (("n2",), 2), (("n2", "n3", "n1"), 2)]
+)
+def test_a_client_waits_if_no_other_node_can_resume_its_session(
+    in_sync: tuple[str, ...], min_insync: int
+) -> None:
+    """The partition commits nothing, or what it commits waits for this node."""
+    bench = Lagging(in_sync, min_insync)
+    there = bench.lag()
+    bench.wait(REFUSED_AFTER_S)
+    assert there.state == OPENING
 
 
 def test_a_leader_of_an_older_version_requests_a_report_without_its_epochs() -> None:

@@ -84,5 +84,9 @@ def test_a_barrier_passes_only_when_every_partition_is_reached() -> None:
         if node.func.attr == "lacking"
     }
     # The lease closes the connections of sessions of those partitions. A home of groups is opened
-    # for QoS 1.
-    assert without == {"cluster/sessions/ownership_lease.py", "cluster/shared_groups/homes.py"}
+    # for QoS 1. A node that lags refuses clients.
+    assert without == {
+        "cluster/reads/read_barrier.py",
+        "cluster/sessions/ownership_lease.py",
+        "cluster/shared_groups/homes.py",
+    }

@@ -83,6 +83,8 @@ class ClusterFigures:
     """The effect that a stop of this node would have."""
     unsure_s: float = 0.0
     """The seconds for which the node has been unable to begin recorded sessions."""
+    lags: bool = False
+    """Whether the node cannot resume sessions that others can, because it lags behind them."""
     awaited: Sequence[str] = ()
     """The nodes that this one has not met since its start, and waits for."""
     set_aside: Sequence[str] = ()
@@ -266,6 +268,7 @@ class ClusterOperations:
             status.lacks_voters(metadata),
             status.stop_effect(metadata, cluster_node.health(now), node, self.departure.awaited),
             cluster_node.ownership.unsure_s(),
+            bool(cluster_node.barriers.nodes_ahead()),
             cluster_node.attendance.missing(now)
             or awaited_in_sync(metadata, cluster_node.health(now)),
             self._runtime.replacement.kept,

@@ -108,6 +108,11 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
             " sessions, and refuses clients"
         )
         found.append(Obstacle("ownership_unsure", text))
+    if figures.lags:
+        text = (
+            "the node lags behind in the log, and refuses clients whose sessions others can resume"
+        )
+        found.append(Obstacle("lags", text))
     if figures.leaderless:
         text = (
             f"{figures.leaderless} partitions have no leader: their messages wait, then are refused"

@@ -1,7 +1,7 @@
 """The context that all parts of a cluster node share: metadata, leaderships, links and outgoing
 frames."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -79,6 +79,17 @@ class ClusterContext:
     def understands(self, node: str, feature: str) -> bool:
         """True if the version of a node, this one included, has a feature."""
         return node == self.node_id or feature in self.features.get(node, "").split(",")
+
+    def servers(self, nodes: Iterable[str]) -> str:
+        """Returns the client addresses of the other nodes among these that are up and have data, in
+        the form of `holdfast.addresses` and in the given order."""
+        known = {} if self.metadata is None else self.metadata.nodes
+        infos = [known[node] for node in nodes if node in known and node != self.node_id]
+        return ",".join(
+            info.client_address
+            for info in infos
+            if info.state == NodePhase.UP and info.role == DATA and info.client_address
+        )
 
     def send(self, node: str, kind: int, payload: bytes) -> None:
         """Queues a frame, or drops it if there is no link. A sender that needs a reply repeats its

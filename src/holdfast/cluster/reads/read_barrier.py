@@ -19,6 +19,8 @@ from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 
 ASK_AGAIN_S: Final = 0.1
 """The interval in seconds between requests to leaders that have not replied."""
+BEHIND_S: Final = 2.0
+"""The time in seconds after which a node that has not passed a barrier counts as behind others."""
 ASKING_MAX: Final = 8
 """The most barriers for which requests are under way. A barrier that begins later waits for one of
 them."""
@@ -35,9 +37,10 @@ class Barrier:
     def __init__(self, number: int, partitions: int) -> None:
         self.number = number
         # Replies to questions and reads from these numbers on count, because they began after the
-        # barrier. NOTHING: none began.
+        # barrier, at this time. NOTHING: none began.
         self.question = NOTHING
         self.read = NOTHING
+        self.asked_at = 0.0
         # Per partition the epoch and the log end that its leader reported; an end of -1: no reply.
         self.epochs = [0] * partitions
         self.ends = [-1] * partitions
@@ -104,6 +107,23 @@ class Barriers:
             return set()
         return {each for each in range(len(barrier.ends)) if not self._is_reached(barrier, each)}
 
+    def nodes_ahead(self) -> list[str]:
+        """Returns the nodes that have what the oldest barrier has waited for here for `BEHIND_S`.
+
+        Empty unless the partitions that it lacks commit records without this node. Only then can
+        another node pass a barrier that this one cannot.
+        """
+        oldest = next(iter(self.waiting.values()), None)
+        metadata = self._context.metadata
+        if metadata is None or oldest is None or self._state.now < oldest.asked_at + BEHIND_S:
+            return []
+        in_sync = [metadata.partitions[each].in_sync for each in self.lacking(oldest.number)]
+        own = self._context.node_id
+        if not in_sync or any(own in each or len(each) < metadata.min_insync for each in in_sync):
+            return []
+        connected = sorted(self._context.connected)
+        return [node for node in connected if all(node in each for each in in_sync)]
+
     def handle_reply(self, question: int, entries: list[tuple[int, int, int]]) -> None:
         """Takes the log ends in a reply to `question`."""
         for barrier in self.waiting.values():
@@ -158,6 +178,7 @@ class Barriers:
         for barrier in asking:
             if barrier.question == NOTHING:
                 barrier.question = self._question
+                barrier.asked_at = self._state.now
                 barrier.read = self.reads.begin()
             for partition, end in enumerate(barrier.ends):
                 if end < 0 or self._is_outdated(barrier, partition):

@@ -76,23 +76,13 @@ class Fitness:
         return ""
 
     def other_servers(self) -> str:
-        """Return other nodes' client addresses, in the form of
-        `holdfast.addresses`."""
-        cluster_node = self._cluster_node
-        metadata = cluster_node.context.metadata
-        if metadata is None:
-            return ""
-        addresses = [
-            info.client_address
-            for node, info in sorted(metadata.nodes.items())
-            if node != cluster_node.meta.node_id
-            # A removed node has no links, so the metadata alone decides.
-            and (self.is_removed or node in cluster_node.context.connected)
-            and info.state == NodePhase.UP
-            and info.role == DATA
-            and info.client_address
-        ]
-        return ",".join(addresses)
+        """Return other nodes' client addresses, in the form of `holdfast.addresses`."""
+        context = self._cluster_node.context
+        metadata = context.metadata
+        if self.is_removed and metadata is not None:
+            # It has no links, so the metadata alone decides.
+            return context.servers(sorted(metadata.nodes))
+        return context.servers(sorted(context.connected))
 
     def has_other_replicas(self) -> bool:
         """Whether another data node exists, so that this node's log is not the only copy."""

@@ -67,16 +67,12 @@ class Redirection:
         """Send clients to the nodes `below`, until `keep` are left. False: some node is not up, or
         this one takes no clients."""
         self._touch()
-        metadata = self._cluster_node.context.metadata
+        context = self._cluster_node.context
+        metadata = context.metadata
         if metadata is None or obstacle(metadata) or self._cluster_node.state.redirect:
             return False
-        addresses = [
-            info.client_address
-            for node in below
-            if (info := metadata.nodes.get(node)) is not None and info.client_address
-        ]
         relocation = self._cluster_node.node.relocation
-        relocation.balance(",".join(addresses), BALANCED, per_s, keep)
+        relocation.balance(context.servers(below), BALANCED, per_s, keep)
         return True
 
     def stop_balance(self) -> None:

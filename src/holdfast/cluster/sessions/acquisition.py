@@ -25,6 +25,7 @@ from typing import Final
 
 from msgspec import UNSET
 
+from holdfast.addresses import server_reference
 from holdfast.broker.connections.close import log_close, refuse
 from holdfast.broker.connections.session_open import AcceptedConnect, finish_open, refuse_other_user
 from holdfast.broker.recovery.node_recovery import NodeRecovery
@@ -186,6 +187,9 @@ class SessionAcquisition:
             # session from this one.
             return
         opening = asking.opening
+        if not asking.is_sent and self._refuse_behind(asking):
+            self._done(asking)
+            return
         user = asking.connection.username
         frame = OpenFrame(
             asking.number,
@@ -494,17 +498,32 @@ class SessionAcquisition:
                 self._wake_at(asking, asking.send_at)
 
     def _refuse_overdue(self, asking: PendingOpen) -> None:
-        if not self._context.has_majority(self._state.now):
-            text = "no majority of the cluster can be reached"
-        elif self._state.is_ownership_expired and asking.reply is not None and asking.is_recorded:
-            text = "this node does not know the owner of the session"
-        elif self._is_led_anew(asking.home, REFUSED_AFTER_S):
-            text = "this node does not know which node leads the session's home partition"
-        else:
-            return
-        refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
+        if not self._refuse_behind(asking):
+            is_recorded = asking.reply is not None and asking.is_recorded
+            if not self._context.has_majority(self._state.now):
+                text = "no majority of the cluster can be reached"
+            elif self._state.is_ownership_expired and is_recorded:
+                text = "this node does not know the owner of the session"
+            elif self._is_led_anew(asking.home, REFUSED_AFTER_S):
+                text = "this node does not know which node leads the session's home partition"
+            else:
+                return
+            refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
         if asking.reply is not None:
             self._finish_if_ready(asking)
+
+    def _refuse_behind(self, asking: PendingOpen) -> bool:
+        """Refuses a CONNECT that waits for a read barrier, or will, if this node lags and other
+        nodes can pass it. Returns True if it did."""
+        is_known = self._coordinator.recorded_session(asking.client_id) is not None
+        is_new = self._is_in_log(asking) and (asking.opening.clean_start or not is_known)
+        nodes = [] if is_new and asking.barrier == NOTHING else self._barriers.nodes_ahead()
+        if nodes:
+            kind = asking.connection.listener.kind
+            servers = server_reference(self._context.servers(nodes), kind)
+            text = "this node lags behind in the log"
+            refuse(self._state, asking.connection, reasons.USE_ANOTHER_SERVER, text, servers)
+        return bool(nodes)
 
     def timer(self) -> float | None:
         """Returns the time of the next check. It may be too early: at most WAKES_MAX entries that
