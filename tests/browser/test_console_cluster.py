@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -9,6 +10,7 @@ from playwright.sync_api import expect
 from tests.browser.pages import ConsolePage
 from tests.browser.publishers import Publishers
 from tests.e2e.cluster_processes import ClusterProcesses, until
+from tests.e2e.conftest import StartHoldfast
 from tests.e2e.test_admin_access import ask, made_token
 
 pytestmark = pytest.mark.long
@@ -20,6 +22,39 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
     directory = tmp_path_factory.mktemp("cluster")
     with ClusterProcesses(directory, settings={"cluster": {"partitions": 8}}) as cluster:
         yield cluster
+
+
+def test_a_node_that_does_not_know_the_users_yet_says_so(
+    tmp_path: Path, page: ConsolePage
+) -> None:
+    """A login would be refused there. The page goes on by itself once the node knows them."""
+    cluster, view = ClusterProcesses(tmp_path), page.page
+    node = cluster.nodes["n1"]
+    try:
+        node.start()
+        with view.expect_response("**/api/v1/login") as found:
+            page.open(node.admin_port, "#/cluster")
+        assert found.value.status == 503
+        expect(view.get_by_text("this node does not know the users and tokens")).to_be_visible()
+        expect(view.get_by_role("button", name="Log in")).to_have_count(0)
+        assert node.admin("/cluster/init", "POST")[0] == 200
+        expect(view.get_by_role("heading", name="Cluster", level=1)).to_be_visible()
+        expect(view.get_by_text("live", exact=True)).to_be_visible()
+    finally:
+        cluster.end()
+
+
+def test_a_broker_of_another_machine_without_users_says_so(
+    start_holdfast: StartHoldfast, page: ConsolePage
+) -> None:
+    """As through a proxy. Once there is a user, the page asks for a login."""
+    broker, view = start_holdfast(), page.page
+    page.context.set_extra_http_headers({"X-Forwarded-For": "192.0.2.1"})
+    page.open(broker.admin_port)
+    expect(view.get_by_text("processes of its own machine only")).to_be_visible()
+    expect(view.get_by_role("button", name="Log in")).to_have_count(0)
+    made_token(broker.data, "viewer")
+    expect(view.get_by_role("button", name="Log in")).to_be_visible()
 
 
 def test_a_kill_is_seen_on_the_timeline_while_it_happens(

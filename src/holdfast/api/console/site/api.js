@@ -20,6 +20,9 @@ export class ApiError extends Error {
 export const who = signal(/** @type {any} */ (null));
 /** Whether the broker replies. */
 export const isReached = signal(true);
+/** Why the broker did not say who the caller is. */
+export const refusal = signal("");
+export const AGAIN_MS = 2000;
 
 const ROLES = ["viewer", "reader", "operator", "admin"];
 const BASE = new URL("../api/v1/", location.href);
@@ -78,10 +81,13 @@ export const put = (path, params, body) => request("PUT", path, { params, body }
 /** @param {string} path @param {Record<string, any>} [params] */
 export const remove = (path, params) => request("DELETE", path, { params });
 
-/** Find out who the caller is. */
+/** Find out who the caller is. A broker that refuses to say so (but 401) would refuse a login, too: it is asked again. */
 export async function identify() {
   const was = who.value;
-  const found = await get("login").catch(({ status, message }) => status === 403 ? { name: message, role: "" } : status && !was ? { role: "" } : null);
+  const found = await get("login").catch(({ status, message }) => {
+    refusal.value = message;
+    if (status && !who.value) setTimeout(identify, AGAIN_MS);
+  });
   if (found && who.value === was) who.value = found;
 }
 

@@ -1,5 +1,5 @@
 /** The one stream of events of the page (`GET /api/v1/events`), and what it has told so far. */
-import { identify, isReached, urlOf, who } from "./api.js";
+import { AGAIN_MS, identify, isReached, urlOf, who } from "./api.js";
 import { batch, effect, signal, useEffect } from "./lib.js";
 import { text } from "./text.js";
 import { toast } from "./toasts.js";
@@ -28,7 +28,6 @@ export const isLive = signal(false);
 
 const NOTES_MAX = 200;
 const RATES_MAX = 300;
-const AGAIN_MS = 2000;
 /** @type {Set<(batch: Batch) => void>} */
 const listeners = new Set();
 /** @type {EventSource | null} */

@@ -1,5 +1,5 @@
 /** What is around every screen: navigation, search, theme, login, and notices about the connection. */
-import { ApiError, identify, isReached, logIn, logOut, may, who } from "./api.js";
+import { AGAIN_MS, ApiError, identify, isReached, logIn, logOut, may, refusal, who } from "./api.js";
 import { isLive } from "./events.js";
 import { html, signal, useEffect, useState } from "./lib.js";
 import { Questions } from "./parts/drawer.js";
@@ -10,7 +10,6 @@ import { Toasts, toast } from "./toasts.js";
 
 const theme = signal(document.documentElement.dataset.theme || "system");
 const isOpen = signal(false);
-const AGAIN_MS = 2000;
 
 /** system -> light -> dark -> system */
 function switchTheme() {
@@ -53,7 +52,7 @@ export function Shell() {
     <${Navigation} current=${screen} />
     <div class="page">
       ${!reached && html`<p class="banner" role="alert">${text.unreachedBanner}</p>`}
-      <main id="main" tabindex="-1">${known === null ? html`<p class="notice faint">${text.loading}</p>`
+      <main id="main" tabindex="-1">${known === null ? html`<p class="notice faint">${refusal.value || text.loading}</p>`
         : !known.role ? html`<${Login} note=${known.name} />`
         : !screen ? html`<p class="notice">${text.noScreen}</p>`
         : !may(screen.scope) ? html`<p class="notice">${text.needsRole(screen.scope, known.role)}</p>`
@@ -94,7 +93,7 @@ function Login({ note }) {
     }
   };
   return html`<form class="login card" onSubmit=${submit}><img src="icon.svg" alt="" width="44" height="44" /><h1>${text.login.title}</h1>
-    ${note && html`<p class="note">${note.includes(" ") && note.length > 60 ? note : text.login.expired}</p>`}
+    ${note && html`<p class="note">${text.login.expired}</p>`}
     ${byToken ? html`<label>${text.login.token}<input name="token" type="password" required autocomplete="off" /></label>`
       : html`<label>${text.login.user}<input name="user" required autocomplete="username" /></label>
         <label>${text.login.password}<input name="password" type="password" required autocomplete="current-password" /></label>`}

@@ -19,7 +19,7 @@ export const text = {
   ago: (/** @type {string} */ time) => `${time} ago`,
   missing: (/** @type {string} */ node, /** @type {string} */ reason) => reason === "it is down" ? `${node} is down; its part is missing.` : `${node} did not reply; its part is missing: ${reason}`,
   unreached: "The broker does not reply.",
-  unreachedBanner: "The broker does not reply. The page tries again every 2 seconds and goes on by itself.",
+  unreachedBanner: "The broker does not reply. The page tries again every 2 seconds.",
   reachedAgain: "The broker replies again.",
   live: "live",
   notLive: "not live",
