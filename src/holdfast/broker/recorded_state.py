@@ -93,6 +93,8 @@ class RecordedState:
         # The keepers of queues by key, see `broker.queues.keeper`.
         self.queues: dict[str, Keeper] = {}
         self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
+        # The retained messages of this node's own $SYS tree, which `retained_max` does not count.
+        self.own_retained = 0
         self.delayed = DelayedTable()
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
         self.bans = BanTable()
@@ -301,7 +303,11 @@ class RecordedState:
         config = self.config
         if self.retained.size_bytes + bytes_more > config.retained_bytes_max:
             return False
-        return topics_more <= 0 or len(self.retained) + topics_more <= config.retained_max
+        return topics_more <= 0 or self.retained_topics() + topics_more <= config.retained_max
+
+    def retained_topics(self) -> int:
+        """The number of retained messages of clients."""
+        return len(self.retained) - self.own_retained
 
     def note_retained_limit(self, topic: str) -> None:
         """Count a message that found no room in the retained store."""

@@ -67,10 +67,6 @@ class SysTopics:
             values[f"load/{name}"] = f"{rate:.2f}"
         return values
 
-    def retained_count(self) -> int:
-        """The number of retained messages of this tree."""
-        return len(self._last)
-
     def _dropped(self) -> int:
         """The messages that were dropped or refused."""
         stats = self._state.stats
@@ -118,6 +114,7 @@ def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) ->
     message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
     route = find_route(state, topic)
     if retain:
+        state.own_retained += state.retained.get(route.topic) is None
         state.retained.set(route.topic, message)
     deliver(state, route, message)
     if not state.cluster.is_single:

@@ -127,7 +127,7 @@ class FigureRoutes:
         rows = [
             LimitUse("limits.connections", state.connections, config.connections),
             LimitUse("limits.sessions", state.client_sessions() + sessions, config.sessions_max),
-            LimitUse("limits.retained_max", len(state.retained), config.retained_max),
+            LimitUse("limits.retained_max", state.retained_topics(), config.retained_max),
             LimitUse("limits.retained_bytes", state.retained.size_bytes,
                      config.retained_bytes_max),
             LimitUse("limits.producers_max", len(state.producers), config.producers_max),
