@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from typing import Any, Final
 
-from holdfast.broker.connections.close import handle_connection_lost
+from holdfast.broker.connections.close import handle_connection_lost, handle_disconnect
 from holdfast.broker.connections.connect import API_PREFIX, OPERATOR_PREFIX
 from holdfast.broker.connections.session_open import open_session
 from holdfast.broker.rights import attach_rights_of
@@ -102,10 +102,12 @@ class LoopbackClient:
     def _end(self) -> None:
         self._broker.touch()
         session = self._connection.session
+        state = self._broker.node.state
         if session is not None:
             session.key = session.client_id.encode()
-        if self._connection.state != CLOSED:
-            handle_connection_lost(self._broker.node.state, self._connection)
+            handle_disconnect(state, self._connection, session, Disconnect(reasons.SUCCESS))
+        elif self._connection.state != CLOSED:
+            handle_connection_lost(state, self._connection)
 
     async def publish(
         self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes = b""
