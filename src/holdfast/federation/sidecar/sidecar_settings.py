@@ -110,12 +110,12 @@ class EdgeTls:
         differ. Raises `ConfigError`, and then nothing has changed."""
         # Another context tries them first: one that fails at the key has lost its certificate.
         before, self._content = self._content, EdgeTls(self._edge)._content
+        if self._edge.ca:
+            self.context.load_verify_locations(self._edge.ca)
         self._load()
         return [name for name in before if before[name] != self._content[name]]
 
     def _load(self) -> None:
-        if self._edge.ca:
-            self.context.load_verify_locations(self._edge.ca)
         if self._edge.certificate:
             self.context.load_cert_chain(self._edge.certificate, self._edge.key)
 
