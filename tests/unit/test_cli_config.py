@@ -47,6 +47,21 @@ def test_every_value_has_its_source(
     ]
 
 
+def test_the_file_needs_no_option(
+    configuration: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`config import` has none either. Two files are one too many."""
+    file = str(configuration)
+    for words in ([file], ["-c", file]):
+        assert main(["config", "show", *words, "--changed"]) == 0
+        assert "limits.sessions = 7" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["config", "show", file, "-c", file])
+    configuration.write_text("[limits]\nsessions = 'x'\n")
+    assert main(["config", "check", file]) == 2
+    assert f"{file}: limits.sessions" in capsys.readouterr().err
+
+
 def test_every_key_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     from msgspec import inspect
 

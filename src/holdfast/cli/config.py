@@ -43,7 +43,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     explained.add_argument("key", metavar="KEY", help="for example limits.sessions")
     explained.set_defaults(run_command=run_explain)
     for each in (check, show, explained):
-        each.add_argument("-c", "--config", type=Path, metavar="FILE", help="TOML configuration")
+        way = each.add_mutually_exclusive_group()
+        way.add_argument("-c", "--config", type=Path, metavar="FILE", help="TOML configuration")
+        if each is not explained:
+            way.add_argument("plain", nargs="?", type=Path, metavar="FILE", help="the same")
     imported = commands.add_parser(
         "import",
         help="translate a mosquitto.conf",
@@ -58,6 +61,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     command: Callable[[argparse.Namespace], int] = args.run_command
+    if getattr(args, "plain", None) is not None:
+        args.config = args.plain
     return command(args)
 
 
@@ -75,8 +80,13 @@ def check_files(config: Config) -> int:
     from holdfast.api.census import dates_of, near_end
     from holdfast.config.check import warnings
     from holdfast.server.file_check import file_problems
+    from holdfast.server.security_files import readable_by_everyone
 
-    for warning in (*warnings(config), *near_end(dates_of(config), time.time())):
+    open_files = [
+        f"{each}: every user of this machine may read it: chmod o-r {each}"
+        for each in readable_by_everyone(config)
+    ]
+    for warning in (*warnings(config), *near_end(dates_of(config), time.time()), *open_files):
         print(f"holdfast: warning: {warning}", file=sys.stderr)
     problems = file_problems(config)
     if problems:
