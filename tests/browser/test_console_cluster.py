@@ -24,9 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
         yield cluster
 
 
-def test_a_node_that_does_not_know_the_users_yet_says_so(
-    tmp_path: Path, page: ConsolePage
-) -> None:
+def test_a_node_that_does_not_know_the_users_yet_says_so(tmp_path: Path, page: ConsolePage) -> None:
     """A login would be refused there. The page goes on by itself once the node knows them."""
     cluster, view = ClusterProcesses(tmp_path), page.page
     node = cluster.nodes["n1"]

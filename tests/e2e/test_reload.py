@@ -526,11 +526,19 @@ def test_an_expired_certificate_is_told_and_a_near_end_too(
     authority = Authority(tmp_path)
     broker = Holdfast(tmp_path)
 
-    def checked(one: Certificate) -> tuple[int, str]:
-        listener = {"port": broker.port, "certificate": one.certificate, "key": one.key}
-        lines = [f"{key} = {json.dumps(value)}" for key, value in listener.items()]
+    passwords_of(tmp_path / "passwords", "alice")
+
+    def checked(one: Certificate, *more: int) -> tuple[int, str]:
+        lines = []
+        for port in (broker.port, *more):
+            listener = {"port": port, "certificate": one.certificate, "key": one.key}
+            listener["password_file"] = str(tmp_path / "passwords")
+            lines += [
+                "[[listeners]]",
+                *(f"{key} = {json.dumps(listener[key])}" for key in listener),
+            ]
         settings = tmp_path / "checked.toml"
-        settings.write_text("\n".join(["[[listeners]]", *lines, ""]))
+        settings.write_text("\n".join([*lines, ""]))
         code = main(["config", "check", "-c", str(settings)])
         return code, capsys.readouterr().err
 
@@ -543,6 +551,15 @@ def test_an_expired_certificate_is_told_and_a_near_end_too(
     code, text = checked(ended)
     assert code == 2
     assert text.startswith(f"holdfast: {ended.certificate}: {door} ended at ")
+
+    # A file of two listeners is told once.
+    (tmp_path / "passwords").chmod(0o644)
+    code, text = checked(near, 1)
+    assert code == 0
+    assert text.count(f"holdfast: warning: {near.certificate}: {door}, 127.0.0.1:1 ends at ") == 1
+    assert text.count(f"holdfast: warning: {tmp_path}/passwords: every user of this machine") == 1
+    assert len(text.splitlines()) == 2
+    assert checked(ended, 1)[1].count(f"{door}, 127.0.0.1:1 ended at ") == 1
 
     peers = {"certificate": ended.certificate, "key": ended.key, "ca": authority.ca}
     broker.settings = {"cluster": {"peer_bind": "127.0.0.1", "peer_port": free_port(), **peers}}

@@ -16,6 +16,7 @@ from holdfast.api.process import ServedProcess
 from holdfast.broker.session.census import SessionCensus
 from holdfast.config.schema import Config
 from holdfast.security.certificate_times import ends_of, lists_valid_until
+from holdfast.server.security_files import readable_by_everyone
 
 CENSUS_S: Final = 5.0
 """The shortest time in seconds between two censuses."""
@@ -31,7 +32,7 @@ class CertificateDate(NamedTuple):
     """The end of validity of one file."""
 
     door: str
-    """The listener's address, `admin`, `peers` or `federation`."""
+    """The listener's address, `admin`, `peers` or `federation`; in texts, all of the file."""
     file: str
     """`certificate`, `ca` or `crl`."""
     valid_until: float
@@ -123,9 +124,19 @@ def ended(dates: Iterable[CertificateDate], now: float) -> list[str]:
     return [
         f"{each.path}: the {each.file} of {each.door} ended at {_day(each.usable_until)}: no TLS"
         " connection succeeds"
-        for each in dates
+        for each in _by_file(dates)
         if each.file != "crl" and each.usable_until <= now
     ]
+
+
+def _by_file(dates: Iterable[CertificateDate]) -> list[CertificateDate]:
+    """The dates of each file once, with all its doors."""
+    found: dict[tuple[str, str], CertificateDate] = {}
+    for each in dates:
+        known = found.get((each.path, each.file))
+        joined = each if known is None else known._replace(door=f"{known.door}, {each.door}")
+        found[each.path, each.file] = joined
+    return list(found.values())
 
 
 def near_end(dates: Iterable[CertificateDate], now: float) -> list[str]:
@@ -133,13 +144,14 @@ def near_end(dates: Iterable[CertificateDate], now: float) -> list[str]:
     ended."""
     return [
         f"{each.path}: the {each.file} of {each.door} ends at {_day(each.valid_until)}"
-        for each in dates
+        for each in _by_file(dates)
         if each.file != "crl" and each.usable_until > now >= each.valid_until - NEAR_END_S
     ]
 
 
-def report_certificates(config: Config) -> None:
-    """Log the certificates of all doors that have ended or are about to. Blocks.
+def report_files(config: Config) -> None:
+    """Log the certificates of all doors that have ended or are about to, and the files with secrets
+    that everybody may read. Blocks.
 
     The node serves nevertheless: other listeners may do, and a start that is refused would turn a
     restart into an outage.
@@ -149,6 +161,8 @@ def report_certificates(config: Config) -> None:
         logger.error("certificate_expired text=%r", text)
     for text in near_end(dates, now):
         logger.warning("certificate_expires text=%r", text)
+    for path in readable_by_everyone(config):
+        logger.warning("readable_by_everyone file=%r text='take the right from others'", path)
 
 
 def _day(at: float) -> str:

@@ -103,9 +103,6 @@ def load_security(config: Config) -> SecurityFiles:
         hooks = tuple(load_hooks(config.hooks))
         if hooks:
             sources = (*sources, HookSource(hooks, config.hooks.timeout_s))
-        for path in (security.password_file, security.scram_file, security.dynamic_security_file):
-            if path:
-                warn_if_readable(path)
     except (
         PasswordError,
         AclError,
@@ -126,10 +123,14 @@ def load_security(config: Config) -> SecurityFiles:
     return SecurityFiles(users.passwords, users.rules, scram, sources, hooks, users)
 
 
-def warn_if_readable(path: str) -> None:
-    """Log a warning if every user of the machine may read a file with secrets."""
-    if Path(path).stat().st_mode & stat.S_IROTH:
-        logger.warning("readable_by_everyone file=%r text='take the right from others'", path)
+def readable_by_everyone(config: Config) -> list[str]:
+    """Return the files with secrets that every user of the machine may read, each once. Blocks."""
+    security = config.security
+    named = [security.password_file, security.scram_file, security.dynamic_security_file]
+    for each in config.listeners:
+        named += [each.password_file, each.psk_file]
+    paths = [Path(name) for name in dict.fromkeys(named) if name]
+    return [str(path) for path in paths if path.exists() and path.stat().st_mode & stat.S_IROTH]
 
 
 def _dynamic_users(
@@ -150,7 +151,6 @@ def load_listener(listener: Listener) -> ListenerFiles:
         identities: frozenset[str] | None = None
         if listener.psk_file:
             keys = load_keys(Path(listener.psk_file))
-            warn_if_readable(listener.psk_file)
             minimum = listener.tls_minimum
             context = psk_context(keys, listener.psk_hint, listener.tls_ciphers, minimum=minimum)
             identities = frozenset(keys)
@@ -199,9 +199,7 @@ def warn_if_expired(listener: Listener, files: ListenerFiles) -> None:
 def _passwords(path: str) -> PasswordFile | None:
     if not path:
         return None
-    passwords = PasswordFile.load(path)
-    warn_if_readable(path)
-    return passwords
+    return PasswordFile.load(path)
 
 
 def _tls_context(listener: Listener) -> ssl.SSLContext:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.addresses import split_address
 from holdfast.api.admin import AdminServer, admin_hosts, audit_of
-from holdfast.api.census import report_certificates
+from holdfast.api.census import report_files
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.readiness import Readiness, wait_until_spared
 from holdfast.broker import federation_session as federating
@@ -149,7 +149,7 @@ class Server:
                     each.close()
             except OSError as error:
                 raise StartError(f"cannot listen, {table}: {error.strerror or error}") from error
-        await asyncio.to_thread(report_certificates, config)
+        await asyncio.to_thread(report_files, config)
         self.workers.start(config.server.io_workers if self.listeners else 0)
         if config.node.standby:
             self.sharing = self._share()
@@ -390,7 +390,7 @@ class Server:
         if self.admin is not None:
             await self.admin.reload(made.admin_context, made.access)
         self.listeners, failed = await apply_listeners(self.listeners, made, self.broker)
-        await asyncio.to_thread(report_certificates, made.config)
+        await asyncio.to_thread(report_files, made.config)
         clustering, federating = self._clustering, self.federation
         federator = None if federating is None else federating.federator
         renewed = made.renew_peers(
