@@ -149,6 +149,14 @@ def near_end(dates: Iterable[CertificateDate], now: float) -> list[str]:
     ]
 
 
+def file_warnings(config: Config) -> list[str]:
+    """Return a line for each file that a start can use, and warns of. Blocks."""
+    return near_end(dates_of(config), time.time()) + [
+        f"{path}: every user of this machine may read it: chmod o-r {path}"
+        for path in readable_by_everyone(config)
+    ]
+
+
 def report_files(config: Config) -> None:
     """Log the certificates of all doors that have ended or are about to, and the files with secrets
     that everybody may read. Blocks.

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -61,15 +60,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     command: Callable[[argparse.Namespace], int] = args.run_command
-    if getattr(args, "plain", None) is not None:
-        args.config = args.plain
     return command(args)
 
 
 def run_check(args: argparse.Namespace) -> int:
     """Print one line for each problem, or that there is none."""
     try:
-        config = load(args.config, os.environ)
+        config = load(args.plain or args.config, os.environ)
     except ConfigError as error:
         return _fail(EXIT_CONFIG, *error.problems)
     return check_files(config)
@@ -77,16 +74,11 @@ def run_check(args: argparse.Namespace) -> int:
 
 def check_files(config: Config) -> int:
     """Print one line for each file that a start could not use, and for each warning of a start."""
-    from holdfast.api.census import dates_of, near_end
+    from holdfast.api.census import file_warnings
     from holdfast.config.check import warnings
     from holdfast.server.file_check import file_problems
-    from holdfast.server.security_files import readable_by_everyone
 
-    open_files = [
-        f"{each}: every user of this machine may read it: chmod o-r {each}"
-        for each in readable_by_everyone(config)
-    ]
-    for warning in (*warnings(config), *near_end(dates_of(config), time.time()), *open_files):
+    for warning in (*warnings(config), *file_warnings(config)):
         print(f"holdfast: warning: {warning}", file=sys.stderr)
     problems = file_problems(config)
     if problems:
@@ -98,7 +90,7 @@ def check_files(config: Config) -> int:
 def run_show(args: argparse.Namespace) -> int:
     """Print the settings as TOML keys with comments, or as JSON."""
     try:
-        settings = settings_of(args.config, os.environ, {})
+        settings = settings_of(args.plain or args.config, os.environ, {})
     except ConfigError as error:
         return _fail(EXIT_CONFIG, *error.problems)
     if args.changed:
