@@ -11,7 +11,6 @@ import pytest
 from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.failure.cluster_clock import ClusterClock
 from holdfast.cluster.partitions.follower import FollowerSide
 from holdfast.cluster.partitions.in_sync import InSync
 from holdfast.cluster.partitions.incomplete import Incomplete
@@ -22,7 +21,6 @@ from holdfast.cluster.publish.leader_sync import LeaderSync
 from holdfast.cluster.publish.pending_records import PendingRecord
 from holdfast.cluster.runtime import peer_check
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.sessions.epochs import EpochReservations
 from holdfast.cluster.sessions.replies import HomeAnswers
 from holdfast.cluster.sessions.reports import SessionReports
 from holdfast.cluster.state.replicated import ReplicatedState
@@ -171,11 +169,6 @@ def owners_are_not_asked() -> AbstractContextManager[object]:
     return patch.object(HomeAnswers, "ask_owned", lambda *_: None)
 
 
-def epochs_are_not_reserved() -> AbstractContextManager[object]:
-    """A new home leader does not know which ones the leader before gave without a record."""
-    return patch.object(EpochReservations, "is_reserved", lambda *_: True)
-
-
 def messages_of_an_owner_before_are_stored() -> AbstractContextManager[object]:
     return patch.object(Admission, "_is_superseded", lambda *_: False)
 
@@ -235,10 +228,6 @@ def an_older_copy_goes_on() -> AbstractContextManager[object]:
     return patch.object(peer_check, "find_loss", lambda *_: "")
 
 
-def a_nodes_own_clock_counts() -> AbstractContextManager[object]:
-    return patch.object(ClusterClock, "tick", lambda _, now, wall_us: wall_us)
-
-
 def a_replica_that_lost_records_leads() -> AbstractContextManager[object]:
     return patch.object(Incomplete, "_is_resolved", lambda _, partition, info: True)
 
@@ -288,12 +277,6 @@ PLANTED = {
         "replica_diverged",
         1,
     ),
-    "a node's own clock counts": in_cluster(
-        a_nodes_own_clock_counts,
-        settings("wrong-clock", "leave", casts=(TIMED,), skew_s=0.02),
-        "the session of",
-        33,
-    ),
     "home decides too early": in_cluster(
         home_decides_before_it_has_applied, settings("kill", "outage"), "which has not had it", 2
     ),
@@ -302,9 +285,6 @@ PLANTED = {
     ),
     "owners are not asked": in_cluster(
         owners_are_not_asked, settings("isolate", "pause", "kill"), "has been connected to", 7
-    ),
-    "epochs are not reserved": in_cluster(
-        epochs_are_not_reserved, settings("kill", "isolate"), "is with", 3
     ),
     "messages of an owner before are stored": in_cluster(
         messages_of_an_owner_before_are_stored,

@@ -21,20 +21,14 @@ from holdfast.cluster.publish.uncommitted import UncommittedState
 from holdfast.cluster.qos0_routing import Qos0Routing
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.expiry import Endings
-from holdfast.cluster.sessions.ownership_lease import FOREVER, OwnershipLease
 from holdfast.cluster.sessions.requests import SessionRequest
-from holdfast.cluster.shared_groups.group_state import Coordination
-from holdfast.cluster.shared_groups.groups import Groups
-from holdfast.cluster.state.groups import GroupPositions
 from holdfast.cluster.state.packet_ids import NO_EPOCH
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.batch import Batch
 from holdfast.storage.record import Record
-from tests.sim import checks
-from tests.sim.casts import DEVICES, GROUPS, LOG, MOVERS, QOS0, QUEUES, SCHEDULED, TIMED
+from tests.sim.casts import DEVICES, LOG, QOS0, QUEUES, SCHEDULED, TIMED
 from tests.sim.plans import settings_for
 from tests.sim.storing import RaftDisk
-from tests.sim.teams import Receipt
 from tests.sim.world import Settings
 from tests.support.planted import in_cluster
 
@@ -155,59 +149,6 @@ def messages_never_expire() -> AbstractContextManager[object]:
     return patch.object(Message, "is_expired", lambda *_: False)
 
 
-def a_lost_node_keeps_what_it_had() -> AbstractContextManager[object]:
-    lose = Coordination.lose
-
-    def lose_nothing(coordination: Coordination, node: str) -> list[tuple[int, int]]:
-        lose(coordination, node)
-        return []
-
-    return patch.object(Coordination, "lose", lose_nothing)
-
-
-def what_sessions_have_kept_is_given_again() -> AbstractContextManager[object]:
-    return patch.object(GroupPositions, "kept_by_sessions", lambda *_: set())
-
-
-def groups_begin_at_the_end() -> AbstractContextManager[object]:
-    """A new coordinator does not look at where the group stands."""
-    open_ = Coordination.open
-
-    def open_here(
-        coordination: Coordination, positions: list[int] | None, images: GroupPositions
-    ) -> None:
-        if positions is not None:
-            positions = list(coordination._state.delivered)
-        open_(coordination, positions, images)
-
-    return patch.object(Coordination, "open", open_here)
-
-
-@contextmanager
-def groups_begin_before_where_they_stand() -> Iterator[None]:
-    """A new coordinator logs positions below those in the log. That records come again by it is
-    found as well: here only the positions are looked at."""
-    open_ = Coordination.open
-
-    def open_below(
-        coordination: Coordination, positions: list[int] | None, images: GroupPositions
-    ) -> None:
-        if positions is not None:
-            positions = [max(0, position - 5) for position in positions]
-        open_(coordination, positions, images)
-
-    with (
-        patch.object(Coordination, "open", open_below),
-        patch.object(checks, "check_invariants", lambda _: None),
-        patch.object(Receipt, "is_over", lambda *_: True),
-    ):
-        yield
-
-
-def ids_are_free_before_the_group_has_finished() -> AbstractContextManager[object]:
-    return patch.object(Groups, "await_finish", lambda *_: None)
-
-
 def what_a_lost_node_has_sent_is_new() -> AbstractContextManager[object]:
     return patch.object(ReplicatedState, "_note_sent", lambda *_: None)
 
@@ -250,11 +191,6 @@ def what_hangs_counts_as_written() -> AbstractContextManager[object]:
 
 def nobody_looks_at_the_disk() -> AbstractContextManager[object]:
     return patch.object(DiskWatch, "handle_timers", lambda *_: False)
-
-
-def whom_it_hears_does_not_matter() -> AbstractContextManager[object]:
-    """To a node that takes itself for the owner of its sessions."""
-    return patch.object(OwnershipLease, "_heard_until", lambda *_: FOREVER)
 
 
 def a_due_message_is_stored_each_time() -> AbstractContextManager[object]:
@@ -369,27 +305,6 @@ PLANTED = {
     "messages never expire": in_cluster(
         messages_never_expire, settings(TIMED), "has received perishable", 4
     ),
-    "a lost node keeps what it had": in_cluster(
-        a_lost_node_keeps_what_it_had,
-        settings(GROUPS, "kill"),
-        "nobody of $share/kept/s/# has received",
-        91,
-    ),
-    "what sessions have kept is given again": in_cluster(
-        what_sessions_have_kept_is_given_again, settings(GROUPS, "kill"), "with QoS 2", 1
-    ),
-    "ids are free before the group has finished": in_cluster(
-        ids_are_free_before_the_group_has_finished, settings(GROUPS, "kill"), "with QoS 2", 5
-    ),
-    "groups begin before where they stand": in_cluster(
-        groups_begin_before_where_they_stand, settings(GROUPS, "kill"), "goes back from offset", 4
-    ),
-    "groups begin at the end": in_cluster(
-        groups_begin_at_the_end,
-        settings(GROUPS, "kill"),
-        "nobody of $share/kept/s/# has received",
-        2,
-    ),
     "what a lost node has sent is new": in_cluster(
         what_a_lost_node_has_sent_is_new, settings(LOG, "kill"), "now without DUP", 2
     ),
@@ -434,12 +349,6 @@ PLANTED = {
         settings(LOG, "hang-disk", "power", "outage"),
         "their disks are older copies",
         352,
-    ),
-    "whom it hears does not matter": in_cluster(
-        whom_it_hears_does_not_matter,
-        settings(MOVERS, "deaf", "isolate", mean_s=1.0, duration_s=5.0),
-        "after a later connection of the client was accepted",
-        131,
     ),
     "nobody looks at the disk": in_cluster(
         nobody_looks_at_the_disk, settings(LOG, loses_one=True), "not settled without", 10

@@ -14,6 +14,7 @@ from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.publish.producers import ProducerTable
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.message import Message
+from holdfast.cluster.failure.cluster_clock import ClusterClock
 from holdfast.cluster.metadata.model import PartitionInfo
 from holdfast.cluster.partitions.disk_position import DiskPosition
 from holdfast.cluster.peer_filters import PeerFilters
@@ -23,9 +24,12 @@ from holdfast.cluster.position_reports import PositionReports
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.qos0_routing import Qos0Routing
 from holdfast.cluster.sessions.closings import Closings
+from holdfast.cluster.sessions.epochs import EpochReservations
+from holdfast.cluster.sessions.ownership_lease import FOREVER, OwnershipLease
 from holdfast.cluster.shared_groups import group_state
 from holdfast.cluster.shared_groups.coordinator import Coordinator
 from holdfast.cluster.shared_groups.group_state import Coordination
+from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.cluster.shared_groups.homes import Home, LedHomes
 from holdfast.cluster.state.group_members import GroupMembers
 from holdfast.cluster.state.groups import GroupPositions
@@ -34,10 +38,14 @@ from holdfast.server.disk import older_copy
 from tests.model import test_cluster_put_back as put_back
 from tests.support.planted import Plant, fails_with
 from tests.unit import test_cluster_bounds as bounds
+from tests.unit import test_cluster_clock as clock
+from tests.unit import test_cluster_doubt as doubt
+from tests.unit import test_cluster_epochs as epochs
 from tests.unit import test_cluster_forwarding as forwarding
 from tests.unit import test_cluster_group_ended as group_ended
 from tests.unit import test_cluster_group_finished as group_finished
 from tests.unit import test_cluster_group_state as group_states
+from tests.unit import test_cluster_groups as groups
 from tests.unit import test_cluster_lost_link as lost_link
 from tests.unit import test_cluster_many_sessions as many_sessions
 from tests.unit import test_cluster_peer_filters as peer_filters
@@ -109,6 +117,66 @@ def a_leader_keeps_what_it_cannot_commit() -> AbstractContextManager[object]:
         return relieved(info, standing) if info.leader in standing.retiring else info
 
     return patch.object(controller, "relieved", relieve_the_retiring)
+
+
+def a_lost_node_keeps_what_it_had() -> AbstractContextManager[object]:
+    lose = Coordination.lose
+
+    def lose_nothing(coordination: Coordination, node: str) -> list[tuple[int, int]]:
+        lose(coordination, node)
+        return []
+
+    return patch.object(Coordination, "lose", lose_nothing)
+
+
+def what_sessions_have_kept_is_given_again() -> AbstractContextManager[object]:
+    return patch.object(GroupPositions, "kept_by_sessions", lambda *_: set())
+
+
+def groups_begin_at_the_end() -> AbstractContextManager[object]:
+    """A new coordinator does not look at where the group stands."""
+    open_ = Coordination.open
+
+    def open_here(
+        coordination: Coordination, positions: list[int] | None, images: GroupPositions
+    ) -> None:
+        if positions is not None:
+            positions = list(coordination._state.delivered)
+        open_(coordination, positions, images)
+
+    return patch.object(Coordination, "open", open_here)
+
+
+def groups_begin_before_where_they_stand() -> AbstractContextManager[object]:
+    """A new coordinator logs positions below those in the log."""
+    open_ = Coordination.open
+
+    def open_below(
+        coordination: Coordination, positions: list[int] | None, images: GroupPositions
+    ) -> None:
+        if positions is not None:
+            positions = [max(0, position - 5) for position in positions]
+        open_(coordination, positions, images)
+
+    return patch.object(Coordination, "open", open_below)
+
+
+def ids_are_free_before_the_group_has_finished() -> AbstractContextManager[object]:
+    return patch.object(Groups, "await_finish", lambda *_: None)
+
+
+def whom_it_hears_does_not_matter() -> AbstractContextManager[object]:
+    """To a node that takes itself for the owner of its sessions."""
+    return patch.object(OwnershipLease, "_heard_until", lambda *_: FOREVER)
+
+
+def epochs_are_not_reserved() -> AbstractContextManager[object]:
+    """A new home leader does not know which ones the leader before gave without a record."""
+    return patch.object(EpochReservations, "is_reserved", lambda *_: True)
+
+
+def a_nodes_own_clock_counts() -> AbstractContextManager[object]:
+    return patch.object(ClusterClock, "tick", lambda _, now, wall_us: wall_us)
 
 
 def a_node_closes_all_sessions_at_once() -> AbstractContextManager[object]:
@@ -237,6 +305,41 @@ PLANTED: dict[str, tuple[Plant, Callable[[], object]]] = {
     "finished offsets are forgotten": (
         finished_offsets_are_forgotten,
         patching(group_finished.test_after_a_failover_no_session_gets_a_record_again, seed=3),
+    ),
+    "a lost node keeps what it had": (
+        a_lost_node_keeps_what_it_had,
+        patching(groups.test_what_a_lost_node_had_goes_to_others),
+    ),
+    "what sessions have kept is given again": (
+        what_sessions_have_kept_is_given_again,
+        patching(groups.test_qos2_stays_with_its_session),
+    ),
+    "groups begin at the end": (
+        groups_begin_at_the_end,
+        patching(groups.test_what_the_coordinators_own_node_had_is_in_the_log),
+    ),
+    "groups begin before where they stand": (
+        groups_begin_before_where_they_stand,
+        patching(groups.test_what_is_finished_above_the_positions_is_in_the_log),
+    ),
+    "ids are free before the group has finished": (
+        ids_are_free_before_the_group_has_finished,
+        partial(
+            group_ended.test_a_qos_2_record_of_a_member_that_unsubscribes_goes_to_nobody_else,
+            *(5, "complete"),
+        ),
+    ),
+    "whom it hears does not matter": (
+        whom_it_hears_does_not_matter,
+        doubt.test_a_node_that_is_not_heard_by_one_that_decides_is_in_doubt,
+    ),
+    "epochs are not reserved": (
+        epochs_are_not_reserved,
+        epochs.test_two_leaders_give_a_client_no_epoch_twice,
+    ),
+    "a node's own clock counts": (
+        a_nodes_own_clock_counts,
+        clock.test_who_has_just_started_believes_the_one_that_runs,
     ),
     "a node closes all sessions at once": (
         a_node_closes_all_sessions_at_once,
