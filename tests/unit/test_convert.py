@@ -1,5 +1,6 @@
 """Conversions between a single broker and a cluster's node, file by file and state by state."""
 
+import asyncio
 import errno
 import hashlib
 import os
@@ -17,6 +18,8 @@ from holdfast.cli.convert.conversion import PARTIAL, USERS_FILE, convert
 from holdfast.cli.main import main
 from holdfast.cluster.metadata.commands import PutUsers
 from holdfast.cluster.metadata.model import USERS_BYTES_MAX
+from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, offset_in
+from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS
 from holdfast.security.dynamic.agreed import pack
 from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
 from holdfast.security.dynamic.file import DynamicSecurityFile
@@ -41,6 +44,9 @@ from holdfast.storage.record import CURSOR, MESSAGE, SESSION, Record
 from holdfast.testing import Broker
 from tests.e2e import wire
 from tests.support.agreed import agree
+from tests.support.broker_in_process import loop_broker
+from tests.support.edge_site import Site
+from tests.support.peer_mesh import until
 from tests.support.ports import free_port
 
 PLAN = ClusterPlan(replication_factor=3, min_insync=2)
@@ -348,20 +354,82 @@ def test_a_disk_that_gets_full(
     assert not list(tmp_path.iterdir())
 
 
+def member(root: Path) -> list[tuple[str, int, int]]:
+    """Make the directory of a member that served as a single broker. Returns the log, partition and
+    offset of the messages that wait for the other members."""
+    places: list[LogPlace] = []
+
+    async def scenario() -> None:
+        async with loop_broker(root) as broker:
+            site = await Site(broker).start()
+            await site.want("out/#")
+            site.host.takes = False
+            site.deliver("in", b"in", 1, 1)
+            async with site.client("p") as client:
+                for number in range(8):
+                    await client.publish(f"out/{number}", b"%d" % number, qos=1 + number % 2)
+            await until(lambda: len(site.host.published) == 8 and site.done == [b"in"])
+            site.host.waiting.pop(0)()
+            places.extend(places_of(site)[1:])
+            await site.edge.stop()
+
+    asyncio.run(scenario())
+    return [each[1:] for each in places]
+
+
+def places_of(site: Site) -> list[LogPlace]:
+    found = [offset_in(each.properties) for each in site.host.published]
+    return [each for each in found if each is not None]
+
+
 def test_a_member_of_a_federation_is_no_cluster(tmp_path: Path) -> None:
     """The start of the cluster would drop the messages that wait for the other members."""
     data = tmp_path / "data"
-    settings = SETTINGS | {
-        "federation.name": "test",
-        "federation.listen": f"127.0.0.1:{free_port()}",
-    }
-    with Broker(data=data, settings=settings):
-        pass
+    member(data)
     with pytest.raises(ConversionError, match="is a member of a federation"):
         convert(data, tmp_path / "new", PLAN)
     with Broker(data=data, settings=SETTINGS):
         pass
     convert(data, tmp_path / "new", PLAN)
+
+
+def test_an_adopted_member_hands_over_what_waits_under_the_same_places(tmp_path: Path) -> None:
+    """Its records have the names that other members may know, also after a restore."""
+    data = tmp_path / "data"
+    places = member(data)
+    assert main(["backup", str(data), str(tmp_path / "backup")]) == 0
+    assert main(["restore", str(tmp_path / "backup"), str(tmp_path / "restored")]) == 0
+
+    async def scenario(root: Path) -> None:
+        before = open_to_read(root).manifest
+        adopt(root, "n1", 4)
+        async with loop_broker(root, is_one=True) as broker:
+            site = await Site(broker).start()
+            await until(lambda: len(site.host.published) == 7)
+            assert {each[1:] for each in places_of(site)} == set(places)
+            site.deliver("in", b"again", 1, 1)
+            await until(lambda: site.done == [b"again"])
+            assert site.loop_broker.broker.node.state.stats.producer_duplicates == 1
+            await site.edge.stop()
+        after = open_to_read(root).manifest
+        assert (after.created, after.log_generation) == (before.created, before.log_generation)
+        assert after.former == before.former
+
+    asyncio.run(scenario(tmp_path / "restored"))
+    asyncio.run(scenario(data))
+
+
+def test_a_broker_that_leaves_a_federation_keeps_its_directory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    federation = {"federation.name": "test", "federation.listen": f"127.0.0.1:{free_port()}"}
+    for settings in (SETTINGS | federation, SETTINGS, SETTINGS):
+        with Broker(data=data, settings=settings) as broker, wire.Wire(broker.port) as client:
+            client.connect("c", expiry_s=60)
+            assert client.publish("a", b"1", 1) == NO_MATCHING_SUBSCRIBERS
+        assert open_to_read(data).manifest.is_replica
+    assert caplog.text.count("federation_left") == 1
 
 
 def test_the_new_directory_is_a_link(lived: Path, tmp_path: Path) -> None:
@@ -550,7 +618,7 @@ def test_an_adoption_is_refused(
         assert digest(data) == before
         assert not list(data.glob("adopted*"))
 
-    refused("log.partitions is 8", partitions=8)
+    refused("4 partitions, not 8", partitions=8)
     refused("belongs to node 'n1'", node_id="n2")
     with monkeypatch.context() as patch:
         patch.setattr(OsFileSystem, "free_bytes", lambda files: 1000)

@@ -56,6 +56,7 @@ from holdfast.server.security_files import (
 from holdfast.server.service_manager import ServiceManager
 from holdfast.server.shared_directory import SharedDirectory
 from holdfast.server.sockets.listeners import OpenListener, may_wait, reserve, when_free
+from holdfast.storage.files.data_directory import DataDirectoryError
 from holdfast.storage.journal.journal import Journal
 
 logger = logging.getLogger("holdfast")
@@ -160,17 +161,17 @@ class Server:
             await self._start_admin()
             self._serving = watched(self._serve_in_cluster(clustering))
             return
-        if is_cluster_of_one(config):
-            await self._serve_as_one()
-            return
         try:
+            if is_cluster_of_one(config):
+                await self._serve_as_one()
+                return
             storage = Storage.open(
                 Path(config.node.data),
                 config.node.id,
                 config.log.partitions,
                 config.log.segment_bytes,
             )
-        except StorageError as error:
+        except (StorageError, DataDirectoryError) as error:
             raise StartError(str(error)) from error
         self.storage = storage
         node = self._new_node(storage.journal)
@@ -199,13 +200,9 @@ class Server:
         return clustering
 
     async def _serve_as_one(self) -> None:
-        """Serve as a cluster of one node, which waits for no other."""
-        config = of_one(self.config)
-        root, node_id = Path(config.node.data), config.node.id
-        try:
-            await asyncio.to_thread(adopt, root, node_id, config.cluster.partitions)
-        except StorageError as error:
-            raise StartError(str(error)) from error
+        """Serve as a cluster of one node, which waits for no other. Raises `StorageError`."""
+        config, node = of_one(self.config), self.config.node
+        await asyncio.to_thread(adopt, Path(node.data), node.id, config.cluster.partitions)
         clustering = await self._join_cluster(config)
         ready = asyncio.ensure_future(clustering.wait_until_ready())
         stopped = asyncio.ensure_future(self._stop.wait())

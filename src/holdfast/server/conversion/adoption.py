@@ -18,7 +18,6 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from holdfast.broker.session.session import FEDERATION
 from holdfast.server.conversion.conversion import ClusterPlan, fill
 from holdfast.server.conversion.source import ConversionError, Source
 from holdfast.server.disk.storage import StorageError, now_text
@@ -90,8 +89,6 @@ def _fill(root: Path, directory: DataDirectory) -> None:
             f"{root} has {free_bytes} bytes free, and its adoption needs about {source.size_bytes},"
             " because the old content stays: make room, or use `holdfast convert` with another disk"
         )
-    if source.recovery.state.sessions.pop(FEDERATION, None) is not None:
-        logger.warning("federation_left text='what waited in the log is dropped'")
     partial.mkdir(mode=0o750)
     try:
         fill(source, partial, ClusterPlan(replication_factor=1, min_insync=1))

@@ -173,11 +173,10 @@ def _open_locked(
         create(files, new)
     manifest = read_manifest(files, path)
     if manifest.partitions != partitions:
-        is_replica = new is not None and new.is_replica
-        key = "cluster.partitions" if is_replica else "log.partitions"
         raise DataDirectoryError(
-            f"{path} was created with {manifest.partitions} partitions, {key} is"
-            f" {partitions}: the number cannot change, set it to {manifest.partitions}"
+            f"{path} was created with {manifest.partitions} partitions, not {partitions}, and the"
+            f" number cannot change: set log.partitions to {manifest.partitions}, with"
+            " cluster.peer_bind cluster.partitions"
         )
     return DataDirectory(files, manifest)
 
