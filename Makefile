@@ -22,7 +22,7 @@ INTERPRETED_TESTS ?= tests/unit $(if $(shell $(BIN)/python tools/is_compiled.py 
 NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_controller* \
   model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* \
   model/test_raft* unit/test_api_* unit/test_bench_* unit/test_broker_messages* unit/test_chaos* \
-  unit/test_cli_* unit/test_client_* unit/test_cluster_barriers* unit/test_cluster_in_flight* unit/test_cluster_many_sessions* unit/test_cluster_epochs* \
+  unit/test_cli_* unit/test_client_* unit/test_cluster_applier* unit/test_cluster_barriers* unit/test_cluster_in_flight* unit/test_cluster_many_sessions* unit/test_cluster_epochs* \
   unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* \
   unit/test_cluster_lost_askers* unit/test_cluster_position_reports* unit/test_cluster_opening* unit/test_cluster_owners* \
   unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_cluster_slices* unit/test_config* unit/test_deploy* \
@@ -30,7 +30,7 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* unit/test_lease* \
   unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* \
   unit/test_documents* unit/test_imports* unit/test_site* unit/test_tidy* \
-  unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
+  unit/test_pubqueue* unit/test_raft* unit/test_record_contents* unit/test_replication_controller* \
   unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology*
 
 .PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled test-workers demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean

@@ -163,5 +163,7 @@ def test_a_snapshot_without_the_members_progress_is_found() -> None:
 
 
 def test_a_group_that_forgets_what_members_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    if str(node_recovery.__file__).endswith(".so"):
+        pytest.skip("the calls inside of a compiled module cannot be replaced")
     monkeypatch.setattr(node_recovery, "_note_inflight", lambda *_: None)
     assert is_found()

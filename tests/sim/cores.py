@@ -21,6 +21,7 @@ from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
 from holdfast.cluster.sessions import releases, reports
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_files import RaftFiles
 from holdfast.server.disk.storage import Storage
@@ -28,7 +29,7 @@ from holdfast.storage.files.data_directory import create, read_manifest
 from holdfast.storage.files.layout import MANIFEST, DataDirectory, Manifest
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.scan import Damage
-from tests.sim.watching import WatchedImages
+from tests.sim.watching import AppliedRecords
 
 if TYPE_CHECKING:
     from tests.sim.host import Host
@@ -66,7 +67,7 @@ class Cores:
         state = RecordedState(self.state.config, self.journal)
         state.now = self.state.now
         state.wall_us = self.state.wall_us
-        self.images: WatchedImages = WatchedImages(state)
+        self.images: ReplicatedState = ReplicatedState(state)
         self.damage: list[Damage] = []
         """What was found before the process runs."""
         self.storage.opened.store.on_damage = self.damage.append
@@ -115,6 +116,7 @@ class Cores:
             self.state.now,
             lacking=self.storage.lacking(),
         )
+        self.applied = AppliedRecords(self.cluster_node.applier)
         given_up = older_copy.nodes_given_up(host.disk)
         if given_up is not None:
             self.cluster_node.attendance.recover(given_up)

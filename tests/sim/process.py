@@ -98,7 +98,7 @@ class Process(EventLoop):
 
     def _distrust_disk(self) -> None:
         # What it has is incomplete, and reaches nobody.
-        self.images.on_applied = None
+        self.cores.applied.on_applied = None
         self.runtime.distrust_disk()
 
     def turn_ended(self) -> None:

@@ -32,10 +32,11 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE, RecordedState
+from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.rarities import rarities_of
 from holdfast.broker.session.session import Inflight, Session, tag_of
+from holdfast.cluster.publish.apply import Applier
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.partition import partition_of
@@ -54,20 +55,21 @@ DOUBLE_MAX_S: Final = 1.0
 its leader reaches both."""
 
 
-class WatchedImages(ReplicatedState):
+class AppliedRecords:
     """Reports each record of a session or a group after it is applied."""
 
-    def __init__(self, state: RecordedState) -> None:
-        super().__init__(state)
+    def __init__(self, applier: Applier) -> None:
+        self._pass_on = applier.on_session
+        applier.on_session = self._applied
         self.on_applied: Callable[[Record], None] | None = None
         # Per partition: from this offset on the images contain exactly the records up to the one
         # that is applied. Snapshots and images of other nodes may be ahead before it.
         self.exact_from: list[int] = []
 
-    def apply(self, record: Record) -> None:
-        super().apply(record)
+    def _applied(self, record: Record) -> None:
         if self.on_applied is not None and record.kind in (log_record.SESSION, log_record.CURSOR):
             self.on_applied(record)
+        self._pass_on(record)
 
 
 class ImagesWatch:
@@ -79,13 +81,13 @@ class ImagesWatch:
 
     def begin(self, process: "Process") -> None:
         """The process has recovered, or gets images of another node."""
-        images = process.images
-        images.exact_from = self._world.checks.ends()
-        images.on_applied = lambda record: self._applied(process, record)
+        applied = process.cores.applied
+        applied.exact_from = self._world.checks.ends()
+        applied.on_applied = lambda record: self._applied(process, record)
 
     def _applied(self, process: "Process", record: Record) -> None:
         images = process.images
-        if record.offset < images.exact_from[record.partition]:
+        if record.offset < process.cores.applied.exact_from[record.partition]:
             return
         key = record.client_id.decode()
         view = _view(images, key)

@@ -29,6 +29,7 @@ from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.record import MESSAGE, Record
 from tests.fuzz.mutation import damage
 from tests.sim.casts import GROUPS, LOG, MOVERS, TIMED, TRAVELLERS
+from tests.sim.process import Process
 from tests.sim.world import Settings, World
 from tests.support.node_bench import NodeBench
 
@@ -41,26 +42,30 @@ VALUES: tuple[object, ...] = (
 PARTITIONS = range(4)
 
 
+def committed(process: Process) -> Iterator[Record]:
+    """The committed records in the log of a node."""
+    for partition, end in enumerate(process.journal.high_watermark):
+        start = process.journal.start_offsets[partition]
+        while start < end:
+            reader = process.cores.storage.reader
+            for data in reader.read_batches(partition, start, end, 1 << 20):
+                batch = Batch(data)
+                start = batch.end_offset
+                yield from batch.records()
+
+
 class Life:
     """A node's state after a life of clients, with the records and entries that made it."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.records: list[Record] = []
-        apply = ReplicatedState.apply
-
-        def note(state: ReplicatedState, record: Record) -> None:
-            self.records.append(record)
-            apply(state, record)
-
-        patch.setattr(ReplicatedState, "apply", note)
+    def __init__(self) -> None:
         world = World(3, Settings(casts=(LOG, TIMED, GROUPS, MOVERS, TRAVELLERS), duration_s=2.0))
         world.run()
-        patch.setattr(ReplicatedState, "apply", apply)
         process = world.hosts["n1"].process
         assert process is not None
+        self.records: list[Record] = list(committed(process))
         self.state = process.images
         # The world compares the state of its nodes, and only this one gets what follows.
-        self.state.on_applied = None
+        process.cores.applied.on_applied = None
         self.entries: dict[int, list[bytes]] = defaultdict(list)
         for entry in entries(self.state, PARTITIONS):
             if entry is not None:
@@ -70,9 +75,8 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def life() -> Iterator[Life]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield Life(patch)
+def life() -> Life:
+    return Life()
 
 
 def hostile_record(rng: random.Random, life: Life) -> Record:

@@ -166,9 +166,9 @@ class Parts:
         return self.meta.propose(ChangePartitions(()), now) if self.meta.leader_id else NOTHING
 
     def _session_applied(self, record: Record) -> None:
-        """Passes on an applied SESSION record or will."""
+        """Passes on an applied SESSION record or will. A cursor concerns its session alone."""
         if record.kind == log_record.SESSION:
             self.session_coordinator.applied(record)
             self.acquisition.live.session_changed(record)
-        else:
+        elif record.kind != log_record.CURSOR:
             self.session_coordinator.will_applied(record)

@@ -6,6 +6,7 @@ record whose effect the snapshot already contains changes nothing in the end.
 """
 
 import struct
+from typing import cast
 
 from msgspec import UNSET
 
@@ -96,8 +97,8 @@ class Recovery(SenderPacketIds):
         self.damaged = 0
         # The most microseconds by which a session's close may be behind this node's clock.
         self.clock_slack_us = 0
-        # Per partition, the offset that a session was given last.
-        self._offsets = [0] * state.config.partitions
+        # Per partition, the offset that a session was given last: an object, as `_shared` says.
+        self._offsets: list[object] = [0] * state.config.partitions
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         """Apply one entry of a snapshot."""
@@ -279,17 +280,17 @@ class Recovery(SenderPacketIds):
         if cursor.positions and session.positions is None:
             session.positions = self._unlogged_positions(session)
         for partition, offset in cursor.positions:
-            assert session.positions is not None
-            session.positions[partition] = self._shared(partition, offset)
+            positions = cast("list[object]", session.positions)
+            positions[partition] = self._shared(partition, offset)
         for packet_id, entry in cursor.inflight:
             self._set_inflight(session, packet_id, entry)
         if cursor.done:
             session.add_done(cursor.done)
 
-    def _shared(self, partition: int, offset: int) -> int:
+    def _shared(self, partition: int, offset: object) -> object:
         """The offset, as the object that the session before has if it has the same. Sessions that
         close one after the other are at the same offsets, and one of 64 partitions would have
-        2 kB of its own."""
+        2 kB of its own. A compiled function makes a new object of each `int` that it stores."""
         if self._offsets[partition] != offset:
             self._offsets[partition] = offset
         return self._offsets[partition]
@@ -424,9 +425,8 @@ class Recovery(SenderPacketIds):
         if old is not None:
             subscription.start = old.start
         else:
-            subscription.start = (
-                list(map(self._shared, range(len(start)), start)) if start else None
-            )
+            shared = map(self._shared, range(len(start)), start) if start else ()
+            subscription.start = cast("list[int]", list(shared)) or None
         self._add_subscription(subscription)
 
     def _owe(self, session: Session, filter: str, after: str, seam: list[int] | None) -> None:

@@ -124,8 +124,8 @@ class Applier(Work):
         on_retained: Callable[[Record], None],
     ) -> None:
         """`settle(ticket, partition, client id)`: a record with a ticket of `pending` was applied.
-        `on_session`: a SESSION record or a will was applied. `on_retained`: a record that sets or
-        clears a retained message was applied."""
+        `on_session`: a SESSION or CURSOR record or a will was applied. `on_retained`: a record that
+        sets or clears a retained message was applied."""
         super().__init__()
         self._state = state
         self._replicated = replicated
@@ -133,7 +133,7 @@ class Applier(Work):
         self._log = log
         self._pending = pending
         self._settle = settle
-        self._on_session = on_session
+        self.on_session = on_session
         self._on_retained = on_retained
         # Per partition: records below this offset are in the replicated state, although they were
         # not delivered here.
@@ -289,8 +289,8 @@ class Applier(Work):
             receivers = self._deliver(record.topic, record.flags, record, None, 0)
         state.delivered[record.partition] = record.offset + 1
         is_will = is_message and record.flags & log_record.FLAG_WILL != 0
-        if is_will or kind in (log_record.SESSION, log_record.WILL):
-            self._on_session(record)
+        if is_will or kind in (log_record.SESSION, log_record.CURSOR, log_record.WILL):
+            self.on_session(record)
         return receivers
 
     def _deliver(

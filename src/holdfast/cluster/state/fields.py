@@ -40,8 +40,18 @@ class PartitionIds(Struct):
     ids: list[tuple[int, int]]
 
 
+class MembersEntry(Struct, omit_defaults=True):
+    """Members of one group with the session epochs of their records. Without a group: the home
+    partition has its MEMBERS record."""
+
+    home: int
+    group: str = ""
+    members: list[tuple[str, int]] = []
+
+
 EPOCHS: Final = Decoder(StoredEpochs)
 INBOUND: Final = Decoder(InboundIds)
 PACKET_IDS: Final = Decoder(PartitionIds)
 WILLS: Final = Decoder(PublishedWills)
+MEMBERS: Final = Decoder(MembersEntry)
 CLIENT_EPOCHS: Final = Decoder(ClientEpochs)

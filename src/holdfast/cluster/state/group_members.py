@@ -17,29 +17,17 @@ durable members of its groups have one.
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct
-from msgspec.json import Decoder, encode
+from msgspec.json import encode
 
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.session_records import MemberRecord, MembersRecord, decode_json
+from holdfast.cluster.state.fields import MEMBERS, MembersEntry
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
 
 MEMBERS_MAX: Final = 500
 """The most members in one entry of a snapshot or a transfer."""
-
-
-class MembersEntry(Struct, omit_defaults=True):
-    """Members of one group with the session epochs of their records. Without a group: the home
-    partition has its MEMBERS record."""
-
-    home: int
-    group: str = ""
-    members: list[tuple[str, int]] = []
-
-
-MEMBERS: Final = Decoder(MembersEntry)
 
 
 class GroupMembers:
