@@ -19,6 +19,7 @@ its new positions do not prove that it was sent what is below them.
 """
 
 import struct
+from itertools import starmap
 from typing import Final, TypeVar
 
 from holdfast.broker.session.session import TAG_MIN, Inflight
@@ -63,8 +64,7 @@ def encode_cursor(
 ) -> bytes:
     """The payload of a CURSOR record."""
     parts = [_COUNTS.pack(len(positions), len(changes) + len(done))]
-    for partition, offset in positions:
-        parts.append(_POSITION.pack(partition, offset))
+    parts += starmap(_POSITION.pack, positions)
     for packet_id, entry in changes.items():
         if entry is None:
             parts.append(_ENTRY.pack(packet_id, FREE, 0, 0, 0, 0))
@@ -115,12 +115,14 @@ def decode_cursor(payload: bytes, partitions: int = 1 << 32) -> CursorState:
     cursor = CursorState()
     position_count, entry_count = _COUNTS.unpack_from(payload, 0)
     at = _COUNTS.size
-    for _ in range(position_count):
-        partition, offset = _POSITION.unpack_from(payload, at)
-        if partition >= partitions:
-            raise ValueError(f"a cursor with a position in partition {partition}")
-        cursor.positions.append((partition, offset))
-        at += _POSITION.size
+    end = at + position_count * _POSITION.size
+    if len(payload) < end:
+        raise ValueError("a cursor that ends within its positions")
+    # 64 positions of each session that is opened: so the loop is in C.
+    cursor.positions = list(_POSITION.iter_unpack(payload[at:end]))
+    if cursor.positions and max(cursor.positions)[0] >= partitions:
+        raise ValueError(f"a cursor with a position in partition {max(cursor.positions)[0]}")
+    at = end
     for _ in range(entry_count):
         packet_id, state, qos, source, partition, offset = _ENTRY.unpack_from(payload, at)
         at += _ENTRY.size
