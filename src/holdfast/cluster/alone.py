@@ -59,6 +59,8 @@ class Alone:
             and parts.meta.is_leader
             and not parts.session_coordinator.decisions.begins_at
             and parts.transfer.is_whole
+            and not parts.transfer.released
+            and parts.history.is_current
             and not journal.damaged
         )
 

@@ -68,6 +68,7 @@ class ClusterNode(Parts):
         self.awaits_generation = False
         self._tidy_at = now
         self._is_late = False
+        self._is_resting = False
         self.state.cluster = BrokerPort(self)
         if (metadata := self.meta.metadata) is not None:
             self.effects.take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
@@ -293,7 +294,8 @@ class ClusterNode(Parts):
         The order matters. The barriers advance before sessions begin, and the frames of forwarding
         are built last, so that they contain what the steps before have appended.
         """
-        if not self._rests():
+        self._is_resting = self._rests()
+        if not self._is_resting:
             self._end_turn(now)
         self.state.resume_inputs()
         self._is_late = bool(self.state.dirty or self.state.effects)
@@ -321,10 +323,6 @@ class ClusterNode(Parts):
             or self.replicated.groups.applied_ends
             or self.ownership.is_cut_off
             or self.state.is_ownership_expired
-            or self.transfer.released
-            or self.attendance.is_held
-            or self.attendance.is_recovering
-            or not (self.transfer.is_whole and self.history.is_current)
         )
 
     def _end_turn(self, now: float) -> None:
@@ -370,31 +368,34 @@ class ClusterNode(Parts):
             self.admission.flush()
         self.effects.run()
         self.applier.end_turn()
-        self.alone.review()
+        if not (self.attendance.is_held or self.attendance.is_recovering):
+            self.alone.review()
 
     def timer(self) -> float:
         """Returns the time at which to call `handle_timers` next."""
         is_alone = self.context.is_alone
-        if is_alone:
-            due = self._tidy_at if self._is_untidy() else float("inf")
-        else:
-            due = min(self.meta.timer(), self._tidy_at, self.detector.timer())
+        due = self._tidy_at if not is_alone or self._is_untidy() else float("inf")
+        if not is_alone:
+            due = min(due, self.meta.timer(), self.detector.timer())
         if self._is_late and (self.state.dirty or self.state.effects):
             # The driver may have carried out the effects of this turn already.
             due = min(due, self.state.now)
         images = self.replicated.state.timers
         if images and images[0].when < due:
             due = images[0].when
-        timers = [self.replication.timer(), self.session_coordinator.timer()]
-        if not self._rests():
-            timers += [
-                self.acquisition.timer(),
-                self.groups.timer(),
-                self.barriers.timer(),
-                self.ownership.timer(),
-            ]
+        if is_alone and self._is_resting:
+            # No client waits for a session, so none of the parts below waits either.
+            return due
+        timers = [
+            self.session_coordinator.timer(),
+            self.acquisition.timer(),
+            self.groups.timer(),
+            self.barriers.timer(),
+            self.ownership.timer(),
+        ]
         if not is_alone:
             timers += [
+                self.replication.timer(),
                 self.proposer.timer(),
                 self.interest.timer(),
                 self.alignment.timer(),

@@ -150,7 +150,8 @@ class ClusterRuntime(Runtime):
         if self._recovers and not cluster_node.attendance.is_recovering:
             self._recovers = False
             self._process.recovered()
-        if cluster_node.meta.diverged and not self.fitness.older_copy:
+        is_alone = cluster_node.context.is_alone
+        if not is_alone and cluster_node.meta.diverged and not self.fitness.older_copy:
             self.report_older_copy(cluster_node.meta.diverged, may_begin_anew=False)
         if (
             effects.nodes_changed
