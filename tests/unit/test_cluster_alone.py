@@ -10,6 +10,7 @@ from bench.core import LEVEL, MESSAGES, Core, Row, _Client
 from holdfast.broker.publish.completion import PublishPromise
 from holdfast.broker.routing import find_route
 from holdfast.broker.session import session
+from holdfast.broker.session.connection import CLOSED, OPEN, OPENING
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import WITNESS
 from holdfast.cluster.runtime.runtime import ClusterRuntime
@@ -215,6 +216,43 @@ def test_records_gather_among_others_only_if_that_is_configured(among_others: bo
     held.meet()
     held.machine.step()
     assert node.group_in_flight != among_others
+
+
+def test_a_session_without_a_record_is_opened_in_one_step() -> None:
+    core = Core(Row(1, 1), "one")
+    (machine,) = core.machines
+    assert isinstance(machine.runtime, ClusterRuntime)
+    cluster_node = machine.runtime.cluster_node
+    owners = cluster_node.session_coordinator.owners
+    home = cluster_node.replicated.home("c")
+    epoch = 0
+    first = _Client(core, 0, "c", False)
+    core._settle()
+    # The first client of a home has waited for the reservation of its epoch.
+    for _ in range(3):
+        first.send(encode(m.Disconnect(0, {}), LEVEL))
+        core._settle()
+        assert owners.owner("c") is None
+        first = _Client(core, 0, "c", False)
+        machine.step()
+        assert first.connection.state == OPEN
+        assert not cluster_node.acquisition.asking
+        owner, session = owners.owner("c"), first.connection.session
+        assert owner is not None
+        assert session is not None
+        assert (owner.node, owner.epoch, owner.recorded) == ("n1", session.epoch, False)
+        assert owners.epochs.is_reserved(home, session.epoch)
+        assert session.epoch > epoch
+        epoch = session.epoch
+    # Another connection of the client waits for the end of the first one, and a durable session
+    # for its record.
+    for is_durable in (False, True):
+        taker = _Client(core, 0, "c", is_durable)
+        machine.step()
+        assert is_durable == (taker.connection.state == OPENING)
+        core._settle()
+        assert (first.connection.state, taker.connection.state) == (CLOSED, OPEN)
+        first = taker
 
 
 SESSIONS = 300

@@ -34,6 +34,7 @@ from holdfast.cluster.sessions.requests import (
 )
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
+from holdfast.storage.partition import partition_of
 from holdfast.storage.record import SESSION, Record
 
 PARTITIONS = 3
@@ -276,7 +277,7 @@ def test_no_entry_of_a_snapshot_costs_a_walk_over_the_sessions(
 
 def test_a_check_of_the_timers_removes_few_waits_that_are_over() -> None:
     """All clients of a node come to this one, and then their node answers all of them."""
-    requests = SessionRequests(PARTITIONS)
+    requests = SessionRequests(PARTITIONS, lambda each: partition_of(each.encode(), PARTITIONS))
     waiting = [SessionRequest("n2", OpenFrame(n, f"c{n}", True, 0, None)) for n in range(1000)]
     for number, request in enumerate(waiting):
         requests.add(request)

@@ -178,7 +178,8 @@ class ClusterPort:
     def open_session(
         self, connection: Connection, client_id: str, opening: "AcceptedConnect"
     ) -> None:
-        """In a cluster: become the owner of the session, then call connect.finish_open."""
+        """In a cluster: become the owner of the session, then call `session_open.finish_open`. The
+        input of the connection is paused until then."""
         raise NotImplementedError
 
     def session_detached(self, session: Session) -> None:

@@ -188,7 +188,6 @@ def open_session(
         _open_here(state, connection, packet, expiry_s, answer)
         return
     connection.state = OPENING
-    connection.input_paused = True
     opening = AcceptedConnect(packet, expiry_s, answer)
     if not packet.clean_start:
         opening.filters = checksum_asked(connection, known)

@@ -126,6 +126,9 @@ class SessionAcquisition:
             refuse(self._state, connection, reasons.SERVER_BUSY, text)
             return
         self._number += 1
+        if self._context.is_alone and self._open_at_once(connection, client_id, opening):
+            return
+        connection.input_paused = True
         home = self._coordinator.home(client_id)
         asking = PendingOpen(self._number, connection, client_id, home, opening)
         asking.refused_at = self._state.now + REFUSED_AFTER_S
@@ -142,6 +145,29 @@ class SessionAcquisition:
         if self._context.is_alone:
             # No client can have connected elsewhere.
             self._send_request(asking)
+
+    def _open_at_once(
+        self, connection: Connection, client_id: str, opening: AcceptedConnect
+    ) -> bool:
+        """Opens a session that needs no record if the coordinator, which is here, replies at once.
+        Otherwise its reply is that to the entry. While this node is alone, no barrier could change
+        it."""
+        is_recorded = opening.expiry_s > 0 or opening.will is not None
+        if is_recorded or client_id in self._of_clients or client_id in self._state.sessions:
+            return False
+        user = connection.username
+        proved = user if proves_names(self._state) else UNSET
+        frame = OpenFrame(self._number, client_id, opening.clean_start, 0, user, user=proved)
+        self._coordinator.open(self._context.node_id, frame)
+        local = self._coordinator.answers.local
+        reply = local[-1] if local else None
+        if not isinstance(reply, OpenedFrame) or reply.request != self._number or reply.lost:
+            return False
+        local.pop()
+        session = Session(client_id)
+        session.renew(reply.epoch)
+        finish_open(self._state, connection, session, False, opening)
+        return True
 
     def _supersede(self, asking: PendingOpen) -> None:
         """Refuses the older CONNECT because the client has connected again. [MQTT-3.1.4-3]"""
@@ -381,8 +407,7 @@ class SessionAcquisition:
         if answer.present:
             # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
             # when it replied.
-            session.inbound = self._coordinator.inbound(asking.client_id) or None
-            session.doubtful = self._coordinator.doubtful(asking.client_id)
+            self._coordinator.load_packet_ids(session)
             kept = 1 if image is None else image.next_packet_id
             if kept > 1 and continues(session.inflight, kept):
                 # The session was here before. The log does not have this number.

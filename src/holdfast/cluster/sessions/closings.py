@@ -59,13 +59,10 @@ class Closings(Work):
         request and the commit of the `open` record."""
         epoch = self._waiting.pop(client_id, -1)
         session = self._replicated.state.sessions.get(client_id)
-        if session is None or not session.owner or not self._decides_for(client_id):
+        if session is None or not session.owner or not self._decisions.decides_for(client_id):
             return
         if session.epoch == epoch or self._context.is_gone(session.owner):
             self.close(session)
-
-    def _decides_for(self, client_id: str) -> bool:
-        return self._decisions.decides(self._replicated.home(client_id))
 
     def node_gone(self, node: str) -> None:
         """Begins to close the sessions of a node that is down by the metadata."""
@@ -120,7 +117,8 @@ class Closings(Work):
         session = self._replicated.state.sessions.get(client_id)
         if session is None or session.owner != node or session.epoch > epoch:
             return
-        if not session.is_durable() and session.will is None and self._decides_for(client_id):
+        is_recorded = session.is_durable() or session.will is not None
+        if not is_recorded and self._decisions.decides_for(client_id):
             self.close(session)
 
     def stop_leading(self, partition: int) -> None:

@@ -79,10 +79,10 @@ class SessionCoordinator:
         self._replicated = replicated
         self.owners = Owners(state, context, replicated, self._epochs_reserved)
         self.answers = HomeAnswers(context, replicated)
-        self._requests = SessionRequests(state.config.partitions)
+        self._requests = SessionRequests(state.config.partitions, replicated.home)
         self._calls: Sweep[Callable[[], None]] = Sweep(state)
         self._ownerless: Sweep[SessionRequest] = Sweep(state)
-        self.decisions = Decisions(state, context, changes_session)
+        self.decisions = Decisions(state, context, changes_session, replicated.home)
         self._closings = Closings(state, context, replicated, self.decisions)
         self.endings = Endings(
             state, replicated, barriers, self.decisions.decides, self.decisions.is_changing
@@ -107,13 +107,12 @@ class SessionCoordinator:
     def recorded_session(self, client_id: str) -> Session | None:
         return self._replicated.state.sessions.get(client_id)
 
-    def inbound(self, client_id: str) -> dict[int, int]:
-        """Returns the QoS 2 packet ids stored and not released, each with its partition."""
-        return self._replicated.inbound_ids(client_id)
-
-    def doubtful(self, client_id: str) -> set[int] | None:
-        """Returns those of `inbound` that are from before the log was put back, or None."""
-        return self._replicated.doubtful_ids(client_id, self._context.generation)
+    def load_packet_ids(self, session: Session) -> None:
+        """Sets the QoS 2 packet ids of a live session that are stored and not released."""
+        ids, client_id = self._replicated, session.client_id
+        session.inbound = ids.inbound_ids(client_id) or None
+        if session.inbound is not None:
+            session.doubtful = ids.doubtful_ids(client_id, self._context.generation)
 
     def handle_open(self, node: str, payload: bytes) -> None:
         self.open(node, decode_frame(frames.OPEN, payload))
@@ -277,7 +276,7 @@ class SessionCoordinator:
         request = self._requests.first(client_id)
         if request is None or request.is_opening or request.waits_for:
             return
-        if goes_on and self._decides_for(client_id):
+        if goes_on and self.decisions.decides_for(client_id):
             self._begin(request)
         else:
             self._done(request)
@@ -300,7 +299,7 @@ class SessionCoordinator:
     def will_applied(self, record: Record) -> None:
         """Continues with the end or the opening of a session whose will is now in the log."""
         client_id = record.client_id.decode()
-        if self._decides_for(client_id):
+        if self.decisions.decides_for(client_id):
             self.endings.will_applied(client_id, record.sequence)
             self._go_on(client_id)
 
@@ -364,9 +363,6 @@ class SessionCoordinator:
             self._go_without(request)
         return CALL_STEPS
 
-    def _decides_for(self, client_id: str) -> bool:
-        return self.decisions.decides(self.home(client_id))
-
     def start_leading(self, partition: int) -> None:
         """Begins to coordinate the sessions of `partition`, once the log up to its present end is
         applied."""
@@ -405,7 +401,7 @@ class SessionCoordinator:
             self.endings.due(session, SESSION_EXPIRY)
         self._closings.applied(client_id)
         self.endings.applied(client_id)
-        if self._requests and self.decisions.decides(record.partition):
+        if self.decisions.decides(record.partition):
             self._go_on(client_id)
 
     def handle_timers(self) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
-from holdfast.storage.partition import partition_of
 
 Key = tuple[str, str, int]
 """The key of a postponed call: the kind of call, a node or client id, and a number."""
@@ -26,11 +25,13 @@ class Decisions:
         state: NodeState,
         context: ClusterContext,
         changes_session: Callable[[int, str], bool],
+        home: Callable[[str], int],
     ) -> None:
         """`changes_session`: see `Admission`."""
         self._state = state
         self._context = context
         self._changes_session = changes_session
+        self._home = home
         # Per newly led partition: the offset that must be applied before this node decides.
         self.begins_at: dict[int, int] = {}
         # The calls that arrive meanwhile. Of repeated calls only the last is kept.
@@ -40,11 +41,14 @@ class Decisions:
         """True if this node leads `partition` and has applied all records of earlier leaders."""
         return self._context.leads(partition) and partition not in self.begins_at
 
+    def decides_for(self, client_id: str) -> bool:
+        """`decides` for the home partition of a client."""
+        return self.decides(self._home(client_id))
+
     def is_changing(self, client_id: str) -> bool:
         """True if a SESSION record of the client is in this leader's log and not applied. The
         decision then waits for `SessionCoordinator.applied`."""
-        home = partition_of(client_id.encode(), self._state.config.partitions)
-        return self._changes_session(home, client_id)
+        return self._changes_session(self._home(client_id), client_id)
 
     def start_leading(self, partition: int) -> None:
         self.begins_at[partition] = self._context.journal.next_offset[partition]

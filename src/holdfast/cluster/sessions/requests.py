@@ -15,7 +15,6 @@ from holdfast.broker.session.state import decode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.frames import OpenedFrame, OpenFrame
-from holdfast.storage.partition import partition_of
 
 NOTHING: Final = -1
 NEVER: Final = float("inf")
@@ -99,18 +98,16 @@ class SessionRequests:
     The first request of a client is being served, and the others wait for it.
     """
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, home: Callable[[str], int]) -> None:
+        self._home = home
         # Per home partition. No queue is empty.
         self._queues: list[dict[str, deque[SessionRequest]]] = [{} for _ in range(partitions)]
         # The requests that wait for an owner, by deadline. Those that do not any more, or have a
         # later deadline, are among them.
         self._waiting: deque[tuple[float, SessionRequest]] = deque()
 
-    def __bool__(self) -> bool:
-        return any(self._queues)
-
     def _of(self, client_id: str) -> "dict[str, deque[SessionRequest]]":
-        return self._queues[partition_of(client_id.encode(), len(self._queues))]
+        return self._queues[self._home(client_id)]
 
     def first(self, client_id: str) -> SessionRequest | None:
         queue = self._of(client_id).get(client_id)

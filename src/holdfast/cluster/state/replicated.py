@@ -129,6 +129,9 @@ class ReplicatedState(ReplicatedPacketIds):
         self.groups = GroupPositions(state, self.group_positions)
         self.group_members = self.groups.members
         self.filters = RecordedFilters()
+        # The argument of the last call of `home`, and its result. A decision needs it ten times.
+        self._home_asked: str | None = None
+        self._home = 0
         # The number of subscriptions of all clients' sessions without an owner.
         self.subscriptions_away = 0
 
@@ -343,7 +346,10 @@ class ReplicatedState(ReplicatedPacketIds):
 
     def home(self, client_id: str) -> int:
         """The home partition of a session, or of the group with this key."""
-        return partition_of(client_id.encode(), self.state.config.partitions)
+        if client_id is not self._home_asked:
+            self._home_asked = client_id
+            self._home = partition_of(client_id.encode(), self.state.config.partitions)
+        return self._home
 
     def _note_sent(self, before: Session | None, change: SessionRecord, epoch: int) -> None:
         if before is None or epoch < before.epoch:
