@@ -128,26 +128,7 @@ class GroupMember(Subscription):
     """A subscription as a member of a shared group. `slot` is its index in `Group.connected`, or
     -1."""
 
-    def __init__(
-        self,
-        session: "Session",
-        filter: str,
-        qos: int,
-        no_local: bool,
-        retain_as_published: bool,
-        retain_handling: int,
-        additions_code: int,
-    ) -> None:
-        super().__init__(
-            session,
-            filter,
-            qos,
-            no_local,
-            retain_as_published,
-            retain_handling,
-            additions_code,
-        )
-        self.slot = -1
+    slot: int = -1
 
 
 def new_subscription(
@@ -160,24 +141,9 @@ def new_subscription(
     additions_code: int,
 ) -> Subscription:
     """A GroupMember if the filter is a shared one, else a Subscription."""
-    if is_shared(filter):
-        return GroupMember(
-            session,
-            filter,
-            qos,
-            no_local,
-            retain_as_published,
-            retain_handling,
-            additions_code,
-        )
-    return Subscription(
-        session,
-        filter,
-        qos,
-        no_local,
-        retain_as_published,
-        retain_handling,
-        additions_code,
+    kind = GroupMember if is_shared(filter) else Subscription
+    return kind(
+        session, filter, qos, no_local, retain_as_published, retain_handling, additions_code
     )
 
 
