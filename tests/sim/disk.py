@@ -69,7 +69,8 @@ class SimContent:
 
     def surviving(self, survival: str, chance: random.Random) -> bytes:
         """`survival`: "none" or "all" of the unsynced writes; "torn": a prefix of their bytes;
-        "sectors": any of their sectors."""
+        "sectors": of each sector of the file, a prefix of the writes to it. The cache has whole
+        sectors, so the bytes of a later write reach the disk only with those of an earlier one."""
         if survival == "all" and self.is_dropped:
             self.sync()
             return bytes(self.durable)
@@ -79,9 +80,9 @@ class SimContent:
             return bytes(self.durable)
         content = bytearray(self.durable)
         sectors = [
-            (position + at, data[at : at + SECTOR_BYTES])
+            (position + max(at, 0), data[max(at, 0) : at + SECTOR_BYTES])
             for position, data in self.unsynced
-            for at in range(0, len(data), SECTOR_BYTES)
+            for at in range(-(position % SECTOR_BYTES), len(data), SECTOR_BYTES)
         ]
         if survival == "torn":
             sectors = sectors[: chance.randint(0, len(sectors))]
@@ -89,7 +90,14 @@ class SimContent:
                 position, data = sectors[-1]
                 sectors[-1] = (position, data[: chance.randint(0, len(data))])
         else:
-            sectors = [sector for sector in sectors if chance.random() < 0.5]
+            lost: set[int] = set()
+            kept: list[tuple[int, bytes]] = []
+            for position, data in sectors:
+                if position // SECTOR_BYTES not in lost and chance.random() < 0.5:
+                    kept.append((position, data))
+                else:
+                    lost.add(position // SECTOR_BYTES)
+            sectors = kept
         for position, data in sectors:
             missing = position + len(data) - len(content)
             if missing > 0:

@@ -140,6 +140,18 @@ def test_any_crash_leaves_what_was_reported(survival: str) -> None:
     assert step > 20
 
 
+@pytest.mark.parametrize("survival", ["torn", "sectors"])
+def test_a_power_cut_damages_nothing_that_was_not_synced(survival: str) -> None:
+    """Several groups are in one sector of the file."""
+    for seed in range(100):
+        disk = SimDisk()
+        files = RaftFiles(disk, MEMBER, is_new=True)
+        for index in range(1, 9):
+            files.write(write(1, "", 0, entry(index), must_sync=False))
+        found = RaftFiles(disk.after_crash(survival, seed), MEMBER, is_new=False).state
+        assert found.entries == [entry(index) for index in range(1, len(found.entries) + 1)]
+
+
 def test_a_torn_end_is_cut_off_and_what_follows_is_kept() -> None:
     chance = random.Random(1)
     for _ in range(40):
