@@ -93,6 +93,9 @@ class Subscriber(Party):
         # By text, how often without DUP.
         self._first_sent: dict[str, int] = {}
         self._newest: dict[tuple[str, str], int] = {}
+        # The same on the present connection, and the number of that connection.
+        self._resumed: dict[tuple[str, str], int] = {}
+        self._connection = 0
         client.on_message = self._arrived
 
     def _arrived(self, packet: Publish) -> None:
@@ -117,13 +120,30 @@ class Subscriber(Party):
             if self._first_sent[text] > stored:
                 checks.fail(f"{name} has received {text} {count} times, now without DUP")
         message = checks.messages.get(text)
-        if count > 1 or message is None or not message.is_ordered:
+        if message is None or not message.is_ordered:
             return
         key = (message.publisher, topic)
+        self._check_order(key, message, stored)
+        if count > 1:
+            return
         newest = self._newest.get(key, -1)
         if newest > message.number:
             checks.fail(f"{name} has received {text} behind number {newest}")
         self._newest[key] = message.number
+
+    def _check_order(self, key: tuple[str, str], message: Message, stored: int) -> None:
+        """A repetition comes behind a later message on another connection only: the broker sends
+        again what is not acknowledged, in its order, and then what is new. [MQTT-4.4.0-1]
+        [MQTT-4.6.0-1] A message that is stored twice has two places."""
+        if self._connection != self.client.connects:
+            self._connection = self.client.connects
+            self._resumed.clear()
+        newest = self._resumed.get(key, -1)
+        if newest > message.number and stored == 1:
+            name = self.client.name
+            text = f"{name} has received {message.text} again behind number {newest}"
+            self.world.checks.fail(text)
+        self._resumed[key] = max(newest, message.number)
 
     def missing(self) -> list[str]:
         checks = self.world.checks
