@@ -1,7 +1,10 @@
 """The texts of the commands about resources."""
 
+from pathlib import Path
+
 import pytest
 
+from holdfast.cli.main import main
 from holdfast.cli.resources.sentences import group
 
 
@@ -20,3 +23,13 @@ def test_a_group_is_behind_by_a_counted_noun(log_lag: int, text: str) -> None:
     lines = group(reply).splitlines()
     assert f"behind       {text}" in lines
     assert "oldest       -, nothing is unfinished" in lines
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "5", "", '{"deleted": [', "\xff"])
+def test_a_file_that_restores_nothing_is_named(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "deleted.json"
+    path.write_text(content, encoding="latin-1")
+    assert main(["retained", "restore", str(path), "--admin", "127.0.0.1:1"]) == 2
+    assert f"holdfast: {path} is not what " in capsys.readouterr().err

@@ -332,8 +332,11 @@ def _cancel(port: AdminPort, args: argparse.Namespace) -> object:
 
 
 def _restore(port: AdminPort, args: argparse.Namespace) -> object:
-    deleted = json.loads(args.file.read_text())
-    return port.exchange("POST", path_of("retained/restore"), {"deleted": deleted["deleted"]})
+    try:
+        deleted = json.loads(args.file.read_bytes())["deleted"]
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{args.file} is not what `holdfast retained delete` prints") from None
+    return port.exchange("POST", path_of("retained/restore"), {"deleted": deleted})
 
 
 def time_us(text: str) -> int:
