@@ -209,6 +209,7 @@ HOT = [
     "cluster/shared_groups/progress.py",
     "cluster/shared_groups/record_fetch.py",
     "cluster/shared_groups/reclaim.py",
+    "cluster/shared_groups/sent_records.py",
     "cluster/state/client_epochs.py",
     "cluster/state/group_members.py",
     "cluster/state/groups.py",

@@ -25,5 +25,6 @@ def check_invariants(process: "Process") -> None:
         cluster_node.groups.coordinator.check()
         for assignments in cluster_node.groups.agent.assignments.values():
             assignments.check()
+            assert cluster_node.context.is_alone or assignments.sent.is_empty(), "in no table"
     except AssertionError as error:
         raise AssertionError(f"{process.host.name}: {error}") from error

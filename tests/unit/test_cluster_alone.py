@@ -86,7 +86,14 @@ class Held:
         )
 
 
-ROWS = [Row(1, 3), Row(2, 3), Row(1, 3, is_durable=True), Row(2, 3, is_durable=True)]
+ROWS = [
+    Row(1, 3),
+    Row(2, 3),
+    Row(1, 3, is_durable=True),
+    Row(2, 3, is_durable=True),
+    Row(1, 3, is_shared=True),
+    Row(1, 3, is_durable=True, is_shared=True),
+]
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -40,6 +40,7 @@ class Node:
             ),
             lambda _, tell: self.tells.append(tell),
             lambda _, report: self.reports.append(report),
+            lambda *_: None,
         )
         self.group = Group("g", "t")
         self.session = self.join("c", qos)

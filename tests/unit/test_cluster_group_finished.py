@@ -96,7 +96,7 @@ class Bench:
         self.coordination.measured(stake, 1, limit)
 
     def log_progress(self) -> None:
-        progress = ProgressLog(self.state)
+        progress = ProgressLog(self.state, lambda *_: None)
         progress.add(self.coordination)
         self.state.now += 1.0
         progress.flush()

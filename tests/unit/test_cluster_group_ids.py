@@ -51,6 +51,7 @@ class Member:
             AgentContext(self.state, context, forwarding, self.images),
             lambda *_: None,
             lambda *_: None,
+            lambda *_: None,
         )
         self.session = Session("c")
         self.session.groups = of_groups(self.session, "g")

@@ -15,8 +15,11 @@ from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.cluster.publish.pending_records import Appender
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
+from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.codec import Assign
 from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.coordinator import Coordinator
@@ -63,10 +66,9 @@ class Bench:
         self.context = context
         self.assigned: list[Assign] = []
         self.asked: list[tuple[str, list[tuple[int, int]]]] = []
+        forwarding = RecordForwarder(self.state, context, Appender())
         self.coordinator = Coordinator(
-            self.state,
-            context,
-            self.images,
+            AgentContext(self.state, context, forwarding, self.images),
             self.gate,
             lambda *_: None,
             lambda _, assign: self.assigned.append(assign),

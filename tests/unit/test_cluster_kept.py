@@ -43,6 +43,7 @@ class Bench:
             AgentContext(self.state, self.context, self.forwarding, self.images),
             lambda *_: None,
             lambda *_: None,
+            lambda *_: None,
         )
         self.share = self.shares._assignments(KEY)
         self.session = Session("c")

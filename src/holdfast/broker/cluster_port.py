@@ -35,6 +35,10 @@ class GroupPort:
         cluster the coordinator does."""
         raise NotImplementedError
 
+    def sent(self, group: Group, message: Message) -> None:
+        """The record is about to be sent to a member here, so the group's cursor has moved."""
+        self.moved(group)
+
     def finished(self, group: Group, partition: int, offset: int) -> None:
         """A member here has the record, or no member can receive it."""
         raise NotImplementedError
@@ -296,7 +300,7 @@ class SingleNodeGroups(GroupPort):
             self._state.arm_progress(self._state.config.progress_interval_s)
 
     def finished(self, group: Group, partition: int, offset: int) -> None:
-        """The group's cursor has moved past the record."""
+        self.moved(group)
 
     def received(self, group: Group, entry: Inflight) -> None:
         group.note_assigned(entry.partition, entry.offset)

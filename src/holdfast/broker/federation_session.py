@@ -105,7 +105,7 @@ def _groups(state: NodeState, topic: bytes) -> dict[str, Group]:
     coordinated here, and the coordinator knows whether it is older than the members' connections.
     Counter-example: a member is away and comes back, and the group begins again at this node. A
     message from before that is the group's, although the group here began later."""
-    groups = sorted(find_route(state, topic).groups, key=lambda group: group.is_coordinating)
+    groups = sorted(find_route(state, topic).groups, key=lambda each: each.coordination is not None)
     return {group.key: group for group in groups}
 
 

@@ -94,4 +94,5 @@ class Alone:
             for data in group.data:
                 self._parts.log.built(Batch(data, check=False))
         self._parts.replication.leading.end_alone(ends)
+        self._parts.groups.agent.list_all()
         self._local.end()

@@ -303,7 +303,7 @@ class ClusterNode(Parts):
     def _rests(self) -> bool:
         """True if this node is alone and no part has anything to do at the end of a turn, as while
         messages are its only work."""
-        sessions, groups = self.session_coordinator, self.groups
+        sessions, groups_at = self.session_coordinator, self.groups.timer()
         return self.context.is_alone and not (
             self.acquisition.asking
             or sessions.answers.local
@@ -316,10 +316,8 @@ class ClusterNode(Parts):
             or self.detector.effects
             or self.interest.followers
             or self.interest.changes
-            or groups.agent.assignments
-            or groups.agent.untold
-            or groups.coordinator.homes.group_count
-            or groups.coordinator.homes.opening
+            or (groups_at is not None and groups_at <= self.state.now)
+            or self.groups.coordinator.homes.opening
             or self.replicated.groups.applied_ends
             or self.ownership.is_cut_off
             or self.state.is_ownership_expired
@@ -383,13 +381,15 @@ class ClusterNode(Parts):
         images = self.replicated.state.timers
         if images and images[0].when < due:
             due = images[0].when
+        groups_at = self.groups.timer()
+        if groups_at is not None and groups_at < due:
+            due = groups_at
         if is_alone and self._is_resting:
             # No client waits for a session, so none of the parts below waits either.
             return due
         timers = [
             self.session_coordinator.timer(),
             self.acquisition.timer(),
-            self.groups.timer(),
             self.barriers.timer(),
             self.ownership.timer(),
         ]

@@ -164,7 +164,7 @@ def note_room(group: Group, member: GroupMember) -> None:
 def _deliver_to_group(state: NodeState, group: Group, message: Message) -> None:
     if not state.cluster.is_single:
         # At QoS 0 the publisher's node selects the node that delivers.
-        if message.qos and group.is_coordinating:
+        if message.qos and group.coordination is not None:
             state.cluster.groups.record(group, message)
         return
     if message.qos == 0:
@@ -205,28 +205,22 @@ def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
     return False
 
 
-def send_to_member(
-    state: NodeState, group: Group, subscription: GroupMember, message: Message
-) -> None:
+def send_to_member(state: NodeState, group: Group, member: GroupMember, message: Message) -> None:
     """Send a record of the group to one of its members."""
-    session = subscription.session
-    qos = min(message.qos, subscription.qos)
-    state.cluster.groups.moved(group)
+    state.cluster.groups.sent(group, message)
+    send_unlisted(state, group, member, message)
+
+
+def send_unlisted(state: NodeState, group: Group, member: GroupMember, message: Message) -> None:
+    """`send_to_member` for a record that the group's coordinator has not assigned."""
+    qos = min(message.qos, member.qos)
     if qos == 0:
-        send_qos0(state, subscription, message)
+        send_qos0(state, member, message)
         state.cluster.groups.finished(group, message.partition, message.offset)
         return
-    is_sent = send_inflight(
-        state,
-        session,
-        message,
-        qos,
-        message.retain and subscription.retain_as_published,
-        subscription.additions,
-        False,
-        group,
-    )
-    if not is_sent:
+    session = member.session
+    retain = message.retain and member.retain_as_published
+    if not send_inflight(state, session, message, qos, retain, member.additions, False, group):
         state.cluster.groups.finished(group, message.partition, message.offset)
 
 

@@ -303,7 +303,6 @@ def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: I
     if session.unsent is not None and packet_id in session.unsent:
         session.unsent.remove(packet_id)
     if entry.group is not None:
-        state.cluster.groups.moved(entry.group)
         state.cluster.groups.finished(entry.group, entry.partition, entry.offset)
     is_known = entry.is_retained
     if (session.replaying or entry.is_ahead) and not entry.is_retained and not entry.group_tag:

@@ -376,9 +376,9 @@ class Group(Cursor):
         self.assigned_changes: list[tuple[int, int]] = []
         self.logged_positions: list[int] | None = None
         self.progress_due = False
-        # In a cluster: this is the coordinator's group, the cursor for the members of all nodes.
-        # The records of a node's own group are assigned, and it never tails or reads.
-        self.is_coordinating = False
+        # In a cluster, if this is the coordinator's cursor for the members of all nodes: its
+        # shared_groups.group_state.Coordination. A node's own group never tails or reads.
+        self.coordination: object | None = None
 
     def defer_message(self, message: Message) -> None:
         """Keep a message until a member that may read it is ready."""

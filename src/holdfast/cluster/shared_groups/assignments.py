@@ -11,6 +11,7 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.shared_groups.control_frames import Place
+from holdfast.cluster.shared_groups.sent_records import SentRecords
 from holdfast.cluster.state.replicated import ReplicatedState
 
 LIMIT_MAX: Final = 2000
@@ -70,6 +71,9 @@ class NodeAssignments:
         self.durable = 0
         self.limit = 0
         self.queued_at = -1.0
+        # The records that are in no table, and whether their progress will be logged.
+        self.sent = SentRecords()
+        self.is_in_progress = False
 
     def check(self) -> None:
         """Raise `AssertionError` for a record in two of the states."""
@@ -77,6 +81,10 @@ class NodeAssignments:
         assert not self.assigned.keys() & set(self.returned), "a returned record is assigned"
         assert len(set(self.done)) == len(self.done), "a record is finished twice"
         assert self.finished.keys() >= set(self.done), "a finished record is forgotten"
+        for partition, offsets in self.sent.offsets.items():
+            assert len(set(offsets)) == len(offsets), "a record was sent twice"
+            for offset in offsets:
+                assert (partition, offset) not in self.assigned, "a listed record is in no table"
 
     def finish(self, place: Place) -> None:
         """Marks an assigned record as finished; the next report has it."""

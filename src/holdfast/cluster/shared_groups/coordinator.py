@@ -21,18 +21,17 @@ from typing import Final
 from holdfast.broker.rights import may_read_later
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Group
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.shared_groups.assignments import AgentContext, NodeAssignments
 from holdfast.cluster.shared_groups.codec import AgentReport, Assign
 from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.cluster.shared_groups.durable_members import DurableMembers
 from holdfast.cluster.shared_groups.group_nodes import NodeLoad
 from holdfast.cluster.shared_groups.group_state import BARRIER_PASSED, Coordination
 from holdfast.cluster.shared_groups.homes import Home, LedHomes, is_group
-from holdfast.cluster.shared_groups.progress import ProgressLog
+from holdfast.cluster.shared_groups.progress import ProgressLog, collect_sent
 from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S, Reclaimer
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.cluster.shared_groups.sent_records import SENT_MAX, Offsets
 from holdfast.storage.record import Record
 
 LOST_WAIT_S: Final = 5.0
@@ -51,26 +50,24 @@ class Coordinator:
 
     def __init__(
         self,
-        state: NodeState,
-        context: ClusterContext,
-        replicated: ReplicatedState,
+        context: AgentContext,
         barriers: Barriers,
         send_heard: Callable[[str, int, list[tuple[int, int]]], None],
         send_assign: Callable[[str, Assign], None],
         send_ask: Callable[[str, list[tuple[int, int]]], None],
     ) -> None:
-        self._state = state
-        self._context = context
-        self._replicated = replicated
+        state = self._state = context.state
+        cluster = self._context = context.cluster
+        replicated = self._replicated = context.replicated
         self._barriers = barriers
         self._send_ack = send_heard
         self._send_assign = send_assign
         self._send_report_request = send_ask
-        self.homes = LedHomes(state, context)
+        self.homes = LedHomes(state, cluster)
         self._loads: dict[str, NodeLoad] = {}
         self._dirty: dict[Coordination, None] = {}
-        self._progress = ProgressLog(state)
-        self._members = DurableMembers(state, context, replicated, barriers, self.homes)
+        self._progress = ProgressLog(state, context.after_newest)
+        self._members = DurableMembers(state, cluster, replicated, barriers, self.homes)
         self._reclaimer = Reclaimer(replicated.groups, barriers, self.homes.has_reported)
         # The groups that are still closed although their home is open.
         self._unopened: dict[Coordination, None] = {}
@@ -113,7 +110,11 @@ class Coordinator:
         cursor = coordination.cursor
         self._state.subscriptions.remove(cursor.filter, cursor)
         self._state.change_routes()
-        cursor.is_coordinating = False
+        cursor.coordination = None
+        share = coordination.share
+        if share is not None:
+            share.is_in_progress = False
+            assert not share.sent.offsets, "a coordinator forgets records in no table"
         self._dirty.pop(coordination, None)
         self._progress.forget(coordination)
         self._unopened.pop(coordination, None)
@@ -192,7 +193,7 @@ class Coordinator:
     ) -> list[Place]:
         if stock.start is not None and len(stock.start) == len(self._state.delivered):
             coordination.set_start(stock.start)
-        stake = coordination.weights.of(node, self._load(node))
+        stake = coordination.weights.of(node, self.load(node))
         lost = coordination.apply(stake, stock, self._replicated.groups)
         coordination.allow(node)
         if home.is_open and not coordination.is_open:
@@ -200,7 +201,7 @@ class Coordinator:
         self._note_change(coordination)
         return lost
 
-    def _load(self, node: str) -> NodeLoad:
+    def load(self, node: str) -> NodeLoad:
         return self._loads.setdefault(node, NodeLoad())
 
     def report(self, node: str, report: AgentReport) -> None:
@@ -220,7 +221,7 @@ class Coordinator:
         coordination = self.homes.coordination(home, report.key)
         if len(report.start) == len(self._state.delivered):
             coordination.set_start(report.start)
-        stake = coordination.weights.of(node, self._load(node))
+        stake = coordination.weights.of(node, self.load(node))
         coordination.measured(stake, report.members, report.limit)
         for place in report.done:
             coordination.finish(node, place)
@@ -235,12 +236,13 @@ class Coordinator:
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)
         self._note_change(coordination)
-        load = stake.load
-        if load.is_full:
-            load.is_full = False
-            self._touch_all()
+        self._retry_full(stake.load)
 
-    def _touch_all(self) -> None:
+    def _retry_full(self, load: NodeLoad) -> None:
+        """Assigns records again to a node that had too many bytes."""
+        if not load.is_full:
+            return
+        load.is_full = False
         for home in self.homes.led.values():
             self._dirty.update(dict.fromkeys(home.groups.values()))
 
@@ -294,8 +296,9 @@ class Coordinator:
     # Records
 
     def record(self, group: Group, message: Message) -> None:
-        coordination = self.homes.coordination_of(group)
-        if coordination is None or not coordination.is_open:
+        coordination = group.coordination
+        assert isinstance(coordination, Coordination)
+        if not coordination.is_open:
             return
         coordination.tail(message)
         self._note_change(coordination)
@@ -305,7 +308,7 @@ class Coordinator:
     def handle_read(
         self, group: Group, records: list[Record], positions: list[int], done: bool
     ) -> None:
-        coordination = self.homes.coordination_of(group)
+        coordination = self.homes.find(group.key)
         if coordination is not None:
             coordination.handle_read(group, records, positions, done)
             self._note_change(coordination)
@@ -390,6 +393,9 @@ class Coordinator:
         key = coordination.key
         home = self.homes.led[coordination.home]
         holders = coordination.holders
+        share = coordination.share
+        if share is not None and share.sent.offsets:
+            return False
         if holders.assigned or holders.doubtful or self._replicated.group_members.has_any(key):
             return False
         if not self.homes.all_reported(home) or self._may_have_older_members(home, coordination):
@@ -419,6 +425,51 @@ class Coordinator:
     def _note_change(self, coordination: Coordination) -> None:
         self._dirty[coordination] = None
         self._progress.add(coordination)
+
+    def note_progress(self, share: NodeAssignments) -> None:
+        """Notes that records in no table were sent or finished, unless that is noted already."""
+        if share.sent.count >= SENT_MAX:
+            self._progress.hasten()
+        elif not share.is_in_progress:
+            coordination = self.homes.find(share.key)
+            if coordination is not None:
+                share.is_in_progress = True
+                self._progress.add(coordination)
+
+    def note_sent(self, share: NodeAssignments, place: Place, *, is_listed: bool) -> None:
+        """Notes that a member at this node receives an assigned record. Unless it stays
+        `is_listed`, it is in no table from now on."""
+        coordination = self.homes.find(share.key)
+        if coordination is None:
+            return
+        node = self._context.node_id
+        if coordination.holders.note_sent(node, place, is_listed=is_listed):
+            del share.assigned[place]
+            coordination.share = share
+            share.sent.add(*place)
+            self._note_change(coordination)
+        self._retry_full(self.load(node))
+
+    def list_sent(self, share: NodeAssignments) -> None:
+        """Enters the group's records that are in no table: members here have them, or have finished
+        them."""
+        coordination = self.homes.find(share.key)
+        if coordination is not None and coordination.share is share:
+            collect_sent(coordination)
+        sent = share.sent
+        for finished in sent.unlogged:
+            share.finished.update(_places(finished))
+        sent.unlogged = []
+        if not sent.offsets:
+            return
+        assert coordination is not None, "records of no group"
+        assert coordination.share is share, "records of another group"
+        node = coordination.weights.of(self._context.node_id, self.load(self._context.node_id))
+        for place in _places(sent.offsets):
+            share.assigned[place] = None
+            coordination.holders.hold(node, place, 0)
+        sent.offsets = {}
+        self._note_change(coordination)
 
     def tidy(self) -> None:
         """Reclaims from nodes without a link, requests missing reports and ends groups, every
@@ -450,3 +501,7 @@ class Coordinator:
             if when is not None and (due is None or when < due):
                 due = when
         return due
+
+
+def _places(of_partitions: Offsets) -> dict[Place, None]:
+    return {(partition, each): None for partition, of in of_partitions.items() for each in of}

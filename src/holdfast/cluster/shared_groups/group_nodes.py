@@ -18,7 +18,8 @@ from holdfast.cluster.shared_groups.control_frames import Place
 
 LOAD_BYTES_MAX: Final = 8 << 20
 """The size in bytes of unfinished records at one node, over all groups. The last assigned record
-may exceed it."""
+may exceed it. At this node a record counts until it is sent, because then its payload leaves the
+memory."""
 
 
 class NodeLoad:
@@ -121,6 +122,18 @@ class RecordHolders:
         node.count += 1
         node.load.size_bytes += size_bytes
         self.assigned[place] = (node.node, size_bytes)
+
+    def note_sent(self, node: str, place: Place, *, is_listed: bool) -> bool:
+        """Notes that a record has left the memory of the node that holds it. Unless it stays
+        `is_listed`, it leaves the table, too. Returns True if it did."""
+        if not self.holds(node, place):
+            return False
+        self._weights.nodes[node].load.size_bytes -= self.assigned[place][1]
+        self.assigned[place] = (node, 0)
+        if is_listed or place in self.claims or place in self.doubtful:
+            return False
+        self._let_go(place)
+        return True
 
     def claim(self, node: str, place: Place) -> None:
         """Makes the node a claimant of a record that another one holds."""

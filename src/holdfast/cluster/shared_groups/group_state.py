@@ -7,6 +7,7 @@ Invariant: a matching record is in exactly one of these:
 - `deferred`, if no present node can give it to a member that may read it;
 - `uncertain`, if it is of QoS 2 and a session may have kept it that is not known here yet;
 - `assigned`, if it is assigned to a node;
+- with a member here and in no table, while this node is alone (`sent_records`);
 - finished.
 
 Positions in the log stay at or below all of them except finished records.
@@ -33,6 +34,7 @@ from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message, queued_size
 from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
+from holdfast.cluster.shared_groups.assignments import NodeAssignments
 from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
 from holdfast.cluster.shared_groups.group_nodes import NodeWeight, NodeWeights, RecordHolders
 from holdfast.cluster.shared_groups.record_fetch import RecordFetch, request_read
@@ -45,6 +47,8 @@ ASIDE_MAX: Final = 1000
 """The most records of one group that wait for a node or a member that may read them."""
 BARRIER_PASSED: Final = 0
 """In place of the number of a read barrier, which is above 0."""
+RETURNED_BYTES_MAX: Final = 8 << 20
+"""The size in bytes of the returned records of one group in memory. The last read may exceed it."""
 RANGES_MAX: Final = 100_000
 """The most ranges of finished offsets of one group above its positions. With them the group waits
 for the records behind them: the next coordinator must know each finished record."""
@@ -60,7 +64,7 @@ class Coordination:
         self._state = state
         name, inner = split_shared(key)
         self.cursor = Group(name, inner)
-        self.cursor.is_coordinating = True
+        self.cursor.coordination = self
         self.cursor.tailing = False
         self.is_open = False
         # False while sessions may have kept QoS 2 records that the log here does not show.
@@ -75,6 +79,10 @@ class Coordination:
         # Places ahead of the cursor that are not assigned again, because they are given.
         self.skipped: set[Place] = set()
         self.to_assign: dict[Place, None] = {}
+        # The size of `cursor.returned`.
+        self.returned_bytes = 0
+        # The records of this node, while it is alone and sends records without assigning them.
+        self.share: NodeAssignments | None = None
         # Place -> nodes none of whose members may read the record.
         self.denied: dict[Place, set[str]] = {}
         self.deferred: dict[Place, None] = {}
@@ -157,6 +165,8 @@ class Coordination:
         for message in self.cursor.returned:
             if (message.partition, message.offset) == place:
                 self.cursor.returned.remove(message)
+                assert isinstance(message, Message)
+                self.returned_bytes -= queued_size(message)
                 return True
         is_ahead = ahead is None or place[1] >= ahead[place[0]]
         if is_ahead and place not in self.skipped and place not in self.finished_offsets:
@@ -337,12 +347,14 @@ class Coordination:
         while cursor.returned:
             message = cursor.returned.popleft()
             self.to_assign[(message.partition, message.offset)] = None
+        self.returned_bytes = 0
         if not cursor.reading and (cursor.tailing or cursor.outbox):
             cursor.fall_behind(self._state.delivered)
 
     def read(self) -> None:
         """Requests the next records from the log if the cursor is behind."""
-        if self.to_assign and not self._fetch.is_reading:
+        has_room = self.returned_bytes < RETURNED_BYTES_MAX
+        if self.to_assign and has_room and not self._fetch.is_reading:
             self._fetch.start(self.to_assign)
         cursor = self.cursor
         if cursor.reading or cursor.tailing or cursor.outbox_count() > READ_RECORDS_MAX // 2:
@@ -357,7 +369,12 @@ class Coordination:
         self, reader: Group, records: list[Record], positions: list[int], done: bool
     ) -> None:
         if self._fetch.is_by(reader):
-            self.cursor.returned.extend(self._fetch.take(records))
+            found = self._fetch.take(records)
+            self.cursor.returned.extend(found)
+            self.returned_bytes += sum(map(queued_size, found))
+            if not done and self.returned_bytes >= RETURNED_BYTES_MAX:
+                self.to_assign.update(self._fetch.pause())
+                return
             for place in self._fetch.finish(positions, done):
                 self._finish(place)
             return
@@ -420,7 +437,9 @@ class Coordination:
 
     def _pop(self) -> None:
         if self.cursor.returned:
-            self.cursor.returned.popleft()
+            message = self.cursor.returned.popleft()
+            assert isinstance(message, Message)
+            self.returned_bytes -= queued_size(message)
         else:
             self.cursor.pop()
 
@@ -450,6 +469,9 @@ class Coordination:
         """Raise `AssertionError` for a record in two of the states, or a finished one in any."""
         holders = self.holders
         holders.check()
+        assert self.returned_bytes == sum(
+            queued_size(each) for each in self.cursor.returned if isinstance(each, Message)
+        ), "the bytes of the returned records"
         returned = [(message.partition, message.offset) for message in self.cursor.returned]
         waiting = [*returned, *self.to_assign, *self._fetch.places, *self.deferred, *self.uncertain]
         known = set(waiting)
@@ -475,4 +497,7 @@ class Coordination:
             for partition, offset in places:
                 if offset < positions[partition]:
                     positions[partition] = offset
+        if self.share is not None:
+            for partition, offsets in self.share.sent.offsets.items():
+                positions[partition] = min(positions[partition], min(offsets))
         return positions

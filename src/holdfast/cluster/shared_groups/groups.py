@@ -11,6 +11,7 @@ Within one node the two sides call each other directly.
 from typing import Final
 
 from holdfast.broker.cluster_port import GroupPort
+from holdfast.broker.delivery.delivery import ready_member, send_unlisted
 from holdfast.broker.promise import Promise
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
@@ -43,6 +44,7 @@ from holdfast.cluster.shared_groups.control_frames import (
 )
 from holdfast.cluster.shared_groups.coordinator import Coordinator
 from holdfast.cluster.shared_groups.durable_members import JoinPromise, log_join, log_leave
+from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.storage.record import Record
 
@@ -63,15 +65,11 @@ class Groups(GroupPort):
         self._state = context.state
         self._replicated = context.replicated
         self.coordinator = Coordinator(
-            context.state,
-            context.cluster,
-            context.replicated,
-            barriers,
-            self._send_ack,
-            self._send_assign,
-            self._send_report_request,
+            context, barriers, self._send_ack, self._send_assign, self._send_report_request
         )
-        self.agent = NodeAgent(context, self._send_full_report, self._send_report)
+        self.agent = NodeAgent(
+            context, self._send_full_report, self._send_report, self.coordinator.list_sent
+        )
 
     def changed(self, group: Group) -> None:
         self.agent.changed(group)
@@ -79,7 +77,21 @@ class Groups(GroupPort):
     def moved(self, group: Group) -> None:
         self.agent.changed(group)
 
+    def sent(self, group: Group, message: Message) -> None:
+        share = self.agent.assignments.get(group.key)
+        place = (message.partition, message.offset)
+        if share is not None and place in share.assigned:
+            is_listed = message.qos == 2 or not self._context.is_alone
+            self.coordinator.note_sent(share, place, is_listed=is_listed)
+
     def finished(self, group: Group, partition: int, offset: int) -> None:
+        if self._context.is_alone:
+            share = self.agent.assignments.get(group.key)
+            if share is not None and (
+                not share.assigned or (partition, offset) not in share.assigned
+            ):
+                self.coordinator.note_progress(share)
+                return
         self.agent.finished(group.key, (partition, offset))
 
     def received(self, group: Group, entry: Inflight) -> None:
@@ -116,7 +128,39 @@ class Groups(GroupPort):
             log_leave(self._state, filter, session.client_id, session.epoch)
 
     def record(self, group: Group, message: Message) -> None:
-        self.coordinator.record(group, message)
+        if not (self._context.is_alone and message.qos == 1 and self._pass(group, message)):
+            self.coordinator.record(group, message)
+
+    def _pass(self, cursor: Group, message: Message) -> bool:
+        """Sends a record that was just committed to a member, unless others wait for one."""
+        coordination = cursor.coordination
+        assert isinstance(coordination, Coordination)
+        if (
+            not coordination.is_open
+            or not cursor.tailing
+            or cursor.reading
+            or cursor.outbox
+            or cursor.returned
+            or coordination.is_full
+        ):
+            return False
+        share = coordination.share
+        if share is None or share.group is None:
+            share = coordination.share = self.agent.assignments.get(cursor.key)
+            if share is None or share.group is None:
+                return False
+        group = share.group
+        if group.returned or group.deferred:
+            return False
+        member = ready_member(self._state, group, message.topic)
+        if member is None:
+            # The capacity is measured before the coordinator assigns the record.
+            self.agent.changed(group)
+            return False
+        share.sent.add(message.partition, message.offset)
+        send_unlisted(self._state, group, member, message)
+        self.coordinator.note_progress(share)
+        return True
 
     def handle_read(
         self, group: Group, records: list[Record], positions: list[int], done: bool

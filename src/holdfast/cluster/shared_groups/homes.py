@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from holdfast.broker.session.session import Group
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import DATA
@@ -83,9 +82,10 @@ class LedHomes:
         """Counts the groups after a home has changed its leader."""
         self.group_count = sum([len(home.groups) for home in self.led.values()])
 
-    def coordination_of(self, cursor: Group) -> Coordination | None:
-        home = self.led.get(self.home_of(cursor.key))
-        return None if home is None else home.groups.get(cursor.key)
+    def find(self, key: str) -> Coordination | None:
+        """Returns the state of a group whose home this node leads."""
+        home = self.led.get(self.home_of(key))
+        return None if home is None else home.groups.get(key)
 
     def home_of(self, key: str) -> int:
         return partition_of(key.encode(), self._state.config.partitions)

@@ -43,12 +43,15 @@ class NodeAgent:
         context: AgentContext,
         send_tell: Callable[[str, FullReport], None],
         send_report: Callable[[str, AgentReport], None],
+        list_sent: Callable[[NodeAssignments], None],
     ) -> None:
+        """`list_sent` enters the records in the tables that are in none (`sent_records`)."""
         self._state = context.state
         self._context = context.cluster
         self._replicated = context.replicated
         self._send_full_report = send_tell
         self._send_report = send_report
+        self._list_sent = list_sent
         self.assignments: dict[str, NodeAssignments] = {}
         # The keys of `assignments` by tag.
         self._keys: dict[int, set[str]] = {}
@@ -114,8 +117,11 @@ class NodeAgent:
     def finished(self, key: str, place: Place) -> None:
         """Marks a record as finished: a member has it, or it cannot be sent to any."""
         share = self.assignments.get(key)
-        if share is not None and place in share.assigned:
+        if share is None:
+            return
+        if place in share.assigned:
             self._finish(share, place)
+        self._touched[share] = None
 
     def _finish(self, share: NodeAssignments, place: Place) -> None:
         share.finish(place)
@@ -129,7 +135,10 @@ class NodeAgent:
     def denied(self, key: str, place: Place) -> None:
         """Returns a record that no member here may read."""
         share = self.assignments.get(key)
-        if share is None or place not in share.assigned:
+        if share is None:
+            return
+        self._list(share)
+        if place not in share.assigned:
             return
         if place in share.refused:
             # The coordinator has an older version without access rights, and has assigned the
@@ -241,7 +250,22 @@ class NodeAgent:
             stocks = [self._capacity(each) for each in groups if each.home in wanted]
             self._send_full_report(leader, FullReport(self._number, homes, stocks))
 
+    def _list(self, share: NodeAssignments) -> None:
+        if not share.sent.is_empty():
+            self._list_sent(share)
+            self._touched[share] = None
+            self._untidy[share] = None
+
+    def list_all(self) -> None:
+        """Enters the records of all groups in the tables that are in none.
+
+        Invariant: while this node is not alone, each record that it has is assigned or finished.
+        """
+        for share in self.assignments.values():
+            self._list(share)
+
     def _capacity(self, share: NodeAssignments) -> NodeCapacity:
+        self._list(share)
         self._drain_if_deserted(share)
         share.done, share.returned, share.denied = [], [], []
         share.announces_start = False
@@ -274,6 +298,7 @@ class NodeAgent:
 
     def _drain(self, share: NodeAssignments, group: Group) -> None:
         """Returns the records that wait for a member."""
+        self._list(share)
         share.queued_at = -1.0
         waiting: list[Message | Inflight] = list(group.returned)
         group.returned.clear()
@@ -358,6 +383,7 @@ class NodeAgent:
             group = share.group
             if (
                 group is not None
+                and not self._context.is_alone
                 and share.queued_at >= 0
                 and share.queued_at + QUEUE_WAIT_S <= self._state.now
             ):
@@ -393,8 +419,7 @@ class NodeAgent:
             self._touched[share] = None
 
     def timer(self) -> float | None:
-        if self._touched:
+        is_expired = self._state.is_ownership_expired
+        if self._touched or self.waits.is_due or is_expired != self._was_ownership_expired:
             return self._state.now
-        if self.untold and self._report_at >= 0:
-            return self._report_at
-        return None
+        return self._report_at if self.untold else None

@@ -71,14 +71,19 @@ class RecordFetch:
                 found.append(message_of(record))
         return found
 
+    def pause(self) -> dict[Place, None]:
+        """Ends the read. Returns the records that are not read."""
+        self._reader = None
+        places = self.places
+        self.places = {}
+        return places
+
     def finish(self, positions: list[int], done: bool) -> list[Place]:
         """Reads on, or ends the read. Returns the records that retention has deleted."""
         reader = self._reader
         if self.places and not done and reader is not None:
             request_read(self._state, reader, self._filter, positions, self._limits)
             return []
-        self._reader = None
-        lost = list(self.places)
-        self.places = {}
+        lost = list(self.pause())
         self._state.stats.dropped_lost += len(lost)
         return lost
