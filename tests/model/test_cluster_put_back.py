@@ -149,6 +149,30 @@ def may_take_over() -> AbstractContextManager[object]:
     return patch.object(Checks, "noted", other)
 
 
+@pytest.mark.parametrize("order", [("n2", "n3"), ("n3", "n2")])
+def test_an_accepted_copy_is_let_in_by_a_node_that_remembers_its_disk(
+    order: tuple[str, str],
+) -> None:
+    """The operator stops only the copies. n1 has everything, and knows that the disks had more."""
+    story = Story(1, order)
+    story.stop(*order)
+    story.come(*order)
+    story.run(LATER_S)
+    assert all(map(story.is_apart, order))
+    story.stop(order[0])
+    assert older_copy.accept(story.host(order[0]).disk, Path(), 7)
+    with may_take_over():
+        story.come(order[0])
+        story.run(LATER_S)
+        story.check()
+    # Another start does not announce that it was accepted: the others remember the disk as it is.
+    story.stop(order[0])
+    story.come(order[0])
+    story.run(LATER_S)
+    assert not any(map(story.is_apart, order))
+    assert older_copy.nodes_given_up(story.host(order[0]).disk) is None
+
+
 PAIR = replace(SETTINGS, nodes=2, replication_factor=2, min_insync=1)
 
 

@@ -83,6 +83,7 @@ class Cores:
             random=chance.random,
             now=self.state.now,
         )
+        given_up = older_copy.nodes_given_up(host.disk)
         self.presence = Presence(
             self.incarnation,
             f"{host.name}:1",
@@ -96,6 +97,7 @@ class Cores:
                     reports.FEATURE,
                     attendance.FEATURE,
                     *[incomplete.FEATURE] * self.began_incomplete,
+                    *[attendance.RECOVERS] * (given_up is not None),
                 )
             ),
         )
@@ -117,7 +119,6 @@ class Cores:
             lacking=self.storage.lacking(),
         )
         self.applied = AppliedRecords(self.cluster_node.applier)
-        given_up = older_copy.nodes_given_up(host.disk)
         if given_up is not None:
             self.cluster_node.attendance.recover(given_up)
         if settings.slice_steps:

@@ -69,7 +69,7 @@ class SimLinks:
             other.name,
             peer.cores.incarnation,
             process=str(peer.number),
-            features=STANDS_APART if peer.is_isolated else "",
+            features=f"{peer.presence.features}{f',{STANDS_APART}' * peer.is_isolated}",
             disk=peer.peers.own_disk(),
         )
         return self._process.peers.objection(identity, known)

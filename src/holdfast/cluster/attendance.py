@@ -38,6 +38,9 @@ from holdfast.cluster.metadata.store import MetaStore
 
 FEATURE: Final = "log-end"
 """The feature in the handshake of a node that understands the frame LOG_END."""
+RECOVERS: Final = "recovers"
+"""The feature of a node whose process began with an accepted disk. The others expect no more of it
+than it claims, because the accepted disk has less than the one that they remember."""
 
 
 class Attendance:

@@ -1,5 +1,6 @@
 """The reports of disk positions and clocks between the nodes of a cluster."""
 
+from holdfast.cluster.attendance import RECOVERS
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import POSITION
 from holdfast.cluster.partitions.disk_position import (
@@ -38,11 +39,14 @@ class PositionReports:
         follow."""
         self._nodes.pop(node, None)
         self._context.features[node] = presence.features
-        is_incomplete = BEGAN_INCOMPLETE in presence.features.split(",")
+        features = presence.features.split(",")
+        if RECOVERS in features:
+            self._memory.positions.pop(node, None)
+        is_incomplete = BEGAN_INCOMPLETE in features
         # Until its first report, which follows, it may lack records of any partition.
         everything = frozenset(range(self._context.journal.partitions))
         self._take(node, everything if is_incomplete else frozenset())
-        if FEATURE in presence.features.split(","):
+        if FEATURE in features:
             self._nodes[node] = presence.incarnation
             self._context.outgoing.append((node, POSITION, self._encode(now)))
 

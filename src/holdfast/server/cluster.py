@@ -232,6 +232,7 @@ class ClusterMembership:
                     GIVES_UP_RECORDS,
                     attendance.FEATURE,
                     *[BEGAN_INCOMPLETE] * self._mark.may_lack_records,
+                    *[attendance.RECOVERS] * self.cluster_node.attendance.is_recovering,
                     *filter(None, [generation.word_of(self.storage.directory.manifest.restored)]),
                 )
             ),

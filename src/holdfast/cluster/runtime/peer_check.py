@@ -1,5 +1,6 @@
 """The check of another node's disk and of this one's, for the handshake of two nodes."""
 
+from holdfast.cluster.attendance import RECOVERS
 from holdfast.cluster.metadata.operations import empty_disk_text
 from holdfast.cluster.partitions.disk_position import Known, find_loss
 from holdfast.cluster.placement.planning import last_copies
@@ -31,7 +32,9 @@ class PeerCheck:
         info = metadata.nodes.get(peer.node_id) if metadata is not None else None
         if metadata is None or info is None:
             return None
-        lost = find_loss(known, peer.node_id, peer.incarnation, peer.disk)
+        lost = ""
+        if RECOVERS not in peer.features.split(","):
+            lost = find_loss(known, peer.node_id, peer.incarnation, peer.disk)
         if lost or peer.stands_apart:
             self._runtime.clients.touch()
             self._cluster_node.attendance.lacks_disk(peer.node_id)
