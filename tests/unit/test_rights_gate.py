@@ -169,7 +169,7 @@ NOT_FOR_A_CLIENT: Final = {
     "broker/session/cursor.py:Delivery.message",
     # Only where messages are in the log: nothing is sent from there.
     "broker/session/session.py:Session.inflight",
-    "broker/session/session.py:Session.changes",
+    "broker/session/session.py:ChangedIds.used",
     "broker/session/state.py:CursorState.inflight",
     # The store, from which pages are made.
     "broker/recorded_state.py:RecordedState.retained",

@@ -62,7 +62,8 @@ def move_session(
         session.outbox_bytes = 0
         session.tailing = False
         session.logged_positions = list(positions)
-        session.changes = {**(session.changes or {}), **MOVED}
+        # As `MOVED`.
+        session.note_change(0, None)
         log_cursor(state, session, places, promise)
         return
     append_cursor(state, session.key, places, MOVED, [], epoch, promise)

@@ -312,7 +312,7 @@ def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: I
         if entry.logged:
             session.note_change(packet_id, FREED if is_known and entry.qos == 1 else None)
         elif session.changes is not None:
-            session.changes.pop(packet_id, None)
+            session.changes.used.pop(packet_id, None)
         note_progress(state, session)
 
 

@@ -207,17 +207,15 @@ def log_changes(state: NodeState, session: Session, promise: Promise | None) -> 
     sent again first. It does not log freed ids. Those go with the positions that have passed their
     offsets, or after a crash in between the offsets would be read again. `FREED` ids are logged.
     """
-    changes = session.changes or {}
-    used: dict[int, Inflight | None] = {}
-    freed: dict[int, Inflight | None] = {}
-    for packet_id, entry in changes.items():
-        if entry is None:
-            freed[packet_id] = None
-        else:
-            used[packet_id] = entry
-    session.changes = used
+    changes = session.changes
+    freed = {} if changes is None else changes.freed
+    if changes is not None and freed:
+        changes.freed = {}
     log_cursor(state, session, [], promise)
-    session.changes = freed or None
+    if changes is not None and freed:
+        changes.used = {}
+        changes.freed = freed
+        session.changes = changes
 
 
 def log_cursor(
@@ -228,12 +226,13 @@ def log_cursor(
 ) -> None:
     """Append the session's changes and these positions, in one CURSOR record or several. They are
     in one partition, so a promise waits for the last one."""
-    changes = session.changes
+    changes: dict[int, Inflight | None] = {}
+    if session.changes is not None:
+        changes.update(session.changes.freed)
+        changes.update(session.changes.used)
     done = session.done_changes
     session.changes = None
     session.done_changes = None
-    if changes is None:
-        changes = {}
     if not positions and not changes and not done:
         if promise is not None:
             state.promise(promise)

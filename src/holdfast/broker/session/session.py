@@ -83,6 +83,15 @@ in `done`. After a crash the earlier one is sent again, and the later one is not
 FREED.state = 0
 
 
+class ChangedIds:
+    """The packet ids of a durable session that changed since its log was written: those in use, and
+    those that are free again. The free ones wait for the positions, so they are many."""
+
+    def __init__(self) -> None:
+        self.used: dict[int, Inflight] = {}
+        self.freed: dict[int, None] = {}
+
+
 class Subscription:
     """One filter of a session, with its options. `start` is the offset per partition from which it
     applies; None: from the cursor's position. With `reads_log` it began in the past, and the log
@@ -200,7 +209,7 @@ class Session(RareState):
         # Resumed packet ids that are inflight but not sent on this connection yet.
         self.unsent: deque[int] | None = None
         self.inbound: dict[int, int] | None = None
-        self.changes: dict[int, Inflight | None] | None = None
+        self.changes: ChangedIds | None = None
         self.done: set[tuple[int, int]] | None = None
         self.done_changes: list[tuple[int, int]] | None = None
         self.logged_positions: list[int] | None = None
@@ -318,9 +327,15 @@ class Session(RareState):
     def note_change(self, packet_id: int, entry: Inflight | None) -> None:
         """Remember a change of an inflight packet id for the next progress record. Only for durable
         sessions."""
-        if self.changes is None:
-            self.changes = {}
-        self.changes[packet_id] = entry
+        changes = self.changes
+        if changes is None:
+            changes = self.changes = ChangedIds()
+        if entry is None:
+            changes.used.pop(packet_id, None)
+            changes.freed[packet_id] = None
+        else:
+            changes.freed.pop(packet_id, None)
+            changes.used[packet_id] = entry
 
 
 NO_SUBSCRIPTIONS: Final[dict[str, Subscription]] = NoEntries()
