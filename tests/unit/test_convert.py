@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import hashlib
+import operator
 import os
 import shutil
 import time
@@ -120,8 +121,12 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def messages(directory: Path) -> dict[tuple[int, int], tuple[Any, ...]]:
     """Every message of the log, by partition and offset."""
+    return messages_of(reading(directory))
+
+
+def messages_of(source: Source) -> dict[tuple[int, int], tuple[Any, ...]]:
     found = {}
-    for batch in Source.batches(reading(directory)):
+    for batch in source.batches():
         for record in batch.records():
             if record.kind == MESSAGE:
                 found[record.partition, record.offset] = (
@@ -629,9 +634,26 @@ def test_an_adoption_is_refused(
     (data / BEFORE_ADOPTION).mkdir()
     (data / BEFORE_ADOPTION / "file").touch()
     refused("before-adoption is not empty")
-    shutil.rmtree(data / BEFORE_ADOPTION)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.4, 0.8])
+def test_damage_becomes_void_records(lived: Path, tmp_path: Path, part: float) -> None:
+    """As a broker passes it: the other messages keep their offsets, and no other record gets
+    those that are lost."""
+    data = tmp_path / "data"
+    shutil.copytree(lived, data)
     segment = next((data / "journal").glob("*.log"))
     content = bytearray(segment.read_bytes())
-    content[60] ^= 1
+    content[int(len(content) * part) + 60] ^= 1
     segment.write_bytes(content)
-    refused("is damaged")
+    source = Source(data, open_to_read(data), is_strict=False)
+    before, ends = source.carried().lasting(), source.journal.next_offset
+    broken = {
+        place: each for place, each in messages_of(source).items() if place[1] < ends[place[0]]
+    }
+    assert source.lost
+    adopt(data, "n1", 4)
+    assert messages(data) == broken
+    adopted = reading(data)
+    assert adopted.carried().lasting()[1:] == before[1:]
+    assert all(map(operator.ge, adopted.journal.next_offset, ends))

@@ -16,15 +16,18 @@ from holdfast.server.disk.older_copy import APART
 from holdfast.server.disk.older_copy import MARK as OLDER_COPY
 from holdfast.server.disk.quarantine import MARK as BEGIN_ANEW
 from holdfast.server.disk.storage import whole_snapshot
-from holdfast.storage.batch import Batch
+from holdfast.storage.batch import Batch, CorruptBatch
 from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.storage.journal.segment import Segment
+from holdfast.storage.record import CONTROL, Record
 
 UNFIT: Final = (BEGIN_ANEW, OLDER_COPY, APART)
 """The marks of a node whose directory cannot be trusted."""
 READ_BYTES: Final = 1 << 20
+VOID_RECORDS: Final = 10_000
+"""The most records of a batch in place of damaged ones."""
 
 
 class ConversionError(Exception):
@@ -35,9 +38,9 @@ class Source:
     """A data directory whose node has ended, with its state after the last record."""
 
     def __init__(self, path: Path, directory: DataDirectory, *, is_strict: bool = True) -> None:
-        """Read the state. Raises `ConversionError` for a directory that is damaged or not whole,
-        and `OSError`. `is_strict`: also for one with records that are not understood, which a
-        broker passes."""
+        """Read the state. Raises `ConversionError` for a directory that cannot be trusted, and
+        `OSError`. `is_strict`: also for one that is damaged, or has records that are not
+        understood. A broker passes both."""
         self.path = path
         self.is_strict = is_strict
         self.directory = directory
@@ -45,6 +48,8 @@ class Source:
         self.opened = open_journal(directory, writes=False)
         self.journal = self.opened.journal
         self.now_us = time.time_ns() // 1000
+        self.lost = 0
+        """The records that damage has taken. `batches` has void ones in their place."""
         self._check()
         for partition, end in enumerate(self.journal.next_offset):
             self.journal.advance(partition, end)
@@ -69,20 +74,43 @@ class Source:
                     f"{self.path} cannot be trusted (it has the file {mark}): convert the directory"
                     " of another node"
                 )
+        if not self.is_strict:
+            return
         damage = [f"segment {each.segment:020d} at {each.position}" for each in self.opened.damage]
         for segment in self.journal.segments:
             damage += [f"offset {gap.start} of {gap.partition}" for gap in segment.gaps()]
         damage += [f"partition {partition}" for partition in self.journal.damaged]
         if damage:
-            raise ConversionError(
-                f"{self.path} is damaged ({damage[0]}; `holdfast log verify` lists everything):"
-                " convert a backup, or the directory of another node"
-            )
+            raise self._damaged(damage[0])
+
+    def _damaged(self, what: str) -> ConversionError:
+        return ConversionError(
+            f"{self.path} is damaged ({what}; `holdfast log verify` lists everything): convert a"
+            " backup, or the directory of another node"
+        )
 
     def batches(self) -> Iterator[Batch]:
         """All batches, in the order of the log. In a replica's log, those that count."""
+        ends = list(self.journal.start_offsets)
+        at_us = self.now_us
         for segment in self.journal.segments:
-            yield from self._batches_of(segment)
+            for batch in self._batches_of(segment):
+                at_us = batch.base_timestamp_us
+                yield from self._void(batch.partition, ends, batch.base_offset, at_us)
+                yield batch
+                ends[batch.partition] = batch.end_offset
+        for partition, end in enumerate(self.journal.next_offset):
+            yield from self._void(partition, ends, end, at_us)
+
+    def _void(self, partition: int, ends: list[int], end: int, at_us: int) -> Iterator[Batch]:
+        """Void records for the offsets that damage has taken, which no other record may get."""
+        self.lost += end - ends[partition]
+        while ends[partition] < end:
+            builder = BatchBuilder(partition, ends[partition])
+            void = Record(partition, CONTROL, timestamp_us=at_us)
+            for _ in range(min(end - ends[partition], VOID_RECORDS)):
+                ends[partition] = builder.add(void) + 1
+            yield Batch(builder.build(0))
 
     def _batches_of(self, segment: Segment) -> Iterator[Batch]:
         index = segment.index
@@ -95,7 +123,13 @@ class Source:
             start = max(base, starts[partition])
             end = min(base + index.counts[number], ends[partition])
             if start < end:
-                batch = Batch(file.read(position, index.batch_end(number) - position))
+                try:
+                    batch = Batch(file.read(position, index.batch_end(number) - position))
+                except CorruptBatch as error:
+                    if self.is_strict:
+                        place = f"segment {segment.sequence:020d} at {position}: {error}"
+                        raise self._damaged(place) from None
+                    continue
                 yield _part(batch, start, end)
 
     def check_alone(self, *, is_last: bool) -> ClusterMetadata:
