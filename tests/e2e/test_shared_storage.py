@@ -17,6 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.security.dynamic.document import (
+    PUBLISHES,
+    RoleAcl,
+    RoleGrant,
+    SecurityDocument,
+    SecurityRole,
+    SecurityUser,
+)
+from holdfast.security.dynamic.file import write
+from holdfast.security.passwords import hash_password
 from tests.e2e import wire
 from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.pair import WAIT_S, Node, pair, wait_until
@@ -281,6 +291,47 @@ def test_nobody_guesses_what_a_damaged_epoch_sealed(tmp_path: Path) -> None:
         file.write_bytes(whole)
         wait_until(first.serves, "a serves")
         traffic.check(first)
+
+
+def test_users_of_dynamic_security_are_those_of_the_directory(tmp_path: Path) -> None:
+    """A change at the holder is in force at the next one, and no reload brings the file back."""
+    file, document = tmp_path / "users.json", SecurityDocument()
+    _, _, iterations, salt, password = hash_password("secret", iterations=1).split("$")
+    commands = RoleAcl(PUBLISHES, "$CONTROL/dynamic-security/#", allow=True)
+    document.roles["admin"] = SecurityRole("admin", acls=(commands,))
+    document.users["admin"] = SecurityUser(
+        "admin",
+        roles=(RoleGrant("admin"),),
+        iterations=int(iterations),
+        salt=salt,
+        password=password,
+    )
+    write(file, document)
+    security = {"dynamic_security_file": str(file), "allow_anonymous": False}
+
+    def login(client: wire.Wire, user: str) -> bool:
+        client.send(wire.connect(user, username=user, password=b"secret"))
+        return wire.read_connack(client.expect(wire.CONNACK), 5).reason == 0
+
+    def may_log_in(node: Node) -> bool:
+        with wire.Wire(node.port) as client:
+            return login(client, "alice")
+
+    with pair(tmp_path, {"lease": LEASE, "security": security}) as (first, second):
+        assert not may_log_in(first)
+        with wire.Wire(first.port) as admin:
+            assert login(admin, "admin")
+            change = {"command": "createClient", "username": "alice", "password": "secret"}
+            command = json.dumps({"commands": [change]}).encode()
+            assert admin.publish("$CONTROL/dynamic-security/v1", command, qos=1) < 0x80
+            wait_until(lambda: may_log_in(first), "alice is a user")
+        first.kill()
+        wait_until(second.serves, "b serves")
+        assert may_log_in(second)
+        assert second.process is not None
+        second.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "reloaded settings" in second.log_text(), "b has reloaded")
+        assert may_log_in(second)
 
 
 # The directory itself

@@ -19,9 +19,6 @@ class DelayedWorld:
         self.random = random.Random(seed)
         config = NodeConfig(partitions=2, sys_interval_s=0)
         self.bench = NodeBench(config, auto_commit=False)
-        if seed % 2:
-            # Each crash is a takeover by a standby that has followed.
-            self.bench.settles = lambda: self.random.randint(0, 2)
         self.peer: Peer | None = None
         self.number = 0
         self.sent: dict[int, tuple[str, int]] = {}

@@ -258,13 +258,13 @@ PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[object]], Faults, i
     "end read before the claim": (end_read_before_the_claim, CLAIMS_STALL, 5),
     "no seal": (no_seal, PAUSES, 2),
     "seal not durable": (seal_not_durable, POWER, 0),
-    "end not durable": (end_not_durable, POWER_AFTER_KILL, 15),
+    "end not durable": (end_not_durable, POWER_AFTER_KILL, 67),
     "claim not exclusive": (claim_not_exclusive, PAUSES, 1),
     "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES, 5),
-    "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES, 11),
-    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL, 3),
-    "one folder for retention": (one_folder_for_retention, RETAINS, 52),
-    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL, 168),
+    "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES, 49),
+    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL, 81),
+    "one folder for retention": (one_folder_for_retention, RETAINS, 4),
+    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL, 11),
 }
 
 

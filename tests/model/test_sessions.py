@@ -210,9 +210,6 @@ class World:
         self.random = random.Random(seed)
         config = NodeConfig(partitions=2, sys_interval_s=0, outbox_messages=3, inflight_max=4)
         self.bench = NodeBench(config, auto_commit=False)
-        if seed % 2:
-            # Each crash is a takeover by a standby that has followed.
-            self.bench.settles = lambda: self.random.randint(0, 2)
         self.snapshot: list[tuple[int, bytes]] | None = None
         self.subscribers = [
             Subscriber(self, "s-all-2", "#", 2),

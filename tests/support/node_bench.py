@@ -136,9 +136,6 @@ class NodeBench:
         self.delayed: list[ReadLog | FindStarts] = []
         # The records that the next read of the log finds lost.
         self.lost = 0
-        # How many sessions to settle after each record that is recovered, as a standby does while
-        # it follows the journal; None: all at the end, as at a start.
-        self.settles: Callable[[], int] | None = None
         self._boot([])
 
     def _boot(
@@ -162,28 +159,17 @@ class NodeBench:
         recovery = NodeRecovery(self.node.state)
         for kind, data in snapshot or []:
             recovery.apply_snapshot_entry(kind, data)
-        self._recover(recovery, offsets or [0] * self.config.partitions)
+        starts = offsets or [0] * self.config.partitions
+        for record in self.records():
+            if record.offset >= starts[record.partition]:
+                recovery.apply(record)
+        self.node.state.delivered[:] = self.journal.next_offset
+        recovery.finish()
         assert recovery.damaged == 0
         self.node.start()
         self.in_flight = []
         self.delayed = []
         self.run()
-
-    def _recover(self, recovery: NodeRecovery, offsets: list[int]) -> None:
-        ends = list(self.journal.next_offset)
-        if self.settles is not None:
-            self.journal.next_offset[:] = offsets
-        for record in self.records():
-            if record.offset < offsets[record.partition]:
-                continue
-            recovery.apply(record)
-            if self.settles is not None:
-                self.journal.next_offset[record.partition] = record.offset + 1
-                self.node.state.delivered[:] = self.journal.next_offset
-                recovery.precompute(self.settles())
-        self.journal.next_offset[:] = ends
-        self.node.state.delivered[:] = ends
-        recovery.finish()
 
     def records(self) -> list[Record]:
         return [record for data in self.log for record in Batch(data).records()]

@@ -18,25 +18,24 @@ from typing import Any
 from unittest.mock import patch
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.node import Node
-from holdfast.broker.publish.completion import set_retained
-from holdfast.broker.recovery.snapshot_entries import snapshot_entries
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.state import NodeState
 from holdfast.cluster.lease.directory import HolderInfo
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.cluster.lease.watch import LeaseTimes
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config, Log, Retention
 from holdfast.server import maintenance
 from holdfast.server.disk import journal_writer as disk
 from holdfast.server.disk import mastership, standby, storage
 from holdfast.server.disk.journal_writer import GroupWriter, JournalWriter
 from holdfast.server.disk.mastership import Mastership, Renewal
+from holdfast.server.disk.standby import Standby
 from holdfast.server.disk.storage import Storage
 from holdfast.server.maintenance import Maintenance
 from holdfast.storage.batch import Batch
-from holdfast.storage.files.layout import Manifest
-from holdfast.storage.journal.journal import Journal
+from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
@@ -45,6 +44,7 @@ from tests.support.sim_schedule import Killed, SimEvent, SimQueue, SimThreading,
 
 PARTITIONS = 3
 SEGMENT_BYTES = 3000
+CONFIG = NodeConfig(partitions=PARTITIONS, sys_interval_s=0)
 TOPICS = [f"t/{number}" for number in range(5)]
 WALL_US = 1_800_000_000_000_000
 TIMES = LeaseTimes(timeout_s=0.5, heartbeat_s=0.1, poll_s=0.04)
@@ -55,7 +55,9 @@ EXIT_S = 0.02
 class Seen:
     """What happened, for the checkers. `now` is the true time."""
 
-    def on_holding(self, node: "SimNode", epoch: int, storage: Storage, state: Any) -> None: ...
+    def on_holding(
+        self, node: "SimNode", epoch: int, storage: Storage, images: ReplicatedState
+    ) -> None: ...
 
     def on_confirmed(self, node: "SimNode", epoch: int, began_at: float) -> None:
         """A look for newer epochs that began then found that we may promise."""
@@ -97,6 +99,7 @@ class SimNode:
         self._schedule = process.schedule
         self._callbacks: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._wakeup = SimEvent(process.schedule)
+        self._images: ReplicatedState | None = None
         self._node: Node | None = None
         self._storage: Storage | None = None
         self._writer: JournalWriter | None = None
@@ -141,16 +144,16 @@ class SimNode:
     # The event loop
 
     def _run(self) -> None:
+        root = Path("/simulated")
         self.mastership = Mastership(
             self.process,
-            Path("/simulated"),
-            Manifest("shared", PARTITIONS, "2026-01-01T00:00:00Z"),
-            self.segment_bytes,
+            root,
+            Standby(self.process, root, self.segment_bytes, CONFIG),
             HolderInfo(self.node_id),
             TIMES,
             file_system="",
             kills_stale_holder=False,
-            new_node=self._new_node,
+            adopt=_adopt,
             call_soon=self.call_soon,
             on_holding=self._hold,
             on_failed=self._fail,
@@ -191,18 +194,19 @@ class SimNode:
         self.end()
         raise Killed
 
-    def _new_node(self, journal: Journal) -> Node:
-        node = Node(NodeConfig(partitions=PARTITIONS, sys_interval_s=0), journal)
-        node.tick(self.now(), self.wall_us())
-        return node
-
-    def _hold(self, node: Node, storage: Storage) -> None:
+    def _hold(self, images: ReplicatedState, storage: Storage) -> None:
         assert self.mastership is not None
         renewal = self.mastership.renewal
         assert renewal is not None
         self.epoch = renewal.tenure.epoch
-        self.seen.on_holding(self, self.epoch, storage, node.state)
-        self._node = node
+        self.seen.on_holding(self, self.epoch, storage, images)
+        self._images = images
+        self._node = Node(CONFIG, storage.journal)
+        self._node.tick(self.now(), self.wall_us())
+        # The only node of a cluster leads every partition, in each life under another epoch.
+        storage.journal.is_alone = True
+        for partition in range(PARTITIONS):
+            storage.journal.lead(partition, self.epoch)
         self._storage = storage
         self._writer = JournalWriter(
             storage.directory,
@@ -242,8 +246,7 @@ class SimNode:
     # What clients do
 
     def _produce(self) -> None:
-        assert self._node is not None
-        state = self._node.state
+        state = self.state
         for _ in range(self.chance.randint(1, 4)):
             self._produced += 1
             topic = self.chance.choice(TOPICS).encode()
@@ -263,10 +266,9 @@ class SimNode:
             )
 
     def _write(self) -> None:
-        assert self._node is not None
         assert self._writer is not None
         if self._in_flight is None:
-            group = self._node.state.journal.close_write_group()
+            group = self.state.journal.close_write_group()
             if group is not None:
                 self._in_flight = group
                 self._writer.submit(group)
@@ -275,16 +277,18 @@ class SimNode:
 
     def _written(self, group: WriteGroup) -> None:
         """What Broker.group_written does: now clients learn of it."""
-        assert self._node is not None
-        state = self._node.state
+        assert self._images is not None
+        state = self.state
         self._in_flight = None
         state.journal.wrote(group)
         state.journal.commit(group)
-        state.wall_us = self.wall_us()
+        self.node.tick(self.now(), self.wall_us())
+        recorded = self.recorded_state()
+        recorded.wall_us = self.wall_us()
         records = [record for data in group.data for record in _records_of(data)]
         for record in records:
-            if record.flags & FLAG_RETAIN:
-                set_retained(state, record.topic.decode(), message_of(record))
+            self._images.apply(record)
+        recorded.delivered[:] = state.journal.high_watermark
         self.seen.on_promised(self, self.epoch, records)
 
     # What Maintenance needs of a Broker
@@ -316,15 +320,16 @@ class SimNode:
     def refuse_publishes(self) -> None:
         self.node.state.disk_full = True
 
-    def recorded_state(self) -> NodeState:
-        return self.node.state
+    def recorded_state(self) -> RecordedState:
+        assert self._images is not None
+        return self._images.state
 
     def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
-        state = self.node.state
-        return list(state.journal.high_watermark), snapshot_entries(state)
+        assert self._images is not None
+        return list(self.recorded_state().delivered), self._images.snapshot()
 
     async def drain_journal(self) -> None:
-        while self._in_flight is not None or self.node.state.journal.pending_bytes:
+        while self._in_flight is not None or self.state.journal.pending_bytes:
             self._idle.clear()
             self._wakeup.set()
             self._idle.wait(0.05)
@@ -335,11 +340,15 @@ class SimNode:
     def _maintain(self, work: Maintenance) -> None:
         while not self._is_stopping:
             self._schedule.sleep(self.chance.random() * 0.5)
-            job = self.chance.choice([work.take_snapshot, work._retain])
+            job = self.chance.choice([work.take_snapshot, work._retain, self._note_watermarks])
             try:
                 _drive(job())
             except OSError:
                 continue
+
+    async def _note_watermarks(self) -> None:
+        assert self._storage is not None
+        self._storage.directory.write_watermarks(self.state.journal.checkpoint())
 
     def _tidy(self) -> None:
         assert self.mastership is not None
@@ -349,6 +358,10 @@ class SimNode:
                 self.mastership.forget_old_epochs()
             except (OSError, LeaseLost):
                 continue
+
+
+def _adopt(root: Path, old: DataDirectory, number: int) -> DataDirectory:
+    raise AssertionError("there is nothing to adopt")
 
 
 def _records_of(data: bytes) -> list[Record]:

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.node import Node
-from holdfast.broker.recovery.node_recovery import NodeRecovery
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.cluster.lease import directory as lease_directory
 from holdfast.cluster.lease.directory import LeaseBeat, LeaseDirectory
 from holdfast.cluster.lease.watch import EXPIRED, HolderWatch
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.server.disk import mastership
 from holdfast.server.disk.storage import Storage
 from holdfast.storage.files.data_directory import create
@@ -41,13 +40,21 @@ from holdfast.storage.snapshot import Snapshot
 from tests.sim.disk import SimDisk
 from tests.sim.schedule import Wrong
 from tests.support.sim_files import Process, Weather
-from tests.support.sim_node import PARTITIONS, SEGMENT_BYTES, TIMES, Seen, SimNode, simulated
+from tests.support.sim_node import (
+    CONFIG,
+    PARTITIONS,
+    SEGMENT_BYTES,
+    TIMES,
+    Seen,
+    SimNode,
+    simulated,
+)
 from tests.support.sim_schedule import Owner, ThreadSchedule
 
 CALM_S = 6.0
 """After the last fault, until somebody must have held and promised."""
 SURVIVALS = ("none", "all", "torn", "sectors")
-MANIFEST = Manifest("shared", PARTITIONS, "2026-01-01T00:00:00Z")
+MANIFEST = Manifest("shared", PARTITIONS, "2026-01-01T00:00:00Z", incarnation="first")
 
 
 class Idle(Wrong):
@@ -288,7 +295,9 @@ class World(Seen):
 
     # What must hold
 
-    def on_holding(self, node: SimNode, epoch: int, storage: Storage, state: Any) -> None:
+    def on_holding(
+        self, node: SimNode, epoch: int, storage: Storage, images: ReplicatedState
+    ) -> None:
         assert node.mastership is not None
         self.note(f"hold {node.node_id} epoch={epoch} {node.mastership.took_over_because}")
         self.takeovers += 1
@@ -310,8 +319,9 @@ class World(Seen):
                 f"holder {epoch} goes on at {journal.next_offset}, the files end at"
                 f" {fresh.next_offset}"
             )
-        retained = _retained(state)
-        if retained != _retained(found.recovered()):
+        retained = _retained(images.state)
+        images.check()
+        if sorted(images.snapshot()) != sorted(found.recovered().snapshot()):
             raise Wrong(f"holder {epoch} has another state than a fresh start")
         for topic, offset in self.retained.items():
             if topic not in retained or retained[topic][0] < offset:
@@ -464,9 +474,8 @@ class Found:
     directory: DataDirectory
     opened: OpenedJournal
 
-    def recovered(self) -> Any:
-        node = Node(NodeConfig(partitions=PARTITIONS, sys_interval_s=0), self.opened.journal)
-        recovery = NodeRecovery(node.state)
+    def recovered(self) -> ReplicatedState:
+        recovery = ReplicatedState(RecordedState(CONFIG, self.opened.journal))
         offsets = None
         snapshots = self.directory.snapshots()
         if snapshots:
@@ -477,7 +486,7 @@ class Found:
             offsets = snapshot.offsets
         for record in replay(self.opened, offsets):
             recovery.apply(record)
-        return node.state
+        return recovery
 
 
 def _new_disk() -> SimDisk:

@@ -257,7 +257,9 @@ def taken_over(writer: Writer, seal_bytes: int) -> tuple[DataDirectory, Journal]
         writer.root.link(f"journal/{name}", f"{epoch_folder(1)}/journal/{name}")
     directory = DataDirectory(files, MANIFEST, epoch)
     journal = open_journal(directory, 4000, writes=False).journal
-    journal.begin_epoch(1)
+    for partition in range(journal.partitions):
+        journal.lead(partition, 1)
+    journal.start_segment()
     return directory, journal
 
 

@@ -101,24 +101,6 @@ def test_qos2_received_before_a_crash_is_not_sent_again() -> None:
     assert acks(third) == []
 
 
-def test_a_standby_behind_its_snapshot_does_not_turn_a_session_back() -> None:
-    """It prepares the session while its log ends before the session's positions."""
-    bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0))
-    bench.settles = lambda: 10
-    subscriber = bench.connect("sub", expiry_s=1000)
-    subscriber.send(subscribe("#", 2))
-    bench.connect("pub").send(publish("t", b"once", 2, 1))
-    [packet] = subscriber.publishes()
-    subscriber.send(m.Ack(m.PUBREC, packet.packet_id), m.Ack(m.PUBCOMP, packet.packet_id))
-    bench.advance(1.0)
-    subscriber.lose()
-    # The records of the first connection do not move the cursor of the second one.
-    bench.connect("sub", clean=False, expiry_s=1000).lose()
-    bench.crash(snapshot=bench.snapshot())
-    subscriber = bench.connect("sub", clean=False, expiry_s=1000)
-    assert subscriber.payloads() == []
-
-
 def test_pubrel_waits_for_the_disk() -> None:
     bench = NodeBench(auto_commit=False)
     peer = bench.connect("c", expiry_s=1000)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.node import Node
 from holdfast.cluster.lease.claim import link_epoch
 from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
 from holdfast.cluster.lease.tenure import LeaseLost, Tenure
@@ -34,7 +33,7 @@ from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
 from holdfast.storage.snapshot import SnapshotEncoder
 from tests.sim.disk import SimDisk
 
-MANIFEST = Manifest("shared", 1, "2026-01-01T00:00:00Z")
+MANIFEST = Manifest("shared", 1, "2026-01-01T00:00:00Z", incarnation="first")
 SEGMENT_BYTES = 2000
 
 
@@ -55,6 +54,8 @@ class Holder:
         group = self.journal.close_write_group()
         assert group is not None
         self.writer.write(group)
+        self.journal.wrote(group)
+        self.journal.commit(group)
 
     def retire(self, count: int) -> None:
         """What Storage.remove_segments does."""
@@ -82,9 +83,16 @@ def folder_of(disk: SimDisk, epoch: Epoch) -> DataDirectory:
     return DataDirectory(epoch.files(disk), MANIFEST, epoch)
 
 
+def begin_epoch(journal: Journal, number: int) -> None:
+    """What the holder of an epoch does, as the only node of its cluster."""
+    journal.is_alone = True
+    journal.lead(0, number)
+    journal.start_segment()
+
+
 def first_holder(disk: SimDisk) -> Holder:
-    journal = Journal(1, SEGMENT_BYTES)
-    journal.begin_epoch(1)
+    journal = Journal(1, SEGMENT_BYTES, replicated=True)
+    begin_epoch(journal, 1)
     folder = link_epoch(disk, MANIFEST, Epoch(0), 1)
     write_epoch(disk, Epoch(1))
     return Holder(folder, journal)
@@ -102,7 +110,7 @@ def take_over(disk: SimDisk, number: int) -> Holder:
     opened = open_journal(folder, SEGMENT_BYTES, writes=False)
     last = opened.journal.segments[-1]
     folder.sealed[last.sequence] = last.size_bytes
-    opened.journal.begin_epoch(number)
+    begin_epoch(opened.journal, number)
     return Holder(folder, opened.journal)
 
 
@@ -227,10 +235,7 @@ def test_claims_on_a_full_disk_leave_nothing(disk: SimDisk) -> None:
 
 
 def standby_on(disk: SimDisk) -> Standby:
-    def new_node(journal: Journal) -> Node:
-        return Node(NodeConfig(partitions=1), journal)
-
-    return Standby(disk, Path("/simulated"), MANIFEST, SEGMENT_BYTES, new_node)
+    return Standby(disk, Path("/simulated"), SEGMENT_BYTES, NodeConfig(partitions=1))
 
 
 def test_a_takeover_right_after_retention(disk: SimDisk) -> None:

@@ -111,7 +111,7 @@ class NodeState(RecordedState):
         self.memory = config.memory_durability
         self.cluster: ClusterPort = SingleNode(self)
         # Further values under $SYS/broker/, by name.
-        self.sys_values: Callable[[], dict[str, str]] | None = None
+        self.sys_values: list[Callable[[], dict[str, str]]] = []
         self.started_us = 0
 
         self.connections = 0

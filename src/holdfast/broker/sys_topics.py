@@ -57,12 +57,8 @@ class SysTopics:
             "producers/evicted": str(stats.producer_evicted),
             "store/messages/count": str(sum(state.journal.high_watermark)),
         }
-        if state.journal.epoch:
-            # On a shared directory only the holder of the lease gets here.
-            values["lease/holder"] = state.config.node_id
-            values["lease/epoch"] = str(state.journal.epoch)
-        if state.sys_values is not None:
-            values.update(state.sys_values())
+        for further in state.sys_values:
+            values.update(further())
         for name, rate in self._loads.items():
             values[f"load/{name}"] = f"{rate:.2f}"
         return values

@@ -16,13 +16,6 @@ def cluster_problems(config: Config) -> Iterator[Problem]:
     yield from _number_problems(cluster)
     yield from _certificate_problems(cluster)
     yield from _port_problems(cluster)
-    path = config.security.dynamic_security_file
-    if path and config.node.standby:
-        yield (
-            "security.dynamic_security_file",
-            f" = {shown(path)}: not for nodes that share a directory, because a change would reach"
-            " one node only: use password_file and acl_file, and reload the nodes",
-        )
     if not cluster.peer_bind:
         for name in ("join", "witness", "peer_advertise"):
             value = getattr(cluster, name)

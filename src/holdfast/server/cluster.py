@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -80,6 +80,17 @@ SAVE_AGAIN_S: Final = 1.0
 """The pause in seconds after a snapshot or manifest that could not be written."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """The shared directory whose lease this process holds."""
+
+    storage: Storage
+    images: ReplicatedState
+    """The state after the last record of the journal."""
+    confirm: Callable[[], None]
+    """See `JournalWriter`."""
+
+
 class ClusterMembership:
     """The process of a cluster node: the `ProcessPort` of its turns.
 
@@ -93,8 +104,10 @@ class ClusterMembership:
         password_file: PasswordFile | None,
         on_failed: Callable[[BaseException], None],
         start_anew: Callable[[], None],
+        held: Held | None = None,
     ) -> None:
-        """`start_anew`: called to restart the process."""
+        """`start_anew`: called to restart the process. `held`: of a node that shares its
+        directory."""
         self.config = config
         self._loop = asyncio.get_running_loop()
         self._start_anew = start_anew
@@ -107,15 +120,9 @@ class ClusterMembership:
         self.auth = _load_auth(config)
         root = Path(config.node.data)
         self._aside = AsideDirectory(root)
-        _begin_anew_if_decided(root)
-        storage = Storage.open(
-            root,
-            config.node.id,
-            config.cluster.partitions,
-            config.log.segment_bytes,
-            secrets.token_hex(8),
-        )
+        storage = _open_storage(config, root) if held is None else held.storage
         self.storage = storage
+        self._held = held
         self.presence = _presence(config, storage)
         node = new_node(storage.journal)
         # A cluster commits what the files of its nodes have, never what is in this process alone.
@@ -124,7 +131,7 @@ class ClusterMembership:
         is_durable = config.log.durability == "fsync" or self.is_witness
         self._mark = _open_mark(storage, durable=is_durable)
         found: list[Damage] = []
-        images = _recovered(storage, node, found)
+        images = _recovered(storage, node, found) if held is None else held.images
         raft_files = _open_raft(storage)
         self.cluster_node = self._new_cluster_node(node, images, raft_files)
         _load_uncommitted(self.cluster_node, storage)
@@ -141,6 +148,7 @@ class ClusterMembership:
             new_links=partial(self._new_links, self.auth),
             process=self,
             replacement=Replacement(config.node.id, node.state, self._aside.path),
+            confirm=None if held is None else held.confirm,
         )
         self.links = self.broker.links
         self.peers = PeerCheck(self.broker.cluster)
@@ -242,7 +250,7 @@ class ClusterMembership:
 
     async def start(self) -> None:
         """Listen for other nodes and dial them. Raises `OSError` if the address cannot be used."""
-        if self.config.cluster.peer_bind:
+        if self.config.cluster.peer_bind or self._held is not None:
             self.broker.agreement = MetadataAgreement(self.cluster_node, self.operations.propose)
         reason = older_copy.reason_apart(self.storage.directory.files)
         if reason:
@@ -457,6 +465,18 @@ def _load_auth(config: Config) -> PeerAuth:
         return PeerAuth.load(config.cluster)
     except (ValueError, OSError) as error:
         raise StorageError(str(error)) from error
+
+
+def _open_storage(config: Config, root: Path) -> Storage:
+    """Open the directory of a node that serves it alone."""
+    _begin_anew_if_decided(root)
+    return Storage.open(
+        root,
+        config.node.id,
+        config.cluster.partitions,
+        config.log.segment_bytes,
+        secrets.token_hex(8),
+    )
 
 
 def _open_raft(storage: Storage) -> RaftFiles:

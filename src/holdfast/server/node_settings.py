@@ -30,17 +30,19 @@ cluster of one node. It is for tests, until every broker does."""
 
 
 def is_cluster_of_one(config: Config) -> bool:
-    """Whether the broker serves as a cluster of one node, which no other can reach: a member of a
-    federation, or one on the directory of a node. Raises `DataDirectoryError`."""
+    """Whether the broker serves as a cluster of one node, which no other can reach: nodes that
+    share a directory, a member of a federation, or one on the directory of a node. Raises
+    `DataDirectoryError`."""
     root = Path(config.node.data)
-    return not (config.cluster.peer_bind or config.node.standby) and (
-        bool(os.environ.get(ONE) or config.federation)
+    return not config.cluster.peer_bind and (
+        bool(config.node.standby or os.environ.get(ONE) or config.federation)
         or ((root / MANIFEST).exists() and open_to_read(root).manifest.is_replica)
     )
 
 
-def of_one(config: Config) -> Config:
-    """The same configuration, with the settings of such a cluster."""
+def of_one(config: Config, node_id: str = "") -> Config:
+    """The same configuration, with the settings of such a cluster. `node_id`: the id of the node if
+    it is not that of this process."""
     cluster = replace(
         config.cluster,
         wait_for_init=False,
@@ -50,7 +52,7 @@ def of_one(config: Config) -> Config:
         # Only a node that was removed may still be a peer of Raft here, and none can connect.
         start_alone_after_s=0.0,
     )
-    return replace(config, cluster=cluster)
+    return replace(config, cluster=cluster, node=replace(config.node, id=node_id or config.node.id))
 
 
 def journal_waits(config: Config) -> JournalWaits:

@@ -229,7 +229,9 @@ def _text(error: Exception) -> str:
 def apply_limits(state: NodeState, config: NodeConfig) -> None:
     """Make the node use other limits, from its next use of each on."""
     for each in fields(NodeConfig):
-        setattr(state.config, each.name, getattr(config, each.name))
+        # The node of a shared directory has another id than this process.
+        if each.name != "node_id":
+            setattr(state.config, each.name, getattr(config, each.name))
     state.pending_connects.bytes_max = config.pending_connect_bytes
     state.pending_connects.per_address_max = config.pending_connects_per_address
     state.producers.positions_max = config.producers_max

@@ -16,14 +16,15 @@ from holdfast.api.readiness import Readiness, wait_until_spared
 from holdfast.broker import federation_session as federating
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.tenure import LeaseLost
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.explain import Setting
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Config
 from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.access.access_file import AccessError
 from holdfast.security.http.server import reserve as reserve_admin
-from holdfast.server.cluster import ClusterMembership
-from holdfast.server.conversion.adoption import adopt
+from holdfast.server.cluster import ClusterMembership, Held
+from holdfast.server.conversion.adoption import adopt, adopt_epoch
 from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
@@ -183,10 +184,16 @@ class Server:
     def _new_node(self, journal: Journal) -> Node:
         return new_node(self.config, self._security, journal)
 
-    async def _join_cluster(self, config: Config) -> ClusterMembership:
+    async def _join_cluster(self, config: Config, held: Held | None = None) -> ClusterMembership:
+        security = self._security
         try:
             clustering = ClusterMembership(
-                config, self._new_node, self._security.passwords, self.fail, self.start_anew
+                config,
+                partial(new_node, config, security),
+                security.passwords,
+                self.fail,
+                self.start_anew,
+                held,
             )
             self._clustering = clustering
             self.cluster = clustering.operations
@@ -199,11 +206,13 @@ class Server:
             raise StartError(str(error)) from error
         return clustering
 
-    async def _serve_as_one(self) -> None:
+    async def _serve_as_one(self, held: Held | None = None) -> None:
         """Serve as a cluster of one node, which waits for no other. Raises `StorageError`."""
-        config, node = of_one(self.config), self.config.node
-        await asyncio.to_thread(adopt, Path(node.data), node.id, config.cluster.partitions)
-        clustering = await self._join_cluster(config)
+        sharing, node = self.sharing, self.config.node
+        config = of_one(self.config, "" if sharing is None else sharing.directory_id)
+        if held is None:
+            await asyncio.to_thread(adopt, Path(node.data), node.id, config.cluster.partitions)
+        clustering = await self._join_cluster(config, held)
         ready = asyncio.ensure_future(clustering.wait_until_ready())
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +220,10 @@ class Server:
         stopped.cancel()
         if not self._stop.is_set():
             await self._open(clustering.broker, clustering.storage)
-        await self._start_admin()
+        if sharing is None:
+            await self._start_admin()
+        else:
+            sharing.serving()
         if not self._stop.is_set():
             self._log_ready()
 
@@ -232,7 +244,7 @@ class Server:
         try:
             sharing = SharedDirectory(
                 self.config,
-                new_node=self._new_node,
+                adopt=adopt_epoch,
                 on_holding=self._hold,
                 on_failed=self.fail,
                 on_handover=self.hand_over,
@@ -243,22 +255,20 @@ class Server:
         logger.info("standing_by node=%s data=%s", self.config.node.id, self.config.node.data)
         return sharing
 
-    def _hold(self, node: Node, storage: Storage) -> None:
+    def _hold(self, images: ReplicatedState, storage: Storage) -> None:
         """Begin to serve as holder of the lease."""
+        assert self.sharing is not None
         self.storage = storage
-        self._serving = watched(self._serve_held(node, storage))
+        self._serving = watched(self._serve_held(Held(storage, images, self.sharing.confirm)))
 
-    async def _serve_held(self, node: Node, storage: Storage) -> None:
+    async def _serve_held(self, held: Held) -> None:
         try:
-            await self._serve(node, storage)
-        except StartError as error:
+            await self._serve_as_one(held)
+        except (StartError, StorageError) as error:
             self.fail(error)
-            return
-        self._log_ready()
 
     async def _serve(self, node: Node, storage: Storage) -> None:
         """Serve with a recovered node. Raises `StartError` if a port cannot be used."""
-        sharing = self.sharing
         broker = Broker(
             node,
             asyncio.get_running_loop(),
@@ -266,11 +276,8 @@ class Server:
             self._security.passwords,
             journal_waits(self.config),
             self.fail,
-            sharing.confirm if sharing is not None else None,
         )
         await self._open(broker, storage)
-        if sharing is not None:
-            sharing.serving()
 
     async def _open(self, broker: Broker, storage: Storage) -> None:
         """Open the listeners and start maintenance. Raises `StartError`."""
@@ -288,6 +295,8 @@ class Server:
         except OSError as error:
             raise StartError(f"cannot listen: {error}") from error
         self.broker = broker
+        if self.sharing is not None:
+            broker.node.state.sys_values.append(self.sharing.sys_values)
         self.audit.serve(broker)
         broker.touch()
         self.maintenance.start()
@@ -304,7 +313,7 @@ class Server:
         data, manifest = Path(config.node.data), storage.directory.manifest
         federation = BrokerFederation(config.federation, broker, data, manifest)
         self.federation = federation
-        broker.node.state.sys_values = federation.sys_values
+        broker.node.state.sys_values.append(federation.sys_values)
         if self.sharing is not None:
             federation.start_soon()
             return
@@ -462,46 +471,41 @@ class Server:
         for task in (self._watching, self._reload_task, self._departing):
             if task is not None:
                 task.cancel()
-        sharing, broker = self.sharing, self.broker
-        reference = "" if sharing is None else await sharing.others()
-        if self._clustering is not None:
-            await self._leave_cluster(self._clustering)
-            return
-        if self._serving is not None:
+        sharing = self.sharing
+        others = "" if sharing is None else await sharing.others()
+        if sharing is not None and self._serving is not None:
             await self._serving
+        if self._clustering is not None:
+            await self._leave_cluster(self._clustering, others)
+            return
         for listener in self.listeners:
             listener.close()
         if self.federation is not None:
             await self.federation.stop()
+        broker = self.broker
         if broker is not None:
             logger.info("shutting_down")
             if self.maintenance is not None:
                 await self.maintenance.stop()
             broker.touch()
-            if reference:
-                # Received packets are acknowledged first, so that clients do not send them again.
-                await self._within_shutdown(broker.settle())
-            broker.node.shut_down(reference)
+            broker.node.shut_down("")
             broker.turn()
-            if not reference:
-                await broker.wait_for_disconnects(SHUTDOWN_S)
+            await broker.wait_for_disconnects(SHUTDOWN_S)
             is_drained = await self._within_shutdown(broker.drain_journal())
-            if self.maintenance is not None and not reference and is_drained:
+            if self.maintenance is not None and is_drained:
                 await self.maintenance.take_snapshot()
             broker.close()
-        # Released last: after that, no thread of this process may write to the directory.
         if sharing is not None:
             await sharing.stop()
-        if broker is not None and reference:
-            await broker.wait_for_disconnects(SHUTDOWN_S)
         if self.admin is not None:
             await self.admin.stop()
         if self.storage is not None:
             self.storage.close()
         logger.info("stopped")
 
-    async def _leave_cluster(self, cluster: ClusterMembership) -> None:
-        """Hand over the leaderships, then tell the clients which nodes to use."""
+    async def _leave_cluster(self, cluster: ClusterMembership, others: str) -> None:
+        """Hand over the leaderships, then tell the clients which nodes to use. `others`: the nodes
+        that may take the shared directory over, ""."""
         logger.info("shutting_down")
         if self._serving is not None:
             self._serving.cancel()
@@ -509,19 +513,29 @@ class Server:
             listener.close()
         if self.federation is not None:
             await self.federation.stop()
-        broker = cluster.broker
-        reference = await cluster.leave()
+        sharing, broker = self.sharing, cluster.broker
+        broker.touch()
+        if others:
+            # Received packets are acknowledged first, so that clients do not send them again.
+            await self._within_shutdown(broker.settle())
+        reference = others or await cluster.leave()
         broker.touch()
         broker.node.shut_down(reference)
         broker.turn()
-        await broker.wait_for_disconnects(SHUTDOWN_S)
+        if not others:
+            await broker.wait_for_disconnects(SHUTDOWN_S)
         is_drained = await self._within_shutdown(broker.drain_journal())
         if self.maintenance is not None:
             await self.maintenance.stop()
-            if is_drained:
+            if is_drained and not others:
                 await self.maintenance.take_snapshot()
         await cluster.stop()
         broker.close()
+        # Released last: after that, no thread of this process may write to the directory.
+        if sharing is not None:
+            await sharing.stop()
+        if others:
+            await broker.wait_for_disconnects(SHUTDOWN_S)
         if self.admin is not None:
             await self.admin.stop()
         cluster.storage.close()

@@ -3,25 +3,27 @@
 import asyncio
 import gc
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast.broker.node import Node
 from holdfast.cluster.lease.directory import HolderInfo
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.cluster.lease.watch import LeaseTimes
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config
 from holdfast.server.addresses import admin_address, client_addresses
 from holdfast.server.disk.filesystem_type import NETWORK, file_system_type, objection
-from holdfast.server.disk.mastership import OLD_EPOCHS_KEPT_S, Mastership, clock
+from holdfast.server.disk.mastership import OLD_EPOCHS_KEPT_S, Adopt, Mastership, clock
+from holdfast.server.disk.standby import Standby
 from holdfast.server.disk.storage import Storage, StorageError, now_text
 from holdfast.server.event_loop.failures import watched
+from holdfast.server.node_settings import node_config, of_one
 from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open_shared
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import Manifest
-from holdfast.storage.journal.journal import Journal
 
 logger = logging.getLogger("holdfast")
 
@@ -43,8 +45,8 @@ class SharedDirectory:
         self,
         config: Config,
         *,
-        new_node: Callable[[Journal], Node],
-        on_holding: Callable[[Node, Storage], None],
+        adopt: Adopt,
+        on_holding: Callable[[ReplicatedState, Storage], None],
         on_failed: Callable[[BaseException], None],
         on_handover: Callable[[], None],
     ) -> None:
@@ -73,16 +75,21 @@ class SharedDirectory:
         self._heartbeat: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
         self.node_id = config.node.id
+        """The name of this process among those that share the directory."""
+        self.directory_id = manifest.node_id
+        """The id of the node whose directory it is, in the log, the metadata and the Raft log.
+        The processes are its lives, so it keeps its id, incarnation and votes at a takeover."""
+        files = OsFileSystem(path)
+        limits = node_config(of_one(config, manifest.node_id))
         self.mastership = Mastership(
-            OsFileSystem(path),
+            files,
             path,
-            manifest,
-            config.log.segment_bytes,
+            Standby(files, path, config.log.segment_bytes, limits),
             HolderInfo(config.node.id, client_addresses(config), admin_address(config)),
             times,
             file_system=kind,
             kills_stale_holder=config.lease.kill_stale_holder,
-            new_node=new_node,
+            adopt=adopt,
             call_soon=self._loop.call_soon_threadsafe,
             on_holding=on_holding,
             on_failed=on_failed,
@@ -108,6 +115,10 @@ class SharedDirectory:
         renewal = self.mastership.renewal
         assert renewal is not None
         renewal.confirm()
+
+    def sys_values(self) -> dict[str, str]:
+        """Return the values of $SYS. Only the holder of the lease publishes them."""
+        return {"lease/holder": self.node_id, "lease/epoch": str(self.mastership.epoch)}
 
     def role(self) -> str:
         return "holder" if self.mastership.is_holder else "standby"
@@ -162,7 +173,13 @@ class SharedDirectory:
 def _open(path: Path, config: Config) -> Manifest:
     for attempt in range(OPEN_ATTEMPTS):
         try:
-            return create_or_open_shared(path, config.node.id, config.log.partitions, now_text())
+            return create_or_open_shared(
+                path,
+                config.node.id,
+                config.log.partitions,
+                now_text(),
+                secrets.token_hex(8),
+            )
         except DataDirectoryError as error:
             if not error.in_use or attempt == OPEN_ATTEMPTS - 1:
                 raise StorageError(str(error)) from error

@@ -19,7 +19,11 @@ class OwnNode:
 
     @property
     def node_id(self) -> str:
-        return self.server.config.node.id
+        """The id of the node. The nodes of a shared directory serve as one, with another id."""
+        server = self.server
+        if server.broker is None:
+            return server.config.node.id
+        return server.broker.node.state.config.node_id
 
     @property
     def broker(self) -> Broker:

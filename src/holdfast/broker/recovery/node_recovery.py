@@ -6,7 +6,6 @@ from msgspec import UNSET
 
 from holdfast.broker.connections.close import drop_session, end_session
 from holdfast.broker.delivery.subscriptions import add_subscription, remove_subscription
-from holdfast.broker.publish.delayed_timer import arm_delayed
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.session_records import SessionEntry
@@ -18,22 +17,11 @@ from holdfast.broker.state import NodeState
 
 class NodeRecovery(Recovery):
     """The rebuilding of a `NodeState`: it applies snapshot entries and records to an empty one,
-    then finishes it.
-
-    A standby applies for days before it finishes, and then has little time. So `precompute` does in
-    advance, session by session, the work of `finish`. A record that touches such a session undoes
-    that.
-    """
+    then finishes it."""
 
     def __init__(self, state: NodeState) -> None:
         super().__init__(state)
         self._node = state
-        # Precomputed sessions that have expired since; `finish` logs their end.
-        self.expired: dict[Session, None] = {}
-
-    def _touch(self, session: Session) -> None:
-        self.expired.pop(session, None)
-        super()._touch(session)
 
     def _add_subscription(self, subscription: Subscription) -> None:
         add_subscription(self._node, subscription)
@@ -60,30 +48,11 @@ class NodeRecovery(Recovery):
             session.maybe_sent = list(self.state.delivered)
         return session
 
-    def precompute(self, sessions_max: int) -> None:
-        """Do some of the work of `finish` in advance. The state's clock is set.
-
-        A session of a newer snapshot may be ahead of the log that this standby has read. Its
-        positions must stay: cut off at today's end, the session would receive the messages of the
-        records between once more after a takeover, also those of QoS 2.
-        """
-        ahead = []
-        for _ in range(min(sessions_max, len(self.touched))):
-            session, _ = self.touched.popitem()
-            positions = session.positions
-            if positions is not None and positions != _clamped(self.state, positions):
-                ahead.append(session)
-                continue
-            self._complete_session(session)
-            if session not in self.open and not self._rearm(session):
-                self.expired[session] = None
-        self.touched.update(dict.fromkeys(ahead))
-
     def finish(self) -> None:
         """Finish the state after the last record. Earlier connections are closed, so their wills
         and expiries run from now."""
         state = self._node
-        expired = list(self.expired)
+        expired = []
         for session in self.touched:
             self._complete_session(session)
             if session not in self.open and not self._rearm(session):
@@ -113,9 +82,6 @@ class NodeRecovery(Recovery):
                 _note_inflight(group, group.positions)
         self.group_positions = {}
         self.group_assigned = {}
-        # A standby followed with the clock of another time.
-        state.delayed.armed_at = 0.0
-        arm_delayed(state)
 
     def _complete_session(self, session: Session) -> None:
         state = self.state

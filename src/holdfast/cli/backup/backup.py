@@ -266,8 +266,8 @@ def _copy(directory: DataDirectory, copied: Copied) -> None:
     for folder in FOLDERS:
         (copied.target / epoch / folder).mkdir(parents=True, exist_ok=True)
     names = list(_names(copied.source))
-    if WATERMARKS in names:
-        copied.copy(WATERMARKS)
+    if f"{below}{WATERMARKS}" in names:
+        copied.copy(f"{below}{WATERMARKS}")
     for sequence in directory.snapshots():
         copied.link(f"{below}{SNAPSHOTS}/{sequence:020d}.snap")
     sequences = directory.segments()
@@ -282,8 +282,8 @@ def _copy(directory: DataDirectory, copied: Copied) -> None:
     if (copied.source / f"{below}{START}").exists():
         copied.copy(f"{below}{START}")
     for name in RAFT:
-        if (copied.source / name).exists():
-            copied.copy(name)
+        if (copied.source / f"{below}{name}").exists():
+            copied.copy(f"{below}{name}")
     for name in names:
         _copy_other(name, epoch, directory.epoch.number, copied)
     _check(directory, copied)
@@ -291,7 +291,7 @@ def _copy(directory: DataDirectory, copied: Copied) -> None:
 
 def _copy_other(name: str, epoch: str, number: int, copied: Copied) -> None:
     """Copy a file without an order. In a shared directory only the newest epoch counts."""
-    if name in (WATERMARKS, *RAFT) or name.startswith(f"{LEASE}/nodes/"):
+    if name.startswith(f"{LEASE}/nodes/"):
         return
     if epoch and name.startswith(f"{EPOCHS}/") and not name.startswith(f"{epoch}/"):
         return
@@ -299,6 +299,8 @@ def _copy_other(name: str, epoch: str, number: int, copied: Copied) -> None:
     if claimed is not None and int(claimed[1]) != number:
         return
     inside = name.removeprefix(f"{epoch}/") if epoch else name
+    if inside in (WATERMARKS, *RAFT):
+        return
     folder = inside.partition("/")[0]
     if folder in (JOURNAL, SNAPSHOTS):
         return

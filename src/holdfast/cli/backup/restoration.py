@@ -28,7 +28,6 @@ from holdfast.server.conversion.raft_metadata import read_metadata
 from holdfast.server.disk.raft_files import FOLDER as RAFT
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import FORMER_MAX, GENERATION_BITS, DataDirectory, segment_name
 from holdfast.storage.journal.epoch_folders import FOLDERS
 from holdfast.storage.journal.recovery import open_journal
@@ -80,10 +79,10 @@ def _fill(manifest: BackupManifest, copied: Copied, until_us: int | None) -> lis
     if segments:
         own_file(root / directory.epoch.folder / segment_name(segments[-1]))
     lines = [] if until_us is None else [cut_at(root, until_us)]
-    if (root / RAFT).exists():
+    if directory.files.list(RAFT):
         member = peer_id(directory.manifest.node_id, directory.manifest.incarnation)
         try:
-            RaftFiles(OsFileSystem(root), member, is_new=False).close()
+            RaftFiles(directory.files, member, is_new=False).close()
         except DamagedRaft as error:
             raise BackupError(f"{copied.source}: {error}") from None
     _begin_generation(root, directory)
@@ -116,7 +115,7 @@ def _begin_generation(root: Path, directory: DataDirectory) -> None:
     manifest = directory.manifest
     number = secrets.randbits(GENERATION_BITS) or 1
     if manifest.is_replica:
-        metadata = read_metadata(root, manifest)
+        metadata = read_metadata(root / directory.epoch.folder, manifest)
         if metadata is None or tuple(metadata.nodes) != (manifest.node_id,):
             directory.write_manifest(replace(manifest, restored=number))
             return

@@ -2,7 +2,7 @@
 
 1. create <epoch>.claim exclusively: of several claimants one gets the number;
 2. announce the epoch: from here on the old holder, wherever it is, promises nothing more;
-3. link the old epoch's snapshots, then its segments, into the new folder;
+3. link the old epoch's snapshots, then its segments, into the new folder, and copy the rest;
 4. read the old journal to its end: it contains everything promised before step 2;
 5. make that end durable, and epoch.json with it (the seal): from here on the new epoch counts;
 6. read `epochs` again: if a newer epoch is there, the takeover was in vain.
@@ -22,11 +22,17 @@ from holdfast.storage.files.layout import (
     JOURNAL,
     QUARANTINE,
     SNAPSHOTS,
-    START,
     DataDirectory,
     Manifest,
 )
-from holdfast.storage.journal.epoch_folders import EPOCHS, Epoch, epoch_folder, write_epoch
+from holdfast.storage.journal.epoch_folders import (
+    COPIED,
+    EPOCHS,
+    RAFT,
+    Epoch,
+    epoch_folder,
+    write_epoch,
+)
 
 LINK_ATTEMPTS: Final = 100
 """The most attempts at linking; one fails if the old holder removes a file meanwhile."""
@@ -67,6 +73,7 @@ def require_newest(directory: LeaseDirectory, epoch: int) -> None:
 def link_epoch(root: FileSystem, manifest: Manifest, old: Epoch, number: int) -> DataDirectory:
     """Carry out step 3: fill the new epoch's folder with every file that the old one has now.
 
+    The copies have everything that the old holder promised, because the claim came before.
     Snapshots come before segments. So a snapshot that is linked is covered by the journal that is
     read later. Raises `OSError` if the files keep changing.
     """
@@ -103,16 +110,17 @@ def _link_all(root: FileSystem, old: Epoch, number: int) -> None:
             if name not in present:
                 _link(source, root, f"{folder}/{name}", old, number)
     # START comes after the segments, so it covers every removal before they were linked.
-    start_name = START.rpartition("/")[2]
-    if start_name in source.list(JOURNAL, must_exist=True):
-        start = read_file(source, START)
-        if start_name in target.list(JOURNAL, must_exist=True):
-            target.remove(START)
-        file = target.open_write(START, create=True)
-        file.write(0, [start])
-        file.sync()
-        file.close()
-    for folder in (SNAPSHOTS, JOURNAL, QUARANTINE, ""):
+    for name in COPIED:
+        folder, _, own = name.rpartition("/")
+        if own in source.list(folder):
+            target.make_folder(folder)
+            if own in target.list(folder):
+                target.remove(name)
+            file = target.open_write(name, create=True)
+            file.write(0, [read_file(source, name)])
+            file.sync()
+            file.close()
+    for folder in (SNAPSHOTS, JOURNAL, QUARANTINE, *({RAFT} & {*target.list("")}), ""):
         target.sync_folder(folder)
 
 

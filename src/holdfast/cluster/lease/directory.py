@@ -6,6 +6,7 @@
     <epoch>.beat      16 bytes: a counter that grows while the holder lives, and RELEASED or 0
     handover          JSON: an operator's wish that the holder of an epoch hands over
     nodes/<id>.json   each node that runs, its role and addresses; locked as long as it lives
+    nodes/<id>.one    written by a process that serves as a cluster of one: its number and start
 
 An epoch is *claimed* once its page is in `epochs`. That fences every older holder, because a holder
 reads `epochs` after each write and before each promise. The epoch *counts* once
@@ -176,12 +177,26 @@ class LeaseDirectory:
         """Publish the description of a running node."""
         self._write_json(f"{NODES}/{info.node_id}.json", asdict(info))
 
+    def mark_form(self, info: HolderInfo) -> None:
+        """Announce that the node serves as a cluster of one."""
+        replace_file(self.root, f"{NODES}/{info.node_id}.one", [_form(info)])
+
+    def nodes_without_form(self) -> list[str]:
+        """The running nodes that serve a directory only as a single broker, as version 0.1 does. A
+        mark of an earlier process does not count."""
+        present = self.root.list(NODES)
+        return [
+            info.node_id
+            for info in self.nodes()
+            if f"{info.node_id}.one" not in present
+            or read_file(self.root, f"{NODES}/{info.node_id}.one") != _form(info)
+        ]
+
     def remove_node(self, node_id: str) -> None:
         """Remove the description of a node that stops."""
-        try:
-            self.root.remove(f"{NODES}/{node_id}.json")
-        except FileNotFoundError:
-            return
+        for ending in ("json", "one"):
+            with suppress(FileNotFoundError):
+                self.root.remove(f"{NODES}/{node_id}.{ending}")
 
     def nodes(self) -> list[HolderInfo]:
         """The nodes that run."""
@@ -232,6 +247,10 @@ class LeaseDirectory:
 def write_beat(file: WriteFile, counter: int, flags: int) -> None:
     """Renew the lease: write the counter and the flags."""
     file.write(0, [_BEAT.pack(counter, flags)])
+
+
+def _form(info: HolderInfo) -> bytes:
+    return f"{info.machine} {info.pid} {info.process_start}".encode()
 
 
 def claim_name(epoch: int) -> str:

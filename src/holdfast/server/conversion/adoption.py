@@ -11,6 +11,9 @@ or is completed from DIR/adopted. The old content is only moved: it stays in DIR
 | move the old manifest to DIR/before-adoption | completes; other programs find no manifest |
 | move each file and folder out of the way, and the new one into its place | completes: a name in DIR/adopted shows that the one in DIR is the old one |
 | move the new manifest, remove DIR/adopted | finds the new content |
+
+A directory that nodes share is adopted by the node that takes the lease, into the folder of its
+epoch (`adopt_epoch`). The old content counts until that epoch does.
 """  # noqa: E501
 
 import logging
@@ -29,7 +32,7 @@ from holdfast.storage.files.data_directory import (
 )
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.files.layout import BEFORE_ADOPTION, LOCK, MANIFEST, QUARANTINE, DataDirectory
-from holdfast.storage.journal.epoch_folders import LEASE
+from holdfast.storage.journal.epoch_folders import LEASE, Epoch, epoch_folder
 
 logger = logging.getLogger("holdfast")
 
@@ -79,8 +82,39 @@ def _fill(root: Path, directory: DataDirectory) -> None:
         raise ConversionError(f"{former} is not empty: move it away, so that it is not overwritten")
     if partial.exists():
         shutil.rmtree(partial)
+    source = _source(root, directory)
+    partial.mkdir(mode=0o750)
+    try:
+        _convert(source, partial)
+        partial.rename(root / COMPLETE)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    OsFileSystem(root).sync_folder("")
+
+
+def adopt_epoch(root: Path, old: DataDirectory, number: int) -> DataDirectory:
+    """Make the content of a new epoch of a shared directory from `old`, which is that of a single
+    broker, and return it. Until the epoch counts, the next claimant begins again.
+
+    Raises `StorageError`, and `OSError`. Blocks while the log is written again.
+    """
+    path = root / epoch_folder(number)
+    path.mkdir(mode=0o750, parents=True)
+    try:
+        _convert(_source(root, old), path)
+        made = open_to_read(path)
+    except (ConversionError, DataDirectoryError) as error:
+        raise StorageError(str(error)) from error
+    files = Epoch(number).files(OsFileSystem(root))
+    files.sync_folder("")
+    return DataDirectory(files, made.manifest, Epoch(number))
+
+
+def _source(root: Path, directory: DataDirectory) -> Source:
+    """The old content, for which there is room once more."""
     logger.info("adopting directory=%s text='its log is written again'", root)
-    source = Source(root, directory, is_strict=False)
+    source = Source(root / directory.epoch.folder, directory, is_strict=False)
     if source.recovery.damaged:
         logger.warning("records_not_understood count=%d", source.recovery.damaged)
     free_bytes = OsFileSystem(root).free_bytes()
@@ -89,14 +123,14 @@ def _fill(root: Path, directory: DataDirectory) -> None:
             f"{root} has {free_bytes} bytes free, and its adoption needs about {source.size_bytes},"
             " because the old content stays: make room, or use `holdfast convert` with another disk"
         )
-    partial.mkdir(mode=0o750)
-    try:
-        fill(source, partial, ClusterPlan(replication_factor=1, min_insync=1))
-        partial.rename(root / COMPLETE)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    OsFileSystem(root).sync_folder("")
+    return source
+
+
+def _convert(source: Source, path: Path) -> None:
+    fill(source, path, ClusterPlan(replication_factor=1, min_insync=1))
+    if source.lost:
+        text = "damage has taken them from the log, and void ones are in their place"
+        logger.error("records_lost count=%d text=%r", source.lost, text)
 
 
 def _exchange(root: Path) -> None:

@@ -18,36 +18,49 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from holdfast.broker.node import Node
 from holdfast.cluster.lease.claim import Claim, claim, link_epoch, seal
 from holdfast.cluster.lease.directory import RELEASED as RELEASED_FLAG
 from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory, write_beat
 from holdfast.cluster.lease.tenure import LeaseLost, Tenure
 from holdfast.cluster.lease.watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.server.disk.filesystem_type import NETWORK
 from holdfast.server.disk.process_identity import kill_if_same, machine_identity, process_start
 from holdfast.server.disk.standby import Standby
-from holdfast.server.disk.storage import Storage
+from holdfast.server.disk.storage import Storage, StorageError
+from holdfast.storage.files.data_directory import DataDirectoryError, open_epoch, read_manifest
 from holdfast.storage.files.filesystem import FileSystem, Lock, WriteFile
-from holdfast.storage.files.layout import Manifest
+from holdfast.storage.files.layout import (
+    BEFORE_ADOPTION,
+    FORMAT_SHARED,
+    JOURNAL,
+    MANIFEST,
+    DataDirectory,
+    Manifest,
+)
 from holdfast.storage.journal.epoch_folders import (
+    EPOCH_FILE,
     NEVER_SHARED,
     CorruptEpoch,
+    Epoch,
     epoch_folders,
+    keep_epoch,
     newest_epoch,
     remove_epoch,
 )
-from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.tailing import FollowError
 
 logger = logging.getLogger("holdfast")
 
 CallSoon = Callable[..., object]
 """The function `loop.call_soon_threadsafe`."""
+Adopt = Callable[[Path, DataDirectory, int], DataDirectory]
 CLAIM_PAUSE_S: Final = 0.2
 """The pause in seconds after a failed takeover."""
 TAKEOVER_TIMEOUT_S: Final = 120.0
 """The longest takeover in seconds. After it the beats end, so that another node may try."""
+ADOPTION_TIMEOUT_S: Final = 3600.0
+"""The longest takeover in seconds that writes the log of a single broker again."""
 OLD_EPOCHS_KEPT_S: Final = 60.0
 """The time in seconds that readers may still use the folder of the epoch before."""
 EXIT_TIMEOUT_S: Final = 10.0
@@ -95,6 +108,10 @@ class Renewal:
     def loop_is_alive(self) -> None:
         """Extend the beats every `heartbeat_s`: a node whose loop hangs must lose its lease."""
         self._alive_until = clock() + self._times.timeout_s / 2
+
+    def allow(self, duration_s: float) -> None:
+        """Let a takeover last as long, before others may try."""
+        self._alive_until = clock() + duration_s
 
     def confirm(self) -> None:
         """Wait, in the journal's thread, until promises are allowed. Raises `LeaseLost`."""
@@ -161,30 +178,31 @@ class Mastership:
         self,
         root: FileSystem,
         path: Path,
-        manifest: Manifest,
-        segment_bytes: int,
+        standby: Standby,
         info: HolderInfo,
         times: LeaseTimes,
         *,
         file_system: str,
         kills_stale_holder: bool,
-        new_node: Callable[[Journal], Node],
+        adopt: Adopt,
         call_soon: CallSoon,
-        on_holding: Callable[[Node, Storage], None],
+        on_holding: Callable[[ReplicatedState, Storage], None],
         on_failed: Callable[[BaseException], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """`info`: without role and process. Callbacks in the loop: `on_holding` once, with a node
-        to start; `on_failed` when the lease is lost or the directory fails."""
+        """`info`: without role and process. `adopt`: fills the folder of a new epoch with the
+        content of an epoch of a single broker, in the form of a cluster's node. Callbacks in the
+        loop: `on_holding` once, with a state to serve; `on_failed` when the lease is lost or the
+        directory fails."""
         self.directory = LeaseDirectory(root)
-        self.standby = Standby(root, path, manifest, segment_bytes, new_node)
+        self.standby = standby
         self.times = times
         self.renewal: Renewal | None = None
         self.took_over_because = ""
         self.takeover_s = 0.0
-        """The seconds from the decision to take over until the loop received the node."""
+        """The seconds from the decision to take over until the loop received the state."""
         self._root = root
-        self._manifest = manifest
+        self._path = path
         self._info = replace(
             info,
             machine=machine_identity(),
@@ -194,6 +212,7 @@ class Mastership:
         self._watch = HolderWatch(times)
         self._syncs = file_system in NETWORK
         self._kills = kills_stale_holder
+        self._adopt = adopt
         self._call_soon = call_soon
         self._on_holding = on_holding
         self._on_failed = on_failed
@@ -223,6 +242,7 @@ class Mastership:
                 " its own id (--id, or node.id)"
             )
         self._node_lock = lock
+        self.directory.mark_form(self._info)
         self._tell_role("standby")
         self._thread.start()
 
@@ -251,10 +271,24 @@ class Mastership:
             return
         epoch = renewal.tenure.epoch
         renewal.tenure.check_fence()
+        try:
+            manifest = self._manifest()
+        except DataDirectoryError as error:
+            # The directory may come back.
+            raise OSError(str(error)) from None
         for number in [0, *epoch_folders(self._root)]:
             if number < epoch:
+                self._keep_former(DataDirectory(Epoch(number).files(self._root), manifest), number)
                 remove_epoch(self._root, number)
         self.directory.forget_before(epoch)
+
+    def _keep_former(self, directory: DataDirectory, number: int) -> None:
+        """Keep the content of an epoch that was adopted, not that of a takeover in vain."""
+        names = directory.files.list("")
+        # An epoch of a single broker has no manifest of its own.
+        is_own = number != 0 and (MANIFEST in names or EPOCH_FILE not in names)
+        if not is_own and not directory.manifest.is_replica and directory.files.list(JOURNAL):
+            keep_epoch(self._root, number, BEFORE_ADOPTION)
 
     def _tell_role(self, role: str) -> None:
         self.directory.write_node(replace(self._info, role=role, since_us=time.time_ns() // 1000))
@@ -282,7 +316,7 @@ class Mastership:
                 pause_s = CLAIM_PAUSE_S
             else:
                 self._follow()
-        except (OSError, CorruptEpoch) as error:
+        except (OSError, CorruptEpoch, DataDirectoryError) as error:
             # The directory may come back. A node without the lease makes no promises meanwhile.
             self._complain(error)
             pause_s = CLAIM_PAUSE_S
@@ -323,6 +357,8 @@ class Mastership:
     def _take_over(self, reason: str) -> bool:
         """Try to take over. Returns False if another node was faster or claimed later."""
         started = clock()
+        if self._must_wait():
+            return False
         taken = claim(self.directory, replace(self._info, since_us=time.time_ns() // 1000))
         if taken is None:
             return False
@@ -334,7 +370,7 @@ class Mastership:
             taken.lock.release()
             raise
         try:
-            node, storage = self._become_holder(taken, reason)
+            state, storage = self._become_holder(taken, renewal, reason)
             renewal.tenure.check(clock())
         except BaseException as error:
             renewal.stop()
@@ -350,9 +386,25 @@ class Mastership:
         logger.warning(
             "lease_held epoch=%d reason=%s seconds=%.3f", taken.epoch, reason, self.takeover_s
         )
-        self._report(self._on_holding, node, storage)
+        self._report(self._on_holding, state, storage)
         self._tell_role("holder")
         return True
+
+    def _must_wait(self) -> bool:
+        """Whether a node runs that would take an adopted log for that of a single broker."""
+        if self.standby.is_loaded:
+            return False
+        if self._open(newest_epoch(self._root)).manifest.is_replica:
+            return False
+        older = self.directory.nodes_without_form()
+        if older:
+            self._complain(
+                StorageError(f"stop {', '.join(older)}: an older version on {self._path}")
+            )
+        return bool(older)
+
+    def _open(self, epoch: Epoch) -> DataDirectory:
+        return open_epoch(self._root, self._path, epoch)
 
     def _renew(self, taken: Claim) -> Renewal:
         return Renewal(
@@ -364,11 +416,19 @@ class Mastership:
             on_handover=lambda: self._report(self._on_handover),
         )
 
-    def _become_holder(self, taken: Claim, reason: str) -> tuple[Node, Storage]:
+    def _become_holder(
+        self, taken: Claim, renewal: Renewal, reason: str
+    ) -> tuple[ReplicatedState, Storage]:
         old = self._counting = newest_epoch(self._root)
         if reason == EXPIRED:
             self._kill_stale_holder(taken.epoch)
-        folder = link_epoch(self._root, self._manifest, old, taken.epoch)
+        before = self._open(old)
+        if before.manifest.is_replica:
+            folder = link_epoch(self._root, before.manifest, old, taken.epoch)
+        else:
+            renewal.allow(ADOPTION_TIMEOUT_S)
+            folder = self._adopt(self._path, before, taken.epoch)
+        self._bar_older_versions()
         storage = self.standby.take_over(old, folder, taken.lock)
         journal = storage.journal
         last = journal.segments[-1] if journal.segments else None
@@ -381,8 +441,18 @@ class Mastership:
             None if last is None else last.sequence,
             0 if last is None else last.size_bytes,
         )
-        journal.begin_epoch(taken.epoch)
+        journal.start_segment()
         return self.standby.finish(), storage
+
+    def _bar_older_versions(self) -> None:
+        manifest = self._manifest()
+        if manifest.format != FORMAT_SHARED:
+            later = replace(manifest, format=FORMAT_SHARED)
+            DataDirectory(self._root, manifest).write_manifest(later)
+
+    def _manifest(self) -> Manifest:
+        """The manifest of the directory, which epochs without their own have."""
+        return read_manifest(self._root, self._path)
 
     def _kill_stale_holder(self, epoch: int) -> None:
         """Kill a local holder that hangs, so that its clients notice and reconnect."""

@@ -30,10 +30,12 @@ class RaftWriter:
         files: RaftFiles,
         call_soon: CallSoon,
         *,
+        confirm: Callable[[], None] | None = None,
         on_written: Callable[[], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """`on_written`: called when the oldest unreported write is done.
+        """`confirm`: as for `JournalWriter`. `on_written`: called when the oldest unreported write
+        is done.
 
         `on_failed`: called when nothing will be written any more; the node must stop. Both run in
         the loop (`call_soon_threadsafe`). While the disk is full, writes wait: the node neither
@@ -41,6 +43,7 @@ class RaftWriter:
         """
         self._files = files
         self._call_soon = call_soon
+        self._confirm = confirm
         self._on_written = on_written
         self._on_failed = on_failed
         self._writes: SimpleQueue[Write | None] = SimpleQueue()
@@ -64,6 +67,8 @@ class RaftWriter:
             while (write := self._writes.get()) is not None:
                 if not self._write(write):
                     break
+                if self._confirm is not None:
+                    self._confirm()
                 self._report(self._on_written)
             self._files.close()
         except Exception as error:  # noqa: BLE001

@@ -1,26 +1,35 @@
-"""A standby's warm state: the followed journal and the node's state rebuilt from it.
+"""A standby's warm state: the followed journal and the state rebuilt from it.
 
 The state grows with the journal, so a takeover has only the last few batches to apply. One thread
 uses this module.
+
+Invariant: the state is that which a start of the same directory rebuilds. Only records of the
+journal and a snapshot's entries change it, each record once.
 """
 
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-from holdfast.broker.node import Node
-from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.server.disk.storage import Storage, report_damage, usable_snapshot, whole_snapshot
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.recorded_state import RecordedState
+from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.server.disk.storage import (
+    Storage,
+    report_damage,
+    usable_snapshot,
+    whole_snapshot,
+)
 from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
+from holdfast.storage.files.data_directory import open_epoch
 from holdfast.storage.files.filesystem import FileSystem, Lock
-from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name
+from holdfast.storage.files.layout import DataDirectory, segment_name
 from holdfast.storage.journal.epoch_folders import Epoch
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.recovery import (
     OpenedJournal,
-    last_group_start,
     open_journal,
     replay,
     write_again,
@@ -31,37 +40,32 @@ from holdfast.storage.record import CONTROL
 
 logger = logging.getLogger("holdfast")
 
-SETTLE_SESSIONS = 1000
-"""The sessions made ready between two polls of the journal: some milliseconds of work."""
 TIDY_INTERVAL_S = 2.0
 """The interval in seconds of checks for removed segments and new snapshots."""
 
 
 class Standby:
-    """The state of one node, following one epoch at a time.
+    """The state of one directory, following one epoch at a time.
 
     After `load` or `follow` has raised, either may be called again.
     """
 
     def __init__(
-        self,
-        root: FileSystem,
-        path: Path,
-        manifest: Manifest,
-        segment_bytes: int,
-        new_node: Callable[[Journal], Node],
+        self, root: FileSystem, path: Path, segment_bytes: int, config: NodeConfig
     ) -> None:
-        """`new_node`: makes a configured node over a journal, with its clock set."""
+        """`config`: of the node whose directory it is."""
         self._root = root
         self._path = path
-        self._manifest = manifest
         self._segment_bytes = segment_bytes
-        self._new_node = new_node
+        self._config = config
         self.epoch = Epoch(0)
-        self.node: Node | None = None
         self.records_followed = 0
-        self._recovery: NodeRecovery | None = None
+        self._images: ReplicatedState | None = None
         self._follower: JournalFollower | None = None
+        # Per partition, the first record that the loaded snapshot does not contain.
+        self._covered: list[int] = []
+        # The partitions that lack records between the snapshot and the journal.
+        self._lacking: list[int] = []
         # Readable snapshots, oldest first.
         self._snapshots: list[int] = []
         self._tidied_at = 0.0
@@ -71,12 +75,15 @@ class Standby:
         return self._follower is not None
 
     def load(self, epoch: Epoch) -> None:
-        """Rebuild everything from an epoch's files.
+        """Rebuild everything from an epoch's files. Does nothing while they are those of a single
+        broker, which the next takeover adopts.
 
         Raises `OSError`, and `FileNotFoundError` if retention removed a file meanwhile. The caller
         then tries again.
         """
-        self._load(epoch, DataDirectory(epoch.files(self._root), self._manifest, epoch))
+        directory = open_epoch(self._root, self._path, epoch)
+        if directory.manifest.is_replica:
+            self._load(epoch, directory)
 
     def _load(self, epoch: Epoch, directory: DataDirectory) -> OpenedJournal:
         started = time.monotonic()
@@ -90,12 +97,18 @@ class Standby:
         )
         for damage in opened.damage:
             report_damage(damage)
-        node = self._new_node(opened.journal)
-        recovery = NodeRecovery(node.state)
+        journal = opened.journal
+        assert journal.replicated, "the log of a single broker"
+        for partition, end in enumerate(journal.next_offset):
+            if partition not in journal.damaged:
+                # The only node of a cluster commits all that it has.
+                journal.advance(partition, end)
+        images = ReplicatedState(RecordedState(self._config, journal))
+        self._settle(images)
         self._snapshots = []
         offsets = None
         failure: OSError | None = None
-        first = opened.journal.segments[0].sequence if opened.journal.segments else 0
+        first = journal.segments[0].sequence if journal.segments else 0
         for sequence in reversed(directory.snapshots()):
             try:
                 snapshot = whole_snapshot(directory, sequence)
@@ -107,26 +120,28 @@ class Standby:
             self._snapshots.insert(0, sequence)
             if offsets is None:
                 for kind, data in snapshot.entries():
-                    recovery.apply_snapshot_entry(kind, data)
+                    images.apply_snapshot_entry(kind, data)
                 offsets = snapshot.offsets
         if failure is not None and max(self._snapshots, default=0) < first:
             # The journal begins behind the newest readable snapshot, so records would be missing. A
             # later attempt may read the newer snapshot.
             raise failure
-        if self._manifest.former:
-            recovery.note_put_back(self._manifest.former[-1][1], offsets)
         for record in replay(opened, offsets):
-            recovery.apply(record)
+            images.apply(record)
+        self._covered = offsets or [0] * journal.partitions
+        pairs = zip(self._covered, journal.start_offsets, strict=True)
+        self._lacking = [
+            partition for partition, (known, start) in enumerate(pairs) if known < start
+        ]
         self.epoch = epoch
-        self.node = node
-        self._recovery = recovery
+        self._images = images
         self._follower = JournalFollower(directory, opened)
         logger.info(
             "standby_loaded epoch=%d segments=%d bytes=%d records=%d seconds=%.3f",
             epoch.number,
-            len(opened.journal.segments),
-            opened.journal.size_bytes(),
-            opened.journal.sequence,
+            len(journal.segments),
+            journal.size_bytes(),
+            journal.sequence,
             time.monotonic() - started,
         )
         return opened
@@ -139,24 +154,25 @@ class Standby:
         follower = self._follower
         assert follower is not None
         if epoch.number != self.epoch.number:
-            follower.switch(DataDirectory(epoch.files(self._root), self._manifest, epoch))
+            follower.switch(open_epoch(self._root, self._path, epoch))
             self.epoch = epoch
         self._apply(follower.poll())
-        self._settle()
+        assert self._images is not None
+        self._settle(self._images)
         now = time.monotonic()
         if now - self._tidied_at > TIDY_INTERVAL_S:
             self._tidied_at = now
             follower.forget_removed()
             self._check_snapshots(follower.directory)
 
-    def _settle(self) -> None:
-        node = self.node
-        recovery = self._recovery
-        if node is not None and recovery is not None and recovery.touched:
-            node.tick(time.monotonic(), time.time_ns() // 1000)
-            # The same values that a takeover would set.
-            node.state.delivered[:] = node.state.journal.high_watermark
-            recovery.precompute(SETTLE_SESSIONS)
+    def _settle(self, images: ReplicatedState) -> None:
+        """Continue at the present time, and at the end of the journal so far."""
+        state = images.state
+        state.now = time.monotonic()
+        state.wall_us = time.time_ns() // 1000
+        state.delivered[:] = state.journal.high_watermark
+        # The holder has logged them.
+        state.pop_effects()
 
     def _check_snapshots(self, directory: DataDirectory) -> None:
         present = directory.snapshots()
@@ -173,8 +189,8 @@ class Standby:
         meanwhile. The newest retained message of a topic is in the holder's snapshot alone if later
         messages of the topic were not retained, so the standby would keep an older one.
         """
-        recovery = self._recovery
-        assert recovery is not None
+        images, covered = self._images, self._covered
+        assert images is not None
         for batch in batches:
             self.records_followed += batch.count
             if batch.attributes & ATTRIBUTE_STATE:
@@ -184,7 +200,8 @@ class Standby:
                         # them if the next load fails.
                         self._follower = None
                         raise FollowError("compaction has emptied records that were not followed")
-                    recovery.apply(record)
+                    if record.offset >= covered[record.partition]:
+                        images.apply(record)
 
     def take_over(self, old: Epoch, directory: DataDirectory, lock: Lock) -> Storage:
         """Apply the rest of the old epoch's journal, which is linked into this node's folder.
@@ -213,8 +230,9 @@ class Standby:
         if journal.segments:
             # The old holder's last sync may have failed. The kernel then counts the pages as clean
             # and never writes them again, so they are written again here.
-            last = journal.segments[-1]
-            write_again(directory, last, last_group_start(directory, last, journal.tag))
+            write_again(directory, journal.segments[-1], self._synced_bytes(journal, directory))
+        # What is here counts as committed from the seal on.
+        directory.write_watermarks(journal.checkpoint())
         opened = OpenedJournal(
             journal, SegmentStore(directory, writes=True, on_damage=report_damage)
         )
@@ -222,7 +240,17 @@ class Standby:
         storage.snapshots = [
             sequence for sequence in self._snapshots if sequence in directory.snapshots()
         ]
+        storage.replayed_from = [
+            0 if partition in self._lacking else start
+            for partition, start in enumerate(journal.start_offsets)
+        ]
         return storage
+
+    def _synced_bytes(self, journal: Journal, directory: DataDirectory) -> int:
+        """The bytes of the last segment that the old holder is known to have synced."""
+        last = journal.segments[-1]
+        checkpoint = directory.read_checkpoint()
+        return checkpoint.position if checkpoint.segment == last.sequence else 0
 
     def _drop_empty_segment(self, journal: Journal, directory: DataDirectory) -> None:
         """Remove the segment that the old holder began and left empty.
@@ -238,13 +266,11 @@ class Standby:
         """Drop the state after a failed takeover, which may have changed part of it."""
         self._follower = None
 
-    def finish(self) -> Node:
-        """Return the node, ready to serve."""
-        node = self.node
-        recovery = self._recovery
-        assert node is not None
-        assert recovery is not None
-        node.tick(time.monotonic(), time.time_ns() // 1000)
-        node.state.delivered[:] = node.state.journal.high_watermark
-        recovery.finish()
-        return node
+    def finish(self) -> ReplicatedState:
+        """Return the state after the last record, ready to serve."""
+        images = self._images
+        assert images is not None
+        self._settle(images)
+        journal = images.state.journal
+        assert journal.damaged or journal.high_watermark == journal.next_offset
+        return images

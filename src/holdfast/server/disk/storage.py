@@ -93,7 +93,7 @@ class Storage:
         # A replica's newest snapshot. It is read at opening, because it proves what is committed.
         self._snapshot: Snapshot | None = None
         # Per partition, the first offset that was replayed over the snapshot.
-        self._replayed_from: list[int] = [0] * opened.journal.partitions
+        self.replayed_from: list[int] = [0] * opened.journal.partitions
         self._lock = lock
 
     @classmethod
@@ -180,7 +180,7 @@ class Storage:
             for kind, data in snapshot.entries():
                 recovery.apply_snapshot_entry(kind, data)
             offsets = snapshot.offsets
-            self._replayed_from = offsets
+            self.replayed_from = offsets
         former = self.directory.manifest.former
         if former and not replica:
             recovery.note_put_back(former[-1][1], offsets)
@@ -200,7 +200,7 @@ class Storage:
 
         The state derived from the records in between is unknown. Call it after `replay_into`.
         """
-        pairs = zip(self._replayed_from, self.journal.start_offsets, strict=True)
+        pairs = zip(self.replayed_from, self.journal.start_offsets, strict=True)
         return [partition for partition, (known, start) in enumerate(pairs) if known < start]
 
     def _newest_snapshot(self) -> Snapshot | None:

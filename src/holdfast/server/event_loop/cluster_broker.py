@@ -48,10 +48,12 @@ class ClusterBroker(Broker):
         new_links: Callable[[PeerHandler], PeerLinks],
         process: ProcessPort,
         replacement: Replacement,
+        confirm: Callable[[], None] | None,
     ) -> None:
         """`durable`: whether a record is on disk before it counts; otherwise it is in the file, and
         the disk has it `WATERMARKS_S` later. `disk_stall_s`: the longest normal write in seconds.
-        `new_links`: makes the links, which do nothing before they are started."""
+        `new_links`: makes the links, which do nothing before they are started. `confirm`: see
+        `JournalWriter`; Raft's writes wait for it, too."""
         self._durable = durable
         self._cluster_node = cluster_node
         self._process = process
@@ -67,11 +69,19 @@ class ClusterBroker(Broker):
         self._raft = RaftWriter(
             raft_files,
             loop.call_soon_threadsafe,
+            confirm=confirm,
             on_written=self._raft_written,
             on_failed=on_failed,
         )
         super().__init__(
-            cluster_node.node, loop, storage, password_file, waits, on_failed, durable=durable
+            cluster_node.node,
+            loop,
+            storage,
+            password_file,
+            waits,
+            on_failed,
+            confirm,
+            durable=durable,
         )
         storage.opened.store.on_damage = self._found_damage
 

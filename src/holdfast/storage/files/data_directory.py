@@ -9,6 +9,7 @@ from holdfast.storage.files.json_object import decode_object
 from holdfast.storage.files.layout import (
     ASIDE,
     FORMAT,
+    FORMAT_SHARED,
     JOURNAL,
     LOCK,
     MANIFEST,
@@ -23,6 +24,7 @@ from holdfast.storage.journal.epoch_folders import (
     EPOCHS,
     LEASE,
     CorruptEpoch,
+    Epoch,
     newest_epoch,
 )
 from holdfast.storage.journal.watermarks import NAME as WATERMARKS
@@ -109,8 +111,11 @@ def create_or_open(
         raise
 
 
-def create_or_open_shared(path: Path, node_id: str, partitions: int, created: str) -> Manifest:
-    """Open or create a directory that several nodes share. It stays a shared one.
+def create_or_open_shared(
+    path: Path, node_id: str, partitions: int, created: str, incarnation: str
+) -> Manifest:
+    """Open or create a directory that several nodes share. It stays a shared one. The arguments are
+    those of `create_or_open`, for a new directory.
 
     Raises `DataDirectoryError` if a node serves it alone, or it is not writable, or no data
     directory.
@@ -120,7 +125,8 @@ def create_or_open_shared(path: Path, node_id: str, partitions: int, created: st
         if not files.list(LEASE):
             lock = lock_root(path)
             try:
-                _open_locked(files, path, partitions, Manifest(node_id, partitions, created))
+                new = Manifest(node_id, partitions, created, incarnation=incarnation)
+                _open_locked(files, path, partitions, new)
                 files.make_folder(LEASE)
                 files.open_write(CLAIMED_NAME, create=True).close()
                 files.sync_folder(LEASE)
@@ -202,11 +208,22 @@ def open_to_read(path: Path) -> DataDirectory:
     manifest = read_manifest(files, path)
     try:
         epoch = newest_epoch(files)
+        return open_epoch(files, path, epoch) if epoch.number else DataDirectory(files, manifest)
     except CorruptEpoch as error:
         raise DataDirectoryError(f"{path}: {error}") from error
     except OSError as error:
         raise DataDirectoryError(f"{path}: {error.strerror}") from error
-    return DataDirectory(epoch.files(files), manifest, epoch)
+
+
+def open_epoch(root: FileSystem, path: Path, epoch: Epoch) -> DataDirectory:
+    """Open an epoch of a shared directory, with its own manifest, or that of the directory if it
+    has none.
+
+    Raises `DataDirectoryError` if the manifest cannot be read, and `OSError`.
+    """
+    files = epoch.files(root)
+    with_manifest = files if MANIFEST in files.list("") else root
+    return DataDirectory(files, read_manifest(with_manifest, path / epoch.folder), epoch)
 
 
 def read_manifest(files: FileSystem, path: Path) -> Manifest:
@@ -236,8 +253,10 @@ def read_manifest(files: FileSystem, path: Path) -> Manifest:
             f"{path / MANIFEST} is damaged: restore it; it holds format, node_id, partitions,"
             " created"
         ) from None
-    if format != FORMAT:
-        raise DataDirectoryError(f"{path / MANIFEST}: format {format}, this program reads {FORMAT}")
+    if format not in (FORMAT, FORMAT_SHARED):
+        raise DataDirectoryError(
+            f"{path / MANIFEST}: format {format}, this program reads {FORMAT} and {FORMAT_SHARED}"
+        )
     if not isinstance(partitions, int) or not 0 < partitions <= PARTITIONS_MAX:
         raise DataDirectoryError(
             f"{path / MANIFEST}: {partitions!r} partitions, allowed 1 to {PARTITIONS_MAX}"
@@ -251,6 +270,7 @@ def read_manifest(files: FileSystem, path: Path) -> Manifest:
         generation,
         tuple(each for each in former if len(each[1]) == partitions),
         restored,
+        format,
     )
 
 

@@ -1,8 +1,9 @@
 """The data directory: its files, their names, and how they are read and made durable.
 
-    manifest.json             format, node_id, partitions, created; never changes. Of a replica
-                              also cluster_id and incarnation; of a restored log its generation
-                              and those before it; of a replica `restored`
+    manifest.json             format, node_id, partitions, created; never changes, except for the
+                              format when nodes begin to share the directory. Of a replica also
+                              cluster_id and incarnation; of a restored log its generation and
+                              those before it; of a replica `restored`
     lock                      locked as long as a node serves the directory alone
     watermarks                of a replica: what is committed and durable, see `journal.watermarks`
     journal/<sequence>.log    segments; <sequence>.idx their indexes
@@ -45,6 +46,9 @@ from holdfast.storage.reading.index_file import (
 )
 
 FORMAT: Final = 1
+FORMAT_SHARED: Final = 2
+"""The format of a directory whose nodes serve it as a cluster of one, each epoch with its own
+manifest. Version 0.1 would take the log for that of a single broker."""
 MANIFEST: Final = "manifest.json"
 LOCK: Final = "lock"
 JOURNAL: Final = "journal"
@@ -88,6 +92,7 @@ class Manifest:
     restored: int = 0
     """A random number of a replica, from its restore until the cluster has agreed on its
     generation. 0 otherwise."""
+    format: int = FORMAT
 
     @property
     def is_replica(self) -> bool:
@@ -115,7 +120,7 @@ class DataDirectory:
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, durably."""
         content: dict[str, object] = {
-            "format": FORMAT,
+            "format": manifest.format,
             "node_id": manifest.node_id,
             "partitions": manifest.partitions,
             "created": manifest.created,

@@ -2,13 +2,15 @@
 
     manifest.json                      as in any data directory
     epochs/<epoch>/epoch.json          from when on the epoch counts, and what it sealed
+    epochs/<epoch>/manifest.json       the manifest of this epoch; without it, the one above counts
     epochs/<epoch>/{journal,snapshots,quarantine}/
+    epochs/<epoch>/{raft/,watermarks}  of a replica
 
 Each holder of the lease works under its own epoch's folder and in no other. It begins with hard
-links to the segments and snapshots of the epoch before. So a deposed holder that continues for a
-while can only change names in its own folder. One thing is shared: the content of the segment that
-it was appending to. The length that counts is in epoch.json (its *seal*), and bytes behind it are
-never read.
+links to the segments and snapshots of the epoch before, and copies of its other files. So a deposed
+holder that continues for a while can only change names in its own folder. One thing is shared: the
+content of the segment that it was appending to. The length that counts is in epoch.json (its
+*seal*), and bytes behind it are never read.
 
 Epoch 0 is a directory that was never shared: its journal is in the directory itself.
 """
@@ -33,6 +35,20 @@ EPOCH_FILE: Final = "epoch.json"
 EPOCH_DIGITS: Final = 10
 FOLDERS: Final = ("journal", "snapshots", "quarantine")
 """The folders of an epoch."""
+RAFT: Final = "raft"
+COPIED: Final = (
+    "journal/start.json",
+    "manifest.json",
+    "watermarks",
+    f"{RAFT}/log",
+    f"{RAFT}/snapshot",
+    "unsynced",
+    "stands-apart",
+    "recovers",
+)
+"""The files that a new epoch copies, in this order. A file that its writer replaces may be newer
+than the files before it. Counter-example for Raft's snapshot before its log: the old holder takes a
+snapshot in between, and the copied log begins behind the copied snapshot."""
 LOOK_ATTEMPTS: Final = 3
 """The most attempts to find an epoch while old ones are being removed."""
 
@@ -146,19 +162,33 @@ def write_epoch(root: FileSystem, epoch: Epoch) -> None:
     replace_file(root, f"{epoch.folder}/{EPOCH_FILE}", [text])
 
 
+def keep_epoch(root: FileSystem, number: int, target: str) -> None:
+    """Move the content of an older epoch to the folder `target`. A name that is there stays."""
+    folder = epoch_folder(number)
+    root.make_folder(target)
+    for name in set(root.list(folder) if number else FOLDERS) - set(root.list(target)):
+        if name in root.list(folder):
+            root.rename(f"{folder}/{name}" if number else name, f"{target}/{name}")
+    for each in (target, folder):
+        root.sync_folder(each)
+
+
 def remove_epoch(root: FileSystem, number: int) -> None:
     """Remove an older epoch's folder. Its epoch.json goes first, so that it does not count again.
     Another node may remove it at the same time."""
     files = Epoch(number).files(root)
-    names = [EPOCH_FILE] if number else []
-    for folder in FOLDERS:
+    folders = (*FOLDERS, RAFT)
+    # The other files of epoch 0 are those of the directory.
+    others = [name for name in files.list("") if name not in folders] if number else ["watermarks"]
+    names = [EPOCH_FILE, *others] if number else others
+    for folder in folders:
         names += [f"{folder}/{name}" for name in files.list(folder)]
     for name in names:
         try:
             files.remove(name)
         except FileNotFoundError:
             continue
-    for folder in (*FOLDERS, "") if number else FOLDERS:
+    for folder in (*folders, "") if number else folders:
         try:
             files.remove_folder(folder)
         except FileNotFoundError:

@@ -84,7 +84,6 @@ class Journal:
         # True if the batch followed last ends its group.
         self._follows_group_end = True
         self.segments: list[Segment] = list(segments)
-        self.epoch = 0
         # Per partition, the epoch of the next batch to be opened.
         self.epochs: list[int] = [0] * partitions
         self._history = PartitionEpochs(partitions, start_epochs)
@@ -142,13 +141,10 @@ class Journal:
         self.committed_sequence = sequence
         self._closed_sequence = sequence
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Append from here on under this epoch, in a new segment, because the one before may still
-        be open elsewhere. A last segment must have records, or the new one would get its name."""
+    def start_segment(self) -> None:
+        """Append from here on in a new segment, because the one before may still be open elsewhere.
+        A last segment must have records, or the new one would get its name."""
         assert not self.segments or self.segments[-1].head.records
-        self.epoch = epoch
-        for partition in range(self.partitions):
-            self.lead(partition, epoch)
         self._starts_segment = True
 
     def lead(self, partition: int, epoch: int) -> None:
@@ -179,6 +175,8 @@ class Journal:
         self.high_watermark[batch.partition] = end
         self.written[batch.partition] = end
         self.durable_offset[batch.partition] = end
+        if not self.damaged:
+            self._durable_segment, self._durable_position = segment.sequence, segment.size_bytes
         self._history.note(batch.partition, batch.epoch, batch.base_offset)
         if batch.attributes & ATTRIBUTE_GROUPED:
             if self._follows_group_end:
