@@ -112,7 +112,7 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
         text = (
             "the node lags behind in the log, and refuses clients whose sessions others can resume"
         )
-        found.append(Obstacle("lags", text))
+        found.append(Obstacle("lags", text, is_expected=True))
     if figures.leaderless:
         text = (
             f"{figures.leaderless} partitions have no leader: their messages wait, then are refused"
