@@ -1,6 +1,7 @@
 """Drives a Node without sockets, threads or files: the test decides when the disk is done, when
 it crashes, and what survives. Reads are answered by naive scans over the written batches."""
 
+import os
 import random
 from collections.abc import Callable, Iterable
 
@@ -21,7 +22,7 @@ from holdfast.broker.effects import (
 )
 from holdfast.broker.node import Node
 from holdfast.broker.publish.control import finish_commands
-from holdfast.broker.recovery.node_recovery import NodeRecovery
+from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.recovery.snapshot_entries import snapshot_entries
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
@@ -43,6 +44,10 @@ from holdfast.storage.reading.scan import scan_segment
 from holdfast.storage.reading.starts import FoundStart
 from holdfast.storage.record import MESSAGE, Record
 from tests.sim.disk import SimContent, SimReadFile
+from tests.support.bench_cores import BenchCore, ClusterOfOne, SingleCore
+
+IS_ONE = os.environ.get("HOLDFAST_ONE") == "1"
+"""Whether the benches drive clusters of one in place of single nodes."""
 
 PACKET_BYTES_MAX = 268_435_460
 CHECKED_MAX = 100
@@ -136,7 +141,17 @@ class NodeBench:
         self.delayed: list[ReadLog | FindStarts] = []
         # The records that the next read of the log finds lost.
         self.lost = 0
+        self.log: list[bytes] = []
+        self.core: BenchCore = ClusterOfOne(self) if IS_ONE else SingleCore(self)
         self._boot([])
+
+    @property
+    def node(self) -> Node:
+        return self.core.node
+
+    @property
+    def journal(self) -> Journal:
+        return self.core.node.state.journal
 
     def _boot(
         self,
@@ -144,32 +159,15 @@ class NodeBench:
         snapshot: list[tuple[int, bytes]] | None = None,
         offsets: list[int] | None = None,
     ) -> None:
-        self.log: list[bytes] = list(batches)
-        next_offset = [0] * self.config.partitions
-        sequence = 0
-        for data in self.log:
-            batch = Batch(data)
-            next_offset[batch.partition] = batch.end_offset
-            sequence += batch.count
-        self.journal = new_journal(self.config.partitions, next_offset, sequence)
-        # The bench keeps the whole log.
-        self.journal.start_offsets[:] = [0] * self.config.partitions
-        self.node = Node(self.config, self.journal)
-        self.node.tick(self.now, self.wall_us)
-        recovery = NodeRecovery(self.node.state)
-        for kind, data in snapshot or []:
-            recovery.apply_snapshot_entry(kind, data)
-        starts = offsets or [0] * self.config.partitions
-        for record in self.records():
-            if record.offset >= starts[record.partition]:
-                recovery.apply(record)
-        self.node.state.delivered[:] = self.journal.next_offset
-        recovery.finish()
-        assert recovery.damaged == 0
-        self.node.start()
+        self.log = list(batches)
         self.in_flight = []
         self.delayed = []
+        self.core.boot(snapshot or [], offsets or [0] * self.config.partitions)
+        self.node.start()
         self.run()
+
+    def prepare(self) -> None:
+        """Change a new node before anything is recovered. For subclasses."""
 
     def records(self) -> list[Record]:
         return [record for data in self.log for record in Batch(data).records()]
@@ -178,7 +176,16 @@ class NodeBench:
         return [record for record in self.records() if record.kind == MESSAGE]
 
     def snapshot(self) -> list[tuple[int, bytes]]:
-        return list(snapshot_entries(self.node.state))
+        return list(snapshot_entries(self.recorded()))
+
+    def recorded(self) -> RecordedState:
+        """The state that the committed records define."""
+        return self.node.state.cluster.recorded()
+
+    def session(self, client_id: str) -> Session | None:
+        """The session of a client, connected or not."""
+        state = self.node.state
+        return state.sessions.get(client_id) or state.cluster.recorded_session(client_id)
 
     def crash(
         self,
@@ -204,30 +211,32 @@ class NodeBench:
     def advance(self, seconds: float) -> None:
         self.now += seconds
         self.wall_us += int(seconds * 1_000_000)
-        self.node.tick(self.now, self.wall_us)
-        self.node.handle_timers()
+        self.core.tick()
+        self.core.handle_timers()
         self.run()
 
     def take(self) -> None:
         group = self.journal.close_write_group()
         if group is not None:
             self.in_flight.append(group)
+            self.core.taken(group)
 
     def commit(self) -> None:
         """The disk is done with everything appended so far."""
         self.take()
-        for group in self.in_flight:
+        groups, self.in_flight = self.in_flight, []
+        for group in groups:
             self.log.extend(split(group_bytes(group)))
             self.journal.wrote(group)
             self.journal.commit(group)
-        self.in_flight = []
-        self.node.state.release_committed()
+            self.node.state.release_committed()
+            self.core.durable()
         self.node.state.resume_inputs()
 
     def settle(self) -> None:
         """Commit and run until nothing waits for the disk."""
         self.run()
-        while self.journal.pending_bytes or self.node.state.promises:
+        while self.core.waits():
             self.commit()
             self.run()
 
@@ -242,9 +251,9 @@ class NodeBench:
                 else:
                     self._read(effect)
         while True:
-            if self.auto_commit and (self.journal.pending_bytes or state.promises):
+            if self.auto_commit and self.core.waits():
                 self.commit()
-            progress = False
+            progress = self.core.end_turn()
             effects, state.effects = state.effects, []
             for effect in effects:
                 progress = True
@@ -268,13 +277,12 @@ class NodeBench:
                     peer.closed = True
                     connection.transport = None
                     self.node.handle_disconnected(connection)
-            pending = self.auto_commit and (self.journal.pending_bytes or state.promises)
-            if not progress and not pending:
+            if not progress and not (self.auto_commit and self.core.waits()):
                 if not state.work:
                     self._check()
                     return
                 # As in the next turn of an event loop: what is large goes on in slices.
-                self.node.tick(self.now, self.wall_us)
+                self.core.tick()
                 self.node.handle_timers()
 
     def _check(self) -> None:
@@ -401,13 +409,18 @@ class NodeBench:
         will: object = None,
         keep_alive_s: int = 0,
     ) -> Peer:
-        """A connected peer; its CONNACK is the first of `received` unless commits are manual."""
+        """A connected peer; its CONNACK is the first of `received` unless commits are manual. In a
+        cluster of one everything appended is committed until the session is open."""
         peer = self.peer(version)
         fields: dict[int, object] = dict(properties or {})
         if version >= 5 and expiry_s:
             fields[17] = expiry_s
         packet = m.Connect(version, clean, keep_alive_s, client_id, will, None, None, fields)  # type: ignore[arg-type]
         peer.send(packet)
+        while IS_ONE and peer.connection.session is None and self.core.waits():
+            # The session begins in the log before its CONNACK.
+            self.commit()
+            self.run()
         return peer
 
 
@@ -480,9 +493,3 @@ def split(data: bytes) -> list[bytes]:
         batches.append(data[at : at + batch.length])
         at += batch.length
     return batches
-
-
-def new_journal(partitions: int, next_offset: list[int], sequence: int) -> Journal:
-    journal = Journal(partitions)
-    journal.continue_at(next_offset, sequence)
-    return journal

@@ -13,7 +13,7 @@ from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase
 from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.server.disk.storage import Storage
 from holdfast.server.replacement import AsideDirectory
-from tests.support.node_bench import new_journal
+from tests.support.bench_cores import new_journal
 
 
 def metadata(*in_sync: tuple[str, ...], state: str = NodePhase.DOWN) -> ClusterMetadata:

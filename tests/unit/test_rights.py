@@ -15,7 +15,6 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
 from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.effects import ReadLog
-from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.rights import replace_rules
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
@@ -59,9 +58,8 @@ class Bench(NodeBench):
         )
         super().__init__(config)
 
-    def _recover(self, recovery: NodeRecovery, offsets: list[int]) -> None:
+    def prepare(self) -> None:
         self.change(self.rules)
-        super()._recover(recovery, offsets)
 
     def change(self, rules: str) -> None:
         self.rules = rules
