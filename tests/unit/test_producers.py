@@ -435,7 +435,7 @@ def test_after_a_refusal_later_ones_wait_for_it() -> None:
         topic = topics.get(number, TOPIC)
         assert publish(peer, f"p:0:{number}", b"%d" % number, topic=topic) == 0x10
     assert bench.payloads() == [b"1", b"q", b"plain", b"2", b"3", b"4", b"5"]
-    assert state.stats.refused_disk_full == 4
+    assert state.stats.refused_disk_full + state.stats.refused_unavailable == 4
 
 
 def test_a_hole_moves_down_and_is_filled_by_a_lower_one() -> None:
@@ -794,7 +794,8 @@ def test_names_that_prove_nothing_own_nothing() -> None:
     assert publish(login(bench, "alice"), "p:0:1") == 0x10
     assert publish(login(bench, "mallory"), "p:0:1") == 0
     assert publish(bench.connect("nobody"), "p:0:2") == 0x10
-    assert [record.kind for record in bench.records()] == [MESSAGE, MESSAGE]
+    kinds = [record.kind for record in bench.records() if record.producer]
+    assert kinds == [MESSAGE, MESSAGE]
 
 
 def test_owners_do_not_matter_once_nobody_is_verified() -> None:

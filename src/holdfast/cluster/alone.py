@@ -1,5 +1,6 @@
 """The time in which a node is its whole cluster, and how it begins and ends."""
 
+from holdfast.broker.publish.producer_dedup import forget_some
 from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.parts import Parts
 from holdfast.storage.batch import Batch
@@ -72,6 +73,7 @@ class Alone:
         """Fold and acknowledge what is committed now."""
         self._in_flight = None
         self._local.release()
+        forget_some(self._state)
 
     def changes(self, metadata: ClusterMetadata, changed: tuple[int, ...]) -> None:
         """End unless the new metadata leaves everything as it is."""

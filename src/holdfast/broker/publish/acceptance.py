@@ -14,7 +14,6 @@ from holdfast.broker.publish.producer_dedup import (
     STORE,
     Sequencer,
     admit,
-    read_sequence,
     sequencer_of,
 )
 from holdfast.broker.publish.producers import PROPERTY_HEAD
@@ -84,10 +83,7 @@ def is_replied(
     sequencer = sequencer_of(connection)
     refusal = refusal or refusal_of(connection)
     partition = record.partition
-    if state.cluster.is_single:
-        outcome = admit(state, connection, sequencer, partition, publish, at, refusal)
-    else:
-        outcome = read_sequence(state, connection, sequencer, partition, publish, at, refusal)
+    outcome = admit(state, connection, sequencer, partition, publish, at, refusal)
     if outcome == REPLY:
         reply_sequenced(state, connection, session, publish, partition, sequencer)
         return True

@@ -146,11 +146,14 @@ class PublishPromise(PrecedingPromise):
         packet_type = acknowledgement(self.record.flags & log_record.FLAG_QOS_MASK)
         if packet_type == PUBREC and session is not None and session.inbound is not None:
             session.inbound.pop(self.packet_id, None)
-        state.stats.refused_unavailable += 1
+        if state.disk_full:
+            state.stats.refused_disk_full += 1
+        else:
+            state.stats.refused_unavailable += 1
         if reason == reasons.QUOTA_EXCEEDED:
             note_refused(state, connection, self.record)
         connection.note_acknowledged()
-        if connection.state == CLOSED:
+        if connection.state == CLOSED or connection.closing:
             return
         is_kept = connection.version < 5 or self.is_repeated
         if reason not in reasons.ALLOWED[packet_type]:
@@ -193,8 +196,9 @@ class TracedPromise(PublishPromise):
     def _end(self, state: NodeState, error: str) -> None:
         tracer = state.tracer
         if tracer is not None:
-            # In a cluster the record that is forwarded has no offset at this node.
-            offset = self.record.offset if self.route is not None else -1
+            # A record that is forwarded has no offset at this node, or one of an earlier leader.
+            is_own = self.route is not None or state.journal.is_alone
+            offset = self.record.offset if is_own else -1
             tracer.end(self.span, self.record.partition, offset, error)
 
 
@@ -270,7 +274,8 @@ class ReplyPromise(Promise):
         assert connection is not None
         if self.acknowledges:
             connection.note_acknowledged()
-        if connection.state != CLOSED:
+        # Nothing follows a DISCONNECT.
+        if connection.state != CLOSED and not connection.closing:
             connection.send(self.data, state.dirty)
 
 

@@ -17,7 +17,9 @@ from holdfast.broker.publish.producers import (
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import Disconnect
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
@@ -112,8 +114,12 @@ def admit(
     properties. `refusal`: the reason why nothing new may be stored now, or "". Raises
     `ProtocolViolation` if too many producers wait for space.
 
-    The table must not have a sequence that the caller then refuses: the message, sent again, would
-    be acknowledged as a repetition and never stored.
+    In a cluster the table has what is applied here, which decides for good. The leader of the
+    partition decides about the rest. If two users claim a new producer at two nodes at the same
+    time, both may write for a short time.
+
+    On a single node the table must not have a sequence that the caller then refuses: the message,
+    sent again, would be acknowledged as a repetition and never stored.
     """
     try:
         if not sequencer.read(publish.properties, at):
@@ -142,13 +148,15 @@ def admit(
     if is_stored:
         state.stats.producer_duplicates += 1
         return sequencer.reply(reasons.SUCCESS, "")
-    if refusal or state.disk_full:
+    is_single = state.cluster.is_single
+    if refusal or (state.disk_full and is_single):
         sequencer.note_hole()
         if not refusal:
             state.stats.refused_disk_full += 1
         return sequencer.reply(reasons.QUOTA_EXCEEDED, refusal)
-    if state.config.authenticates_users or table.binds:
-        _bind(state, connection, sequencer, partition, producer)
+    _bind(state, connection, sequencer, partition, producer)
+    if not is_single:
+        return STORE
     # The table moves before the commit: a repetition may arrive before this record is on disk, and
     # must not be stored twice. Its acknowledgement waits for the record.
     if place is not None:
@@ -157,42 +165,6 @@ def admit(
     client_id = connection.client_id.encode()
     table.store(sequencer.producer_id, partition, epoch, sequence, state.wall_us, client_id)
     forget_some(state, sequencer.producer_id)
-    return STORE
-
-
-def read_sequence(
-    state: NodeState,
-    connection: Connection,
-    sequencer: Sequencer,
-    partition: int,
-    publish: Publish,
-    at: int,
-    refusal: str,
-) -> int:
-    """`admit` for a cluster, where the leader of the partition tracks what is stored.
-
-    If two users claim a new producer at two nodes at the same time, both may write for a short
-    time.
-    """
-    try:
-        if not sequencer.read(publish.properties, at):
-            return UNNUMBERED
-    except InvalidSequence as error:
-        return sequencer.reply(reasons.PAYLOAD_FORMAT_INVALID, str(error))
-    producer = state.producers.find(sequencer.producer_id, state.wall_us)
-    if producer is not None and producer.owner and not _may_use(state, connection, producer):
-        state.stats.authorizations_denied += 1
-        return sequencer.reply(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
-    if sequencer.holes and sequencer.is_behind_hole():
-        text = "an earlier sequence of the producer was refused: send that first"
-        return sequencer.reply(reasons.QUOTA_EXCEEDED, text)
-    if refusal:
-        sequencer.note_hole()
-        return sequencer.reply(reasons.QUOTA_EXCEEDED, refusal)
-    if state.config.authenticates_users:
-        owner = verified_user(state, connection)
-        if producer is None or producer.position(partition) is None or producer.owner != owner:
-            _append_owner(state, sequencer, partition, owner)
     return STORE
 
 
@@ -205,12 +177,15 @@ def _bind(
 ) -> None:
     """Append the producer's user to each partition that it writes to, before its first message
     there. So a log that has the message has the user. The first user to write owns the producer."""
+    if not (state.config.authenticates_users or state.producers.binds):
+        return
     known = "" if producer is None else producer.owner
     owner = known or verified_user(state, connection)
     if owner == known and producer is not None and producer.position(partition) is not None:
         return
-    state.producers.bind(sequencer.producer_id, partition, owner, state.wall_us)
-    if state.producers.binds:
+    if state.cluster.is_single:
+        state.producers.bind(sequencer.producer_id, partition, owner, state.wall_us)
+    if owner or state.producers.binds:
         _append_owner(state, sequencer, partition, owner)
 
 
@@ -237,6 +212,9 @@ def note_refused(state: NodeState, connection: Connection, record: Record) -> No
     sequencer = sequencer_of(connection)
     if not sequencer.note_refused(record.producer, record.producer_epoch, record.sequence):
         # A new connection starts without holes, and its client where it was.
+        if connection.version >= 5:
+            packet = Disconnect(reasons.QUOTA_EXCEEDED, {})
+            connection.send(encode(packet, connection.version), state.dirty)
         connection.close(state.dirty)
 
 

@@ -39,10 +39,6 @@ from holdfast.storage import record as log_record
 from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
 from holdfast.storage.record import Record
 
-HOLES_MAX: Final = 10_000
-"""The most producers of one partition with a refused sequence that must be sent again first.
-Sequences of further producers are refused."""
-
 NO_ATTEMPT: Final = -2
 """The attempt number of this node's own records, which need none: this node sees a refusal at
 once."""
@@ -299,8 +295,6 @@ class Admission(Appender):
             return self._admit_due(tail, record)
         text = self._refusal(tail, record.partition)
         if text:
-            if flags & log_record.FLAG_PRODUCER:
-                tail.holes[record.producer] = (record.producer_epoch, sequence)
             if self._attempt >= 0:
                 tail.refused[self._origin] = self._attempt
             return self._refuse(reasons.QUOTA_EXCEEDED, text)
@@ -371,19 +365,9 @@ class Admission(Appender):
                 reasons.IMPLEMENTATION_SPECIFIC_ERROR,
                 f"producer epoch is fenced: {epoch} is below {stored_epoch}",
             )
-        hole = tail.holes.get(producer_id)
-        if hole is not None:
-            if epoch == hole[0] and sequence > hole[1]:
-                return self._refuse(
-                    reasons.QUOTA_EXCEEDED,
-                    "an earlier sequence of the producer was refused: send that first",
-                )
-            del tail.holes[producer_id]
         if epoch == stored_epoch and sequence <= stored_sequence:
             self._state.stats.producer_duplicates += 1
             return REPEATED
-        if hole is None and len(tail.holes) >= HOLES_MAX:
-            return self._refuse(reasons.QUOTA_EXCEEDED, "too many producers wait")
         return STORE
 
     def _answer(self, origin: str, partition: int, ticket: int, reason: int, text: str) -> None:

@@ -40,9 +40,6 @@ class UncommittedState:
         self.delayed: dict[int, int] = {}
         # (offset, record kind or flag, key) in order. Invariant: each value above has its entry.
         self._entries: deque[tuple[int, int, tuple[bytes, int]]] = deque()
-        # producer id -> (epoch, sequence) that was refused for lack of replicas or space. No later
-        # sequence of the producer is stored before it.
-        self.holes: dict[bytes, tuple[int, int]] = {}
         # Per node, the attempt in which one of its records was refused. No later record of that
         # attempt is stored.
         self.refused: dict[str, int] = {}
