@@ -29,6 +29,7 @@ from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.session import Group, Session
 from holdfast.broker.state import NodeState
 from holdfast.broker.topic_rights.questions import handle_topics
+from holdfast.cluster.broker_port import BrokerPort
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode
@@ -182,10 +183,16 @@ class NodeBench:
         """The state that the committed records define."""
         return self.node.state.cluster.recorded()
 
-    def session(self, client_id: str) -> Session | None:
-        """The session of a client, connected or not."""
+    def find_session(self, client_id: str) -> Session | None:
+        """The session of a client, connected or not, or None."""
         state = self.node.state
         return state.sessions.get(client_id) or state.cluster.recorded_session(client_id)
+
+    def session(self, client_id: str) -> Session:
+        """The session of a client, connected or not."""
+        session = self.find_session(client_id)
+        assert session is not None
+        return session
 
     def crash(
         self,
@@ -426,11 +433,16 @@ class NodeBench:
 
 def check_routing(state: NodeState) -> None:
     """A subscription is in the routing exactly while its session is in the table, and a group
-    exists exactly while it has a member."""
+    exists exactly while it has a member. A coordinator has cursors of its own."""
+    cursors: set[object] = set()
+    if isinstance(state.cluster, BrokerPort):
+        for home in state.cluster.groups.coordinator.homes.led.values():
+            cursors.update(each.cursor for each in home.groups.values())
     routed = {
         (filter, key): value
         for filter in state.subscriptions.filters()
         for key, value in state.subscriptions.subscribers(filter).items()
+        if key not in cursors
     }
     wanted: dict[tuple[str, object], object] = {}
     members: dict[str, set[Session]] = {}

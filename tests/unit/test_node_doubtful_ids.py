@@ -33,17 +33,17 @@ class Site(NodeBench):
         for packet_id in (1, 2):
             peer.send(publish(HERE, packet_id, False))
         peer.lose()
-        self.session.doubtful = {1, 2}
+        self.own.doubtful = {1, 2}
         self.peer: Peer = self.connect("q", clean=False, expiry_s=1000)
         self.peer.take()
 
     @property
-    def session(self) -> Session:
-        return self.node.state.sessions["q"]
+    def own(self) -> Session:
+        return self.session("q")
 
     @property
     def unacknowledged(self) -> int:
-        connection = self.session.connection
+        connection = self.own.connection
         assert connection is not None
         return connection.unacknowledged
 
@@ -66,7 +66,7 @@ def test_a_repetition_is_answered_and_counts_until_its_release() -> None:
     assert site.reason(publish(HERE, 1, False)) == reasons.SUCCESS
     assert (len(site.messages()), site.unacknowledged) == (2, 1)
     assert site.reason(m.Ack(m.PUBREL, 1)) == reasons.SUCCESS
-    assert (site.unacknowledged, site.session.inbound) == (0, {2: site.session.inbound[2]})
+    assert (site.unacknowledged, site.own.inbound) == (0, {2: site.own.inbound[2]})
 
 
 def test_a_new_message_releases_the_earlier_one() -> None:
@@ -76,7 +76,7 @@ def test_a_new_message_releases_the_earlier_one() -> None:
         assert (len(site.messages()), site.released(), site.unacknowledged) == (3, 1, 1)
         site.reason(m.Ack(m.PUBREL, 1))
         assert (site.released(), site.unacknowledged) == (2, 0)
-        assert site.session.doubtful == {2}
+        assert site.own.doubtful == {2}
 
 
 def test_a_release_is_known_and_does_not_count() -> None:
@@ -93,7 +93,7 @@ def test_an_id_towards_a_client_is_freed_before_its_first_use() -> None:
     peer = bench.connect("q", expiry_s=1000)
     peer.send(m.Subscribe(1, [m.SubscriptionRequest("t/#", 2)]))
     peer.take()
-    session = bench.node.state.sessions["q"]
+    session = bench.session("q")
     other = bench.connect("other")
     for number in range(2):
         session.next_packet_id = 1

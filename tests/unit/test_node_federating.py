@@ -33,7 +33,7 @@ class FederationPeer(Peer):
 
     @property
     def session(self) -> Session:
-        return self.bench.node.state.sessions[FEDERATION]
+        return self.bench.session(FEDERATION)
 
     def acknowledge(self, packet_id: int) -> None:
         handle_puback(self.bench.node.state, self.session, packet_id)
@@ -201,7 +201,7 @@ def test_limits_for_clients_do_not_apply() -> None:
     assert not peer.closed
     bench.crash()
     bench.advance(1000)
-    assert FEDERATION in bench.node.state.sessions
+    assert bench.find_session(FEDERATION)
 
 
 def test_end_forgets_what_an_earlier_run_has_left() -> None:
@@ -213,7 +213,7 @@ def test_end_forgets_what_an_earlier_run_has_left() -> None:
     bench.run()
     assert not federating.end(bench.node.state)
     bench.crash()
-    assert FEDERATION not in bench.node.state.sessions
+    assert not bench.find_session(FEDERATION)
 
 
 # In

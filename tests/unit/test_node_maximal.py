@@ -244,7 +244,7 @@ def test_the_cursor_of_a_session_with_all_packet_ids_in_use() -> None:
     bench = NodeBench(auto_commit=False)
     bench.connect("c", clean=False, expiry_s=1000)
     bench.settle()
-    session = bench.node.state.sessions["c"]
+    session = bench.session("c")
     offsets = [(0, offset) for offset in range(70_000, 220_000)]
     for packet_id in range(1, 65_536):
         entry = Inflight(0, packet_id, 1, False)
@@ -257,7 +257,7 @@ def test_the_cursor_of_a_session_with_all_packet_ids_in_use() -> None:
     bench.settle()
     for taken in (None, snapshot):
         bench.crash(snapshot=taken)
-        found = bench.node.state.sessions["c"]
+        found = bench.session("c")
         assert len(found.inflight) == 65_535
         assert found.done == set(offsets)
 

@@ -50,7 +50,7 @@ def test_it_outlives_a_crash_and_a_snapshot(bench: NodeBench) -> None:
     bench.advance(10)
     publish(bench, publisher, "a/1", "3")
     bench.crash()
-    assert list(bench.node.state.queues) == [KEY]
+    assert list(bench.recorded().queues) == [KEY]
     bench.crash(snapshot=bench.snapshot())
     publisher = bench.connect("p")
     publish(bench, publisher, "a/1", "4")
@@ -137,7 +137,7 @@ def test_nobody_has_the_suback_before_the_log(bench: NodeBench) -> None:
     reader.send(m.Subscribe(1, [m.SubscriptionRequest("$queue/a/#", 1)], {}))
     assert reader.take(m.Suback) == []
     bench.crash()
-    assert bench.node.state.queues == {}
+    assert bench.recorded().queues == {}
     assert bench.node.state.groups == {}
 
 
@@ -153,7 +153,7 @@ def test_bad_starts_are_refused(bench: NodeBench) -> None:
         answer = subscribe(reader, filter, start)
         assert answer.reasons == [reason], filter
         assert filter == "$queue/" or text in str(answer.properties[REASON_STRING])
-    assert bench.node.state.queues == {}
+    assert bench.recorded().queues == {}
 
 
 def test_bounds_and_rights() -> None:
@@ -193,7 +193,7 @@ def test_a_user_leaves_queues_for_others() -> None:
     assert [begun(user) for user in ("ann", "bob", "eve")] == [8, 4, 2]
     bench.crash()
     assert [begun(user) for user in ("dan", "ann")] == [1, 8]
-    owners = [keeper.username for keeper in bench.node.state.queues.values()]
+    owners = [keeper.username for keeper in bench.recorded().queues.values()]
     assert {user: owners.count(user) for user in owners} == {"ann": 8, "bob": 4, "eve": 2, "dan": 1}
 
 
@@ -230,8 +230,8 @@ def test_unsubscribe_leaves_the_queue_and_deletion_ends_it(bench: NodeBench) -> 
     bench.settle()
     assert outcomes == [""]
     assert not state.groups
-    assert not state.queues
-    assert KEY not in state.sessions
+    assert not bench.recorded().queues
+    assert bench.find_session(KEY) is None
     check_routing(state)
     bench.crash()
     assert not bench.node.state.groups
@@ -285,4 +285,4 @@ def test_a_subscribe_begins_each_of_its_queues_once() -> None:
     reader = bench.connect("r")
     for filters in (["$queue/a"] * 5000, [f"$queue/{number}" for number in range(2500)]):
         reader.send(m.Subscribe(1, [m.SubscriptionRequest(each, 1) for each in filters], {}))
-    assert list(bench.node.state.queues) == ["$share/$queue/a"]
+    assert list(bench.recorded().queues) == ["$share/$queue/a"]

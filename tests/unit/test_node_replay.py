@@ -79,7 +79,7 @@ def test_earliest_then_live(bench: NodeBench, qos: int, expiry_s: int) -> None:
     assert subscribe(reader, "a/#", "earliest", qos=qos).reasons == [qos]
     publish(bench, publisher, "a/1", "4", "5", qos=2)
     assert drain(reader) == ["1", "2", "3", "4", "5"]
-    session = bench.node.state.sessions["r"]
+    session = bench.session("r")
     assert session.tailing
     assert session.subscriptions["a/#"].replay is None
 
@@ -243,7 +243,7 @@ def test_a_client_that_leaves_during_the_search(bench: NodeBench) -> None:
     reader.lose()
     bench.delay_reads = False
     bench.run()
-    assert "r" not in bench.node.state.sessions
+    assert bench.find_session("r") is None
 
 
 WISHES = [("stream-offset", "earliest"), ("hf-offset", "?1"), ("hf-end", "?1")]
@@ -430,7 +430,7 @@ def test_other_topics_overtake_a_replay_of_a_session_that_was_behind() -> None:
     reader = bench.connect("r", properties={33: 1})
     subscribe(reader, "new")
     publish(bench, publisher, "new", *[f"n{n}" for n in range(10)])
-    assert not bench.node.state.sessions["r"].tailing
+    assert not bench.session("r").tailing
     subscribe(reader, "old", "earliest")
     publish(bench, publisher, "new", "n10")
     assert drain(reader) == [*(f"n{n}" for n in range(11)), "o0", "o1"]
@@ -507,7 +507,7 @@ def test_waiting_qos0_is_bounded_and_counted() -> None:
     publish(bench, publisher, "a", *[f"q{n}" for n in range(5)], qos=0)
     assert drain(reader) == ["1", "2", "q0", "q1", "q2"]
     assert bench.node.state.stats.dropped_qos0_slow == 2
-    assert bench.node.state.sessions["r"].waiting_qos0 is None
+    assert bench.session("r").waiting_qos0 is None
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
@@ -530,7 +530,7 @@ def test_waiting_qos0_keeps_its_order_when_the_subscription_changes(is_removed: 
     kept = [] if is_removed else ["open"]
     assert [each for each in seen if each != "other"] == [*kept, "closed"]
     assert seen.count("other") == 1
-    assert bench.node.state.sessions["r"].waiting_qos0 is None
+    assert bench.session("r").waiting_qos0 is None
 
 
 def test_the_lane_closes_when_it_is_full() -> None:
@@ -546,7 +546,7 @@ def test_the_lane_closes_when_it_is_full() -> None:
     assert seen[:4] == ["o0", "n0", "n1", "n2"]
     assert [each for each in seen if each[0] == "n"] == [f"n{n}" for n in range(10)]
     assert [each for each in seen if each[0] == "o"] == ["o0", "o1"]
-    assert bench.node.state.sessions["r"].lane is None
+    assert bench.session("r").lane is None
 
 
 def test_a_message_waits_in_the_lane_of_a_replay_without_records() -> None:
@@ -556,7 +556,7 @@ def test_a_message_waits_in_the_lane_of_a_replay_without_records() -> None:
     subscribe(reader, "new")
     publish(bench, publisher, "new", "n0", "n1")
     subscribe(reader, "old", "earliest")
-    session = bench.node.state.sessions["r"]
+    session = bench.session("r")
     assert session.lane is not None
     assert session.lane.queue
     assert not session.outbox

@@ -154,7 +154,7 @@ def test_session_expires_and_its_will_with_it() -> None:
     assert watcher.payloads() == []
     bench.advance(2)
     assert watcher.payloads() == [b"gone"]
-    assert "c" not in bench.node.state.sessions
+    assert bench.find_session("c") is None
 
 
 def test_will_delay_is_cancelled_by_the_return() -> None:
@@ -483,7 +483,7 @@ def test_inflight_is_sent_again_in_its_order_after_a_crash() -> None:
     bench = NodeBench()
     peer = bench.connect("c", expiry_s=1000)
     peer.send(subscribe("t", 2))
-    bench.node.state.sessions["c"].next_packet_id = 65534
+    bench.session("c").next_packet_id = 65534
     publisher = bench.connect("p")
     for number, qos in enumerate((1, 2, 1, 2), 1):
         publisher.send(publish("t", b"%d" % number, qos, number))
@@ -579,7 +579,7 @@ def test_repeated_subscribe_keeps_one_retained_scan() -> None:
     for packet_id in range(1, 30):
         peer.connection.out_bytes = 0
         peer.send(subscribe("r/#", 0, packet_id))
-    session = bench.node.state.sessions["c"]
+    session = bench.session("c")
     assert isinstance(session.retained_scans, SessionScans)
     assert len(session.retained_scans.by_filter) == len(session.retained_scans.order) == 1
 
@@ -650,7 +650,7 @@ def test_replacing_a_subscription_loses_nothing_that_waits(way: str) -> None:
         received = received + more
     payloads = [each.payload for each in received]
     assert payloads == [b"%d" % number for number in range(1, 2001)]
-    session = bench.node.state.sessions["c"]
+    session = bench.session("c")
     assert not session.has_drains
     # From now on it is one of QoS 0: nothing waits for a client that is away.
     if way == "back":
@@ -676,6 +676,6 @@ def test_an_unsubscribe_on_its_way_to_the_log_is_not_undone() -> None:
     bench.settle()
     peer.send(subscribe("a", 0, 2), m.Unsubscribe(3, ["a"], {}))
     bench.settle()
-    assert not bench.node.state.sessions["c"].subscriptions
+    assert not bench.session("c").subscriptions
     bench.crash()
-    assert not bench.node.state.sessions["c"].subscriptions
+    assert not bench.session("c").subscriptions

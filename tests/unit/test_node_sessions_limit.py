@@ -37,6 +37,6 @@ def test_after_a_restart_all_that_were_there_are_there() -> None:
         bench.connect(f"c{number}", clean=False, expiry_s=1000).lose()
     bench.config.sessions_max = 2
     bench.crash()
-    assert len(bench.node.state.sessions) == 5
+    assert len(bench.recorded().sessions) == 5
     assert reason(bench.connect("c4", clean=False, expiry_s=1000)) == reasons.SUCCESS
     assert reason(bench.connect("new")) == reasons.QUOTA_EXCEEDED

@@ -323,7 +323,7 @@ def test_what_is_inflight_is_asked_for_again(crashes: bool) -> None:
     bench.settle()
     assert connack(reader).session_present
     assert [each.payload for each in reader.publishes()] == [b"three"]
-    session = bench.node.state.sessions["alice"]
+    session = bench.session("alice")
     assert sorted(session.inflight) == sorted((sent[b"two"], sent[b"three"]))
     (pubrel,) = reader.take(m.Ack)
     assert isinstance(pubrel, m.Ack)
@@ -334,7 +334,7 @@ def test_what_is_inflight_is_asked_for_again(crashes: bool) -> None:
     # The state in the log is the same.
     bench.advance(1)
     bench.crash()
-    assert not bench.node.state.sessions["alice"].inflight
+    assert not bench.session("alice").inflight
 
 
 # ------------------------------------------------------------------------------------------ writes
@@ -363,7 +363,7 @@ def test_a_will_is_left_only_where_the_client_may_publish(topic: str, version: i
     # The decoder makes this of MQTT 3's return code 5, too.
     assert connack(peer).reason == NOT_AUTHORIZED
     assert peer.connection.closing
-    assert "mallory" not in bench.node.state.sessions
+    assert bench.find_session("mallory") is None
     assert bench.node.state.stats.wills_denied == 1
     assert any(each.event == "connection_refused" for each in bench.notes)
     if not topic.startswith("$"):
@@ -472,7 +472,7 @@ def test_a_name_that_is_not_proved_is_refused_where_names_can_be() -> None:
             peer.connection.certificate_name = name
             peer.send(m.Connect(5, True, 0, "c", None, "alice", b"x", {}))
             assert connack(peer).reason == NOT_AUTHORIZED
-            assert not bench.node.state.sessions
+            assert not bench.recorded().sessions
 
 
 def test_a_certificate_proves_its_own_name() -> None:
@@ -482,7 +482,7 @@ def test_a_certificate_proves_its_own_name() -> None:
         peer.connection.certificate_name = "alice"
         peer.send(m.Connect(5, True, 0, "c", None, username, None, {}))
         assert connack(peer).reason == 0
-        assert bench.node.state.sessions["c"].username == "alice"
+        assert bench.session("c").username == "alice"
 
 
 # ---------------------------------------------------------------------------------------- sessions
@@ -517,7 +517,7 @@ def test_a_session_is_its_users(state: str, clean: bool, other: str) -> None:
         assert not alice.connection.closing
     alice = bench.login("alice", "dev1", clean=False, expiry_s=WEEK_S)
     assert connack(alice).session_present
-    assert "#" in bench.node.state.sessions["dev1"].subscriptions
+    assert "#" in bench.session("dev1").subscriptions
 
 
 def test_a_session_without_an_owner_is_anybodys_and_then_its_users() -> None:
@@ -684,7 +684,7 @@ def test_what_is_aside_survives_a_crash_and_ends_with_its_last_reader() -> None:
 def test_a_groups_record_that_its_member_may_not_read_any_more_goes_to_another() -> None:
     bench = Bench()
     alice, _ = team(bench, "alice", "bob", expiry_s=WEEK_S)
-    bob = bench.node.state.sessions["bob"].connection
+    bob = bench.session("bob").connection
     assert bob is not None
     source = bench.login("alice", "source")
     source.send(publication("secret/x", b"1"), publication("secret/x", b"2", packet_id=2))
