@@ -7,7 +7,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,19 +17,11 @@ from holdfast.security.access.changes import add_token
 from holdfast.storage.partition import partition_of
 from tests.e2e.brokers import Holdfast
 from tests.support.ports import free_port
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 60.0
-POLL_S = 0.02
 REQUEST_S = 5.0
 NO_USERS = 403
 SECRET = "a secret of the tests, long enough\n"
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(POLL_S)
 
 
 class ClusterNode(Holdfast):
@@ -322,13 +314,11 @@ class ClusterProcesses:
         """All nodes but `without` are up and ready, and agree that every partition has one of them
         as its leader and as many in sync as there can be."""
         nodes = [node for name, node in self.nodes.items() if name not in without]
-        data = [node for node in nodes if not node.is_witness]
-        views = [node.cluster() for node in nodes]
-        if not all(views):
-            return False
-        names = {node.node_id for node in data}
-        for view in views:
-            wanted = min(view["replication_factor"], len(data))
+        names = {node.node_id for node in nodes if not node.is_witness}
+        for view in (node.cluster() for node in nodes):
+            if not view:
+                return False
+            wanted = min(view["replication_factor"], len(names))
             states = {each["node"]: each["state"] for each in view["nodes"]}
             if not view["has_majority"] or not view["partitions"]:
                 return False

@@ -7,8 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from holdfast.api.access.gate import LOGINS_RECORDED
 from holdfast.api.routes.live_routes import STREAMS_MAX
 from tests.e2e.brokers import SOURCE, Holdfast
+from tests.support.waiting import until
 
 WAIT_S = 20.0
 PASSWORD = "a right password"
@@ -75,13 +75,6 @@ def ask(
         connection.close()
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 class Secured:
     """A broker with a token of each role, and the user ada."""
 
@@ -104,14 +97,14 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     tokens = {
         role: made_token(broker.data, role) for role in ("viewer", "reader", "operator", "admin")
     }
-    wait_for(lambda: ask(broker.admin_port, "GET", "/api/v1/log").status == 401, "not noticed")
+    until(lambda: ask(broker.admin_port, "GET", "/api/v1/log").status == 401, "not noticed")
     done = access(
         "user", "add", "ada", "--role", "operator", "--data", str(broker.data),
         given=PASSWORD + "\n",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = Secured(broker, tokens)
-    wait_for(lambda: len(made.ask("GET", "/api/v1/users", "admin").json) == 1, "no user")
+    until(lambda: len(made.ask("GET", "/api/v1/users", "admin").json) == 1, "no user")
     yield made
     log = broker.log_text()
     broker.kill()
@@ -159,10 +152,10 @@ def test_a_new_token_works_at_once_and_a_removed_one_ends(secured: Secured) -> N
         ("/api/v1/log", "GET", None), ("/api/v1/log/read", "POST", {"ranges": []}),
     ):  # fmt: skip
         token = made_token(data, "reader", "--expires", "1h", "--note", "spark")
-        wait_for(lambda: ask(port, method, path, token, body).status == 200, path)  # noqa: B023
+        until(lambda: ask(port, method, path, token, body).status == 200, path)  # noqa: B023
         id = token.split("_")[1]
         assert access("token", "remove", id, "--data", str(data)).returncode == 0
-        wait_for(lambda: ask(port, method, path, token, body).status == 401, path)  # noqa: B023
+        until(lambda: ask(port, method, path, token, body).status == 401, path)  # noqa: B023
 
 
 def test_tokens_over_the_api(secured: Secured) -> None:
@@ -171,7 +164,7 @@ def test_tokens_over_the_api(secured: Secured) -> None:
     id, token = made.json["id"], made.json["token"]
     port = secured.broker.admin_port
     assert ask(port, "GET", "/metrics", token).status == 200
-    wait_for(lambda: ask(port, "GET", "/metrics", token).status == 401, "it does not expire")
+    until(lambda: ask(port, "GET", "/metrics", token).status == 401, "it does not expire")
     listed = {each["id"]: each for each in secured.ask("GET", "/api/v1/tokens", "admin").json}
     assert listed[id]["used_s"] > 0
     assert "sha256" not in listed[id]
@@ -209,7 +202,7 @@ def login(port: int, user: str, password: str, address: str = "127.0.0.1") -> Re
 
 def test_a_session_of_a_browser(secured: Secured) -> None:
     port = secured.broker.admin_port
-    wait_for(lambda: login(port, "ada", PASSWORD).status == 200, "the user is not known")
+    until(lambda: login(port, "ada", PASSWORD).status == 200, "the user is not known")
     reply = login(port, "ada", PASSWORD)
     assert reply.json == {"name": "user ada", "role": "operator"}
     cookie = reply.headers["set-cookie"]
@@ -467,7 +460,7 @@ def test_without_users_other_machines_get_health_only(tmp_path: Path) -> None:
         assert "holdfast access token create" in reply.json["error"]
     assert ask(port, "GET", "/api/v1/log").status == 200
     token = made_token(broker.data, "admin")
-    wait_for(lambda: ask(port, "GET", "/api/v1/log").status == 401, "the token is not noticed")
+    until(lambda: ask(port, "GET", "/api/v1/log").status == 401, "the token is not noticed")
     assert ask(port, "GET", "/api/v1/log", token, host=address).status == 200
     broker.kill()
 
@@ -482,11 +475,11 @@ def test_a_broken_file_leaves_the_users_in_force(tmp_path: Path) -> None:
     for broken in ("{", '{"format": 2}', text.replace("viewer", "king"), "[" * 100_000):
         path.write_text(broken)
         lines = broker.log_text().count("access_file_refused")
-        wait_for(lambda: broker.log_text().count("access_file_refused") > lines, broken[:20])  # noqa: B023
+        until(lambda: broker.log_text().count("access_file_refused") > lines, broken[:20])  # noqa: B023
         assert ask(port, "GET", "/metrics", token).status == 200
         assert ask(port, "GET", "/metrics").status == 401
     path.unlink()
-    wait_for(lambda: "access_file_gone" in broker.log_text(), "gone")
+    until(lambda: "access_file_gone" in broker.log_text(), "gone")
     assert ask(port, "GET", "/metrics").status == 401
     path.write_text("{")
     broker.kill()
@@ -531,7 +524,7 @@ def test_the_address_of_a_client_is_not_its_own_claim(tmp_path: Path) -> None:
     assert ask(port, "POST", "/api/v1/log/read", "", body, headers=forwarded).status == 403
     assert ask(port, "GET", "/healthz", headers=forwarded).status == 200
     token = made_token(broker.data, "admin")
-    wait_for(lambda: ask(port, "GET", "/api/v1/log").status == 401, "not noticed")
+    until(lambda: ask(port, "GET", "/api/v1/log").status == 401, "not noticed")
     claimed = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https"}
     assert ask(port, "POST", "/api/v1/reload", token, headers=claimed).status == 200
     newest = ask(port, "GET", "/api/v1/audit?limit=1", token).json["entries"][0]
@@ -546,7 +539,7 @@ def test_the_address_of_a_client_behind_a_known_proxy(tmp_path: Path) -> None:
     claimed = {"X-Forwarded-For": "198.51.100.1, 203.0.113.9"}
     assert ask(port, "GET", "/api/v1/log", headers=claimed).status == 403
     token = made_token(broker.data, "admin")
-    wait_for(lambda: ask(port, "GET", "/api/v1/log").status == 401, "not noticed")
+    until(lambda: ask(port, "GET", "/api/v1/log").status == 401, "not noticed")
     assert ask(port, "POST", "/api/v1/reload", token, headers=claimed).status == 200
     newest = ask(port, "GET", "/api/v1/audit?limit=1", token).json["entries"][0]
     # The last address is the one that the proxy itself has seen.
@@ -579,5 +572,5 @@ def test_bytes_that_are_no_request_get_one_json_line(secured: Secured) -> None:
         assert received.startswith(b"HTTP/1.1 400")
         assert b"\r\ncontent-type: application/json\r\n" in received
         assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]
-    wait_for(lambda: "http_invalid remote=" in secured.broker.log_text(), "no line")
+    until(lambda: "http_invalid remote=" in secured.broker.log_text(), "no line")
     assert "Invalid HTTP request" not in secured.broker.log_text()

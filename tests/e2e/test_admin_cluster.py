@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.e2e.brokers import SOURCE
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses, until
-from tests.e2e.test_admin_access import PASSWORD, ask, login, made_token, open_stream, wait_for
+from tests.e2e.test_admin_access import PASSWORD, ask, login, made_token, open_stream
 
 
 def test_the_audit_of_all_nodes(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_the_audit_of_all_nodes(tmp_path: Path) -> None:
             copy.write_bytes((nodes[0].data / "access.json").read_bytes())
             copy.rename(node.data / "access.json")
         for node in nodes:
-            wait_for(
+            until(
                 lambda node=node: ask(node.admin_port, "GET", "/cluster").status == 401,  # type: ignore[misc]
                 "the token is not noticed",
             )
@@ -64,7 +64,7 @@ def test_the_audit_of_all_nodes(tmp_path: Path) -> None:
         assert ask(nodes[0].admin_port, "POST", "/cluster/undrain?node=n2", token).status == 200
         gone = nodes[-1]
         cluster.kill9(gone.node_id)
-        wait_for(
+        until(
             lambda: (
                 json.loads(ask(nodes[0].admin_port, "GET", "/api/v1/audit", token).body)["missing"]
                 != []

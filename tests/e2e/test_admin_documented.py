@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.e2e.brokers import SOURCE, Holdfast
-from tests.e2e.test_admin_access import ask, wait_for
+from tests.e2e.test_admin_access import ask
+from tests.support.waiting import until
 
 REMARK = re.compile(r"\s+# .*$", re.MULTILINE)
 AT_THE_DEFAULT_PORT = re.compile(r"^holdfast (?!.*(--data|--admin)).*$", re.MULTILINE)
@@ -53,7 +54,7 @@ def test_the_commands_of_the_pages(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, (block, done.stderr)
         outputs.append(done.stdout)
-        wait_for(
+        until(
             lambda: ask(broker.admin_port, "GET", "/api/v1/log").status == 401,
             "the token is not noticed",
         )

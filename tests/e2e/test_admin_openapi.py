@@ -15,7 +15,8 @@ import pytest
 from holdfast.security.access.scopes import ROLES, Scope
 from tests.e2e import wire
 from tests.e2e.brokers import Holdfast
-from tests.e2e.test_admin_access import made_token, wait_for
+from tests.e2e.test_admin_access import made_token
+from tests.support.waiting import until
 
 SMALLER = {"reader": "viewer", "operator": "reader", "admin": "operator"}
 HEAD_BYTES = 50_000
@@ -216,4 +217,4 @@ def test_the_right_scope_is_served(port: Documented) -> None:
             kind = operation["responses"]["200"]["content"]
             if "application/json" in kind:
                 json.loads(text)
-    wait_for(lambda: port.call("GET", "/healthz")[0] == 200, "the broker has gone")
+    until(lambda: port.call("GET", "/healthz")[0] == 200, "the broker has gone")

@@ -8,7 +8,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from tests.e2e.conftest import StartHoldfast
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.open_gate import OpenGate
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 WAIT_S = 20.0
 RECORD_BYTES = 1 << 20
@@ -201,14 +202,7 @@ def test_unread_answers_cost_little(large: Holdfast) -> None:
     def reads() -> bool:
         return ask(large.admin_port, "GET", "/api/v1/log/0?start=0&bytes=1")[0] == 200
 
-    wait_for(reads, "readers that have gone keep their places")
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+    until(reads, "readers that have gone keep their places")
 
 
 def test_idle_sockets_keep_nobody_out(start_holdfast: StartHoldfast) -> None:

@@ -27,7 +27,8 @@ from holdfast.pipeline.source.options import parse
 from holdfast.security.http.tls_door import HANDSHAKES_MAX
 from tests.e2e import wire
 from tests.e2e.brokers import SOURCE, Holdfast
-from tests.e2e.test_admin_access import made_token, wait_for
+from tests.e2e.test_admin_access import made_token
+from tests.support.waiting import until
 
 
 class SecureHoldfast(Holdfast):
@@ -146,7 +147,7 @@ def test_a_new_certificate_by_reload(broker: SecureHoldfast) -> None:
     assert broker.serial() == before
     assert broker.process is not None
     broker.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: broker.serial() != before, "the certificate is the old one")
+    until(lambda: broker.serial() != before, "the certificate is the old one")
     kept.request("GET", "/healthz")
     assert kept.getresponse().read() == b"ok\n"
     kept.close()
@@ -181,7 +182,7 @@ def test_silent_handshakes_keep_nobody_out(broker: SecureHoldfast) -> None:
 
 def test_a_session_cookie_over_tls_is_secure(broker: SecureHoldfast) -> None:
     token = made_token(broker.data, "admin")
-    wait_for(lambda: broker.ask("GET", "/metrics")[0] == 401, "the token is not noticed")
+    until(lambda: broker.ask("GET", "/metrics")[0] == 401, "the token is not noticed")
     user = {"name": "ada", "role": "viewer", "password": "a right password"}
     assert broker.ask("POST", "/api/v1/users", token, user)[0] == 200
     login = {"user": "ada", "password": "a right password"}
@@ -207,7 +208,7 @@ def test_the_spark_source_reads_over_tls_with_a_token(
     assert token_file.read_text().strip() not in repr(options)
     # Spark sends the options to the tasks.
     options = pickle.loads(pickle.dumps(options))
-    wait_for(lambda: broker.ask("GET", "/metrics")[0] == 401, "the tokens are not noticed")
+    until(lambda: broker.ask("GET", "/metrics")[0] == 401, "the tokens are not noticed")
     servers = Servers(options.servers, options.access)
     bounds = servers.bounds()
     servers.close()

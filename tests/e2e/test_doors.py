@@ -7,7 +7,6 @@ clients that are known or from the broker's own files.
 import contextlib
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,9 +20,9 @@ from tests.e2e.brokers import IO_WORKERS, Holdfast
 from tests.e2e.listeners_broker import ListenersBroker
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 DESCRIPTORS = 120
-WAIT_S = 20.0
 TAKEN = (0x00, 0x10)
 """Reasons of a PUBACK: the message is stored, with or without a subscriber."""
 
@@ -72,13 +71,6 @@ def silent_sockets(port: int, count: int) -> list[socket.socket]:
             one.connect(("127.0.0.1", port))
         found.append(one)
     return found
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def is_closed(one: socket.socket, timeout_s: float) -> bool:
@@ -138,7 +130,7 @@ def test_open_connections_are_limited_by_descriptors(limited: Callable[..., Limi
     assert broker.admin("/readyz")[0] == 200
     assert "connections_full" in broker.log_text()
     clients.pop().socket.close()
-    wait_for(lambda: _connects(broker.port), "no room although a client has gone")
+    until(lambda: _connects(broker.port), "no room although a client has gone")
 
 
 def _connects(port: int) -> bool:
@@ -241,9 +233,7 @@ def test_incomplete_connects_share_a_bound(
         sockets.append(one)
     with wire.Wire(broker.port) as client:
         assert client.connect("known").reason == 0
-    wait_for(
-        lambda: metric(broker, "holdfast_connections_displaced_total") >= 60, "none is displaced"
-    )
+    until(lambda: metric(broker, "holdfast_connections_displaced_total") >= 60, "none is displaced")
     # 32 MB were sent. With workers the windows of the connections count, too.
     windows = len(sockets) * WINDOW_BYTES if IO_WORKERS else 0
     assert broker.rss_bytes() - before < (16 << 20) + windows
@@ -254,16 +244,16 @@ def test_incomplete_connects_share_a_bound(
 def test_one_address_has_its_share(start_holdfast: Callable[..., Holdfast]) -> None:
     broker = start_holdfast({"limits": {"pending_connects_per_address": 5}})
     sockets = silent_sockets(broker.port, 6)
-    wait_for(lambda: "address_full" in broker.log_text(), "none is refused")
+    until(lambda: "address_full" in broker.log_text(), "none is refused")
     # Of connections that come at once, any may be the last that the listener accepts. The one that
     # found the broker ready counts, too, until its end is seen.
     closed = sum(is_closed(each, 0.5) for each in sockets)
     assert closed in (1, 2)
-    wait_for(lambda: metric(broker, "holdfast_pending_connects") == 6 - closed, "others count")
+    until(lambda: metric(broker, "holdfast_pending_connects") == 6 - closed, "others count")
     assert metric(broker, "holdfast_connections_refused_total") == closed
     for each in sockets:
         each.close()
-    wait_for(lambda: _connects(broker.port), "the address is full for ever")
+    until(lambda: _connects(broker.port), "the address is full for ever")
 
 
 def test_silent_connections_take_no_place_of_clients(
@@ -291,7 +281,7 @@ def test_incomplete_upgrades_share_the_bound(tmp_path: Path) -> None:
             sockets.append(one)
         # 150 heads of 16 kB are more than twice the bound.
         displaced = "holdfast_connections_displaced_total"
-        wait_for(lambda: metric(broker, displaced) >= 80, "none is displaced")
+        until(lambda: metric(broker, displaced) >= 80, "none is displaced")
         with websocket_wire.WebSocketWire(broker.websocket_port) as client:
             assert client.connect("known").reason == 0
         for one in sockets:

@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -17,6 +17,7 @@ from holdfast.cli.main import main
 from tests.e2e import wire
 from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast
+from tests.support.waiting import until
 
 SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED", str(time.time_ns() % 1_000_000)))
 KILLS = 4
@@ -30,13 +31,6 @@ WAIT_S = 40.0
 
 def identity(value: str) -> list[tuple[int, wire.PropertyValue]]:
     return [(wire.USER_PROPERTY, ("hf-seq", value))]
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 class Publisher(Thread):
@@ -126,7 +120,7 @@ def test_kill_9_while_many_are_in_flight(start_holdfast: StartHoldfast) -> None:
     repetitions = 0.0
     for number in range(KILLS):
         goal = publisher.confirmed + dice.randint(100, 400)
-        wait_until(
+        until(
             lambda goal=goal: publisher.confirmed >= goal or not publisher.is_alive(),  # type: ignore[misc]
             f"seed {SEED}: publishing stands still",
         )
@@ -179,7 +173,7 @@ def test_the_table_outlives_the_records(start_holdfast: StartHoldfast) -> None:
         ranges = json.loads(broker.admin("/api/v1/log")[1])["ranges"]
         return int(ranges[0][0])
 
-    wait_until(lambda: first_offset() > 1, "the message was not removed")
+    until(lambda: first_offset() > 1, "the message was not removed")
     broker.kill()
     broker.start()
     assert first_offset() > 1

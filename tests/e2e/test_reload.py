@@ -8,10 +8,8 @@ import signal
 import socket
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import paho.mqtt.client as paho
@@ -29,6 +27,7 @@ from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import pair
 from tests.support.certificates import Authority, Certificate
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 TIMEOUT_S = 20.0
 
@@ -73,13 +72,6 @@ class Client:
     def close(self) -> None:
         self.client.disconnect()
         self.client.loop_stop()
-
-
-def until(happened: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not happened():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
 
 
 def hang_up(broker: Holdfast, line: str = "reloaded settings") -> str:

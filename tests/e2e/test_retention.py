@@ -3,22 +3,13 @@ retained messages outlive the segments they came in."""
 
 import json
 import re
-import time
-from collections.abc import Callable
 
 from tests.e2e import wire
 from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast
+from tests.support.waiting import until
 
 SMALL = {"segment_bytes": 65536, "snapshot_bytes": 65536, "partitions": 2}
-TIMEOUT_S = 30.0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def first_offsets(broker: Holdfast) -> list[int]:
@@ -42,10 +33,10 @@ def test_journal_stays_bounded_and_retained_messages_stay(start_holdfast: StartH
         client.connect()
         client.publish("kept", b"retained", 1, retain=True)
     publish_many(broker, 1500)
-    wait_until(lambda: max(first_offsets(broker)) > 0, "nothing was removed")
+    until(lambda: max(first_offsets(broker)) > 0, "nothing was removed")
     # A recovery may need what came after the older of the two snapshots: what the last two
     # intervals brought, and what came while they were written. The rest is the limit.
-    wait_until(lambda: journal_bytes(broker) <= 262144 + 6 * 65536, "the journal is too large")
+    until(lambda: journal_bytes(broker) <= 262144 + 6 * 65536, "the journal is too large")
     broker.kill()
     broker.start()
     with wire.Wire(broker.port) as client:
@@ -64,7 +55,7 @@ def test_session_that_is_away_holds_the_log_back_up_to_its_limit(
         away.connect("away", clean=False, expiry_s=3600)
         away.subscribe(("t", 1))
     publish_many(broker, 600)
-    wait_until(lambda: "retention_held_back" in broker.log_text(), "retention never looked")
+    until(lambda: "retention_held_back" in broker.log_text(), "retention never looked")
     metrics = broker.admin("/metrics")[1]
     pinned = re.findall(r'log_pinned_bytes\{node="n1"\} (\S+)', metrics)
     assert [float(each) > 131072 for each in pinned] == [True]
@@ -82,7 +73,7 @@ def test_last_messages_of_every_topic_stay(start_holdfast: StartHoldfast) -> Non
     broker = start_holdfast({"log": SMALL, "log.retention": retention})
     publish_many(broker, 10, "quiet")
     publish_many(broker, 800, "busy")
-    wait_until(lambda: journal_bytes(broker) < 300_000, "superseded messages still take space")
+    until(lambda: journal_bytes(broker) < 300_000, "superseded messages still take space")
     with wire.Wire(broker.port) as client:
         client.connect()
         client.publish("t", b"still works", 1)
