@@ -14,10 +14,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # More than the cores: tests of real processes mostly wait.
 WORKERS ?= 4
 # What the interpreted form is tested with: the pure parts. Processes and clients of other makers are
-# tested in the compiled form, as users run it, and so are the models that replace no part of a class.
-# All in both: make test INTERPRETED_TESTS=tests
+# tested in the compiled form, as users run it, and so are the models that replace no part of a class,
+# and the tests of whole simulated nodes. All in both: make test INTERPRETED_TESTS=tests
 INTERPRETED_TESTS ?= tests/unit $(if $(shell $(BIN)/python tools/is_compiled.py && echo yes),\
+  $(WHOLE_NODES:%=--ignore-glob 'tests/unit/test_%*') \
   $(wildcard $(filter tests/model/%,$(NOT_COMPILED:%=tests/%.py))),tests/model)
+WHOLE_NODES := cluster_alone cluster_groups cluster_lives cluster_lost_link cluster_lost_proposals \
+  cluster_retained cluster_takeover rights_cluster
 # What runs the same modules in either form, or none that are compiled.
 NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_controller* \
   model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* \

@@ -162,7 +162,9 @@ def test_a_machine_put_back_while_the_others_run(tmp_path: Path) -> None:
         wait_all_have(cluster, payloads)
 
 
+@pytest.mark.long
 def test_all_nodes_put_back_from_copies_of_different_moments(tmp_path: Path) -> None:
+    """As simulated nodes: `tests/model/test_cluster_put_back.py`."""
     with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
         publish(cluster, "n1", "before")
         stop = threading.Event()
@@ -283,6 +285,7 @@ def accept(cluster: ClusterProcesses, name: str) -> None:
     assert main(["cluster", "accept-older-copy", "--data", data, "--accept-loss"]) == 0
 
 
+@pytest.mark.long
 def test_a_majority_put_back_waits_for_the_one_that_runs(tmp_path: Path) -> None:
     """It remembers their disks, and lets one in that an operator has accepted. All go on with what
     it has. Either may come back first (`tests/model/test_cluster_put_back.py`)."""
@@ -314,6 +317,7 @@ def test_a_majority_put_back_waits_for_the_one_that_runs(tmp_path: Path) -> None
         wait_all_have(cluster, payloads)
 
 
+@pytest.mark.long
 def test_one_of_two_that_come_back_was_put_back(tmp_path: Path) -> None:
     """n3: it waits for n2, which is whole. Either may come first
     (`tests/model/test_cluster_put_back.py`)."""

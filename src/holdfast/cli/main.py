@@ -12,7 +12,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
@@ -154,12 +154,10 @@ def _dispatch(arguments: list[str]) -> int:
         )
         return _dispatch([*words, *arguments[1:]])
     if command in OWN_OPTIONS:
-        own_main: Callable[[list[str]], int] = _command_module(command).main
-        return own_main(arguments[1:])
+        return int(_command_module(command).main(arguments[1:]))
     if command in COMMANDS:
         args = build_parser([command]).parse_args(arguments)
-        run: Callable[[argparse.Namespace], int] = _command_module(command).run
-        return run(args)
+        return int(_command_module(command).run(args))
     parser = build_parser([])
     # A wrong command is reported before its options, which only its own parser could know.
     if command and not command.startswith("-"):
