@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.broker.session.audience import Audience
 from holdfast.cli.main import main
 from holdfast.client.client import Client
+from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.routing.interest import plain_of
@@ -196,6 +197,32 @@ def test_a_group_whose_members_come_back_began_before_they_went(tmp_path: Path) 
         await member.disconnect()
 
     run(tmp_path, scenario)
+
+
+def test_a_group_that_is_away_gets_what_comes_right_after_a_start(tmp_path: Path) -> None:
+    """Its home is not open yet when the broker is ready, so the group is in no route."""
+
+    async def main() -> None:
+        async with (
+            loop_broker(tmp_path, is_one=True) as broker,
+            Site(broker).client("g", session_expiry_s=DAY_S) as member,
+        ):
+            await member.subscribe((G, 1))
+        async with loop_broker(tmp_path, is_one=True) as broker:
+            groups = broker.broker.node.state.cluster.groups
+            assert isinstance(groups, Groups)
+            assert groups.coordinator.homes.opening
+            site = Site(broker)
+            await site.edge.start(site.host)
+            site.deliver("t/1", b"1", 1, 1, is_plain=False, granted=(G,))
+            await until(lambda: site.done)
+            member = site.client("g", clean_start=False, session_expiry_s=DAY_S)
+            await member.connect()
+            assert await receive(member, 1) == [b"1"]
+            await member.disconnect()
+            await site.edge.stop()
+
+    asyncio.run(main())
 
 
 def test_the_log_command_says_for_whom_a_message_is(

@@ -150,6 +150,10 @@ class ClusterPort:
         records of the topic's partition below the offset `behind`."""
         raise NotImplementedError
 
+    def has_groups(self) -> bool:
+        """Whether the routes have each group that is in the log and coordinated here."""
+        return True
+
     def has_room(self, client_id: str) -> bool:
         """Whether the client may open one more session. In a cluster every node counts the sessions
         that outlive their connections, and its own of the others."""

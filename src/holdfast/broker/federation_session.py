@@ -61,10 +61,7 @@ def end(state: NodeState) -> bool:
     session = state.cluster.recorded().sessions.get(FEDERATION)
     if session is None:
         return False
-    if state.cluster.is_single:
-        end_session(state, session)
-    else:
-        log_end(state, session)
+    (end_session if state.cluster.is_single else log_end)(state, session)
     return True
 
 
@@ -101,10 +98,9 @@ def groups_without(state: NodeState, topic: bytes, partition: int, offset: int) 
 
 
 def _groups(state: NodeState, topic: bytes) -> dict[str, Group]:
-    """The groups that want a topic, by key. In a cluster a group with members here may also be
-    coordinated here, and the coordinator knows whether it is older than the members' connections.
-    Counter-example: a member is away and comes back, and the group begins again at this node. A
-    message from before that is the group's, although the group here began later."""
+    """The groups that want a topic, by key. A coordinator at this node knows the start of a group,
+    which is older than its members' connections. Counter-example: a member comes back, and with it
+    the group of the members here begins. A message from before that is the group's, too."""
     groups = sorted(find_route(state, topic).groups, key=lambda each: each.coordination is not None)
     return {group.key: group for group in groups}
 
@@ -209,7 +205,6 @@ def retain(state: NodeState, message: Message, done: Callable[[bool], None]) -> 
         message.properties,
         message.payload,
     )
-    # A single node applies the message when the promise is released, a cluster the record.
     message.partition = route.partition
     message.offset = state.journal.next_offset[route.partition]
     state.publish(record, FederatedRetainedPromise(message, route.topic, done))

@@ -31,6 +31,7 @@ class BrokerPort(ClusterPort):
         self._retained_updates = parts.retained_updates
         self._acquisition = parts.acquisition
         self.groups = parts.groups
+        self._homes = parts.groups.coordinator.homes
 
     def append(self, record: Record) -> int:
         if self._context.is_alone:
@@ -86,13 +87,14 @@ class BrokerPort(ClusterPort):
             or self._context.journal.pending_bytes > limit
         )
 
+    def has_groups(self) -> bool:
+        return not self._homes.opening
+
     def has_room(self, client_id: str) -> bool:
-        replicated = self._replicated
-        recorded = replicated.state.sessions
-        here = replicated.open_sessions.counts.get(self._context.node_id, 0)
-        count = replicated.state.client_sessions()
-        count += max(0, self._state.client_sessions() - here)
-        return client_id in recorded or count < self._state.config.sessions_max
+        recorded = self._replicated.state
+        here = self._replicated.open_sessions.counts.get(self._context.node_id, 0)
+        count = recorded.client_sessions() + max(0, self._state.client_sessions() - here)
+        return client_id in recorded.sessions or count < self._state.config.sessions_max
 
     def away(self) -> tuple[int, int, int]:
         recorded = self._replicated.state

@@ -46,8 +46,8 @@ class OpenSessions:
         buckets of their owners."""
         count = sum(map(self.has, sessions))
         for owner, homes in self._of.items():
-            open = [not session.is_internal for bucket in homes.values() for session in bucket]
-            assert self.counts[owner] == sum(open), "the number of the open"
+            clients = [not each.is_internal for bucket in homes.values() for each in bucket]
+            assert self.counts[owner] == sum(clients), "the number of the open"
             for bucket in homes.values():
                 count -= len(bucket)
                 assert bucket, "an empty bucket"

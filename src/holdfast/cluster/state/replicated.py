@@ -330,9 +330,10 @@ class ReplicatedState(ReplicatedPacketIds):
         self.groups.check()
         sessions = self.state.sessions.values()
         self.filters.check(sessions)
-        are_away = [each for each in sessions if not each.owner and not each.is_internal]
-        away = sum([len(each.subscriptions) for each in are_away])
-        assert self.subscriptions_away == away, "the subscriptions of sessions that are away"
+        away = [
+            len(each.subscriptions) for each in sessions if not (each.owner or each.is_internal)
+        ]
+        assert self.subscriptions_away == sum(away), "the subscriptions of sessions that are away"
         for client_id, session in self.state.sessions.items():
             live = session.connection, session.outbox, session.changes
             assert live == (None, None, None), "a part of a live session"

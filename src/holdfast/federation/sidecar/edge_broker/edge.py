@@ -11,6 +11,8 @@ Invariants:
   processed in the next iteration of the loop, in order.
 - New filters are subscribed to before the filters that covered them are removed. In the opposite
   order, a message published in between would be missed.
+- No message goes out or in before the broker knows the shared groups of its log. Counter-example: a
+  message for one of them comes right after a start. The group is in no audience, and never gets it.
 - A record for only some of the clients names its audience (`holdfast.broker.session.audience`). A
   shared group without a grant therefore skips it, however late it reads the log.
 """
@@ -221,6 +223,9 @@ class BrokerEdge:
 
     def _run(self) -> None:
         self._worker = None
+        if not self._broker.node.state.cluster.has_groups():
+            self._schedule_run()
+            return
         if self._is_up and self._connection is None:
             self._report_down()
         self._report_interest()
