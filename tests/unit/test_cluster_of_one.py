@@ -17,7 +17,9 @@ from holdfast.security.dynamic.agreed import pack
 from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
 from holdfast.security.dynamic.file import write
 from holdfast.security.passwords import hash_password
+from holdfast.server.cluster import check_may_share
 from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.server.disk.storage import StorageError
 from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.journal.segment import WriteGroup
@@ -79,6 +81,8 @@ def test_a_node_with_others_does_not_serve_alone(tmp_path: Path) -> None:
     for _ in range(2):  # The first refusal has released the directory.
         with pytest.raises(BrokerFailed, match="is a cluster node's, with n2: start it with"):
             Broker(data=data).start()
+    with pytest.raises(StorageError, match="is a cluster node's, with n2: start it with"):
+        check_may_share(data)
 
 
 def document(*names: str) -> SecurityDocument:

@@ -46,6 +46,7 @@ from holdfast.config.schema import Config
 from holdfast.security.passwords import PasswordFile
 from holdfast.security.peer_identity import ANSWERS_APART, PROGRAM, WIRE_LOWEST
 from holdfast.server.addresses import admin_address, client_addresses
+from holdfast.server.conversion.raft_metadata import read_metadata
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.process_identity import boot_identity
 from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
@@ -62,7 +63,10 @@ from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.creation import create_when_connected
 from holdfast.server.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.server.replacement import AsideDirectory
-from holdfast.storage.files.data_directory import DataDirectoryError
+from holdfast.storage.files.data_directory import DataDirectoryError, read_manifest
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import MANIFEST
+from holdfast.storage.journal.epoch_folders import LEASE
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.reading.segment_reader import Damage
 
@@ -210,7 +214,11 @@ class ClusterMembership:
             made.attendance.recover(given_up)
         made.awaits_generation = self.storage.directory.manifest.restored != 0
         if not config.cluster.peer_bind:
-            _check_has_no_others(made, self.storage, Path(config.node.data))
+            try:
+                _check_has_no_others(meta.metadata, meta.node_id, Path(config.node.data))
+            except StorageError:
+                self.storage.close()
+                raise
         return made
 
     def _new_links(self, auth: PeerAuth, handler: PeerHandler) -> PeerLinks:
@@ -538,12 +546,22 @@ def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Replicated
     return images
 
 
-def _check_has_no_others(cluster_node: ClusterNode, storage: Storage, root: Path) -> None:
+def check_may_share(root: Path) -> None:
+    """Check that other nodes do not have what is in a directory that is not shared yet. Raises
+    `StorageError`."""
+    if (root / MANIFEST).exists() and not (root / LEASE).exists():
+        try:
+            manifest = read_manifest(OsFileSystem(root), root)
+            metadata = read_metadata(root, manifest)
+        except (DataDirectoryError, DamagedRaft) as error:
+            raise StorageError(f"{root}: {error}") from error
+        _check_has_no_others(metadata, manifest.node_id, root)
+
+
+def _check_has_no_others(metadata: ClusterMetadata | None, own: str, root: Path) -> None:
     """Refuse to serve alone what other nodes may have, too."""
-    metadata, own = cluster_node.meta.metadata, cluster_node.meta.node_id
     others = [] if metadata is None else sorted(metadata.nodes.keys() - {own})
     if others:
-        storage.close()
         raise StorageError(
             f"{root} is a cluster node's, with {', '.join(others)}: start it with"
             " cluster.peer_bind set, or give another data directory"

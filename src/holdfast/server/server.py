@@ -23,7 +23,7 @@ from holdfast.config.schema import Config
 from holdfast.federation.sidecar.federator import FederatorError
 from holdfast.security.access.access_file import AccessError
 from holdfast.security.http.server import reserve as reserve_admin
-from holdfast.server.cluster import ClusterMembership, Held
+from holdfast.server.cluster import ClusterMembership, Held, check_may_share
 from holdfast.server.conversion.adoption import adopt, adopt_epoch
 from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop.broker import Broker
@@ -242,6 +242,7 @@ class Server:
 
     def _share(self) -> SharedDirectory:
         try:
+            check_may_share(Path(self.config.node.data))
             sharing = SharedDirectory(
                 self.config,
                 adopt=adopt_epoch,

@@ -33,6 +33,7 @@ from holdfast.storage.journal.epoch_folders import (
     epoch_folder,
     write_epoch,
 )
+from holdfast.storage.journal.watermarks import NAME as WATERMARKS
 
 LINK_ATTEMPTS: Final = 100
 """The most attempts at linking; one fails if the old holder removes a file meanwhile."""
@@ -118,10 +119,13 @@ def _link_all(root: FileSystem, old: Epoch, number: int) -> None:
                 target.remove(name)
             file = target.open_write(name, create=True)
             file.write(0, [read_file(source, name)])
-            file.sync()
+            if name != WATERMARKS:
+                # The takeover replaces them durably.
+                file.sync()
             file.close()
-    for folder in (SNAPSHOTS, JOURNAL, QUARANTINE, *({RAFT} & {*target.list("")}), ""):
-        target.sync_folder(folder)
+    for folder in (SNAPSHOTS, JOURNAL, QUARANTINE, RAFT):
+        if target.list(folder):
+            target.sync_folder(folder)
 
 
 def _link(source: FileSystem, root: FileSystem, name: str, old: Epoch, number: int) -> None:

@@ -174,12 +174,12 @@ class LeaseDirectory:
         return self.root.lock(f"{NODES}/{node_id}.lock")
 
     def write_node(self, info: HolderInfo) -> None:
-        """Publish the description of a running node."""
-        self._write_json(f"{NODES}/{info.node_id}.json", asdict(info))
+        """Publish the description of a running node, which a power cut ends, too."""
+        self._write_json(f"{NODES}/{info.node_id}.json", asdict(info), sync=False)
 
     def mark_form(self, info: HolderInfo) -> None:
         """Announce that the node serves as a cluster of one."""
-        replace_file(self.root, f"{NODES}/{info.node_id}.one", [_form(info)])
+        replace_file(self.root, f"{NODES}/{info.node_id}.one", [_form(info)], sync=False)
 
     def nodes_without_form(self) -> list[str]:
         """The running nodes that serve a directory only as a single broker, as version 0.1 does. A
@@ -240,8 +240,8 @@ class LeaseDirectory:
         except ValueError:
             return None
 
-    def _write_json(self, name: str, content: dict[str, object]) -> None:
-        replace_file(self.root, name, [json.dumps(content, indent=1).encode() + b"\n"])
+    def _write_json(self, name: str, content: dict[str, object], *, sync: bool = True) -> None:
+        replace_file(self.root, name, [json.dumps(content, indent=1).encode() + b"\n"], sync=sync)
 
 
 def write_beat(file: WriteFile, counter: int, flags: int) -> None:
