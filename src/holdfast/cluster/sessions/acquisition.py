@@ -205,6 +205,9 @@ class SessionAcquisition:
             self._send_at(of_client[0], min(of_client[0].send_at, self._state.now + ASK_AFTER_S))
         else:
             del self._of_clients[asking.client_id]
+        if not self.asking:
+            # A node without requests looks at no times.
+            self._wakes.clear()
 
     def _send_request(self, asking: PendingOpen) -> None:
         self._send_at(asking, self._state.now + ASK_AGAIN_S)
