@@ -27,7 +27,7 @@ class Planted:
     plant: Plant
     run: Run
     """Runs the model with a seed."""
-    text: str
+    text: str = ""
     """A part of what the model then says."""
     seed: int = 0
     """The first that is looked at."""
