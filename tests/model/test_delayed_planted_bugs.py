@@ -13,17 +13,7 @@ from holdfast.storage.record import Record
 from tests.model.test_delayed_messages import run
 from tests.support import node_bench
 from tests.support.node_bench import NodeBench
-
-PLANTED_SEEDS = 60
-
-
-def _fails() -> bool:
-    for seed in range(PLANTED_SEEDS):
-        try:
-            run(seed)
-        except (AssertionError, KeyError):
-            return True
-    return False
+from tests.support.planted import is_found
 
 
 def test_planted_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +28,7 @@ def test_planted_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             yield message
 
     monkeypatch.setattr(DelayedTable, "take_due", planted)
-    assert _fails()
+    assert is_found(run, range(60), (AssertionError, KeyError))
 
 
 def test_planted_published_again_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +39,7 @@ def test_planted_published_again_after_a_start(monkeypatch: pytest.MonkeyPatch) 
             recovery.state.delayed.apply(record)
 
     monkeypatch.setattr(Recovery, "_apply_delayed", planted)
-    assert _fails()
+    assert is_found(run, range(60), (AssertionError, KeyError))
 
 
 def test_planted_snapshot_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +50,7 @@ def test_planted_snapshot_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
         return [each for each in real(state) if each[0] != entries.SNAPSHOT_DELAYED]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(node_bench, "snapshot_entries", planted)
-    assert _fails()
+    assert is_found(run, range(60), (AssertionError, KeyError))
 
 
 def test_planted_timer_is_not_armed(monkeypatch: pytest.MonkeyPatch) -> None:

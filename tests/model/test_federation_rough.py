@@ -4,8 +4,8 @@ test, that break a promise within a bounded number of seeds."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +19,7 @@ from holdfast.federation.core.retained.anti_entropy import AntiEntropy
 from holdfast.federation.core.retained.clock import HybridClock
 from holdfast.federation.core.retained.replication import RetainedReplication
 from holdfast.federation.core.retained.store import RetainedStore
+from tests.support.planted import Plant, changed, is_found
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import World, Wrong
 from tests.support.sim_groups import rough_groups_world
@@ -26,21 +27,14 @@ from tests.support.sim_retained import rough_retained_world
 
 SEEDS = 24
 """How many worlds of each kind; a failure names its seed."""
-PLANTED_SEEDS = 60
-"""At most; a planted bug that is not found in these is not looked for well enough."""
 
 Rough = Callable[..., World]
-Planted = Callable[[], AbstractContextManager[object]]
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rough", [rough_retained_world, rough_groups_world])
 def test_what_is_promised_holds_in_rough_worlds(rough: Rough) -> None:
     run_seeds(block_of_seeds(0, 1, SEEDS), rough)
-
-
-def changed(target: object, name: str, value: object) -> AbstractContextManager[object]:
-    return patch.object(target, name, value)
 
 
 def the_last_to_arrive_is_retained() -> AbstractContextManager[object]:
@@ -128,11 +122,6 @@ def grants_stay_behind_at_a_relay() -> AbstractContextManager[object]:
         (rough_groups_world, grants_stay_behind_at_a_relay),
     ],
 )
-def test_a_planted_bug_is_found(rough: Rough, plant: Planted) -> None:
+def test_a_planted_bug_is_found(rough: Rough, plant: Plant) -> None:
     with plant():
-        for seed in range(PLANTED_SEEDS):
-            try:
-                rough(seed, settle_s=12.0)
-            except Wrong:
-                return
-    pytest.fail(f"not found in {PLANTED_SEEDS} seeds")
+        assert is_found(partial(rough, settle_s=12.0), range(60), (Wrong,))

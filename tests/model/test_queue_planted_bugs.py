@@ -8,21 +8,13 @@ from holdfast.broker.recovery import snapshot_entries as entries
 from holdfast.broker.session.session import Group
 from tests.model.test_queue_sessions import run
 from tests.support import node_bench
-
-
-def _fails(seeds: int = 40) -> bool:
-    for seed in range(seeds):
-        try:
-            run(seed)
-        except AssertionError:
-            return True
-    return False
+from tests.support.planted import is_found
 
 
 def test_planted_no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue has no keeper: its group ends with its last member."""
     monkeypatch.setattr(changes, "create_queue", lambda *arguments: None)
-    assert _fails()
+    assert is_found(run)
 
 
 def test_planted_snapshot_without_position(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +27,7 @@ def test_planted_snapshot_without_position(monkeypatch: pytest.MonkeyPatch) -> N
         )
 
     monkeypatch.setattr(entries, "is_durable_group", planted)
-    assert _fails()
+    assert is_found(run)
 
 
 def test_planted_keeper_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,4 +40,4 @@ def test_planted_keeper_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(state)
 
     monkeypatch.setattr(node_bench, "snapshot_entries", planted)
-    assert _fails()
+    assert is_found(run)

@@ -18,16 +18,8 @@ from holdfast.storage.record import Record
 from tests.model.test_replay_qos0 import run as run_mixed
 from tests.model.test_replay_sessions import run
 from tests.support.node_bench import NodeBench
+from tests.support.planted import is_found
 from tests.unit import test_node_replay
-
-
-def _fails(seeds: int = 60) -> bool:
-    for seed in range(seeds):
-        try:
-            run(seed)
-        except AssertionError:
-            return True
-    return False
 
 
 def test_planted_others_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +32,7 @@ def test_planted_others_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
             each.start = start
 
     monkeypatch.setattr(replay, "go_back", planted)
-    assert _fails()
+    assert is_found(run, range(60))
 
 
 def test_planted_reads_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +43,7 @@ def test_planted_reads_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) ->
         session.replays_awaited -= 1
 
     monkeypatch.setattr(replay, "go_back", planted)
-    assert _fails()
+    assert is_found(run, range(60))
 
 
 def test_planted_position_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +53,7 @@ def test_planted_position_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         session_records.go_back(session, positions, [[each + 1 for each in s] for s in starts])
 
     monkeypatch.setattr(replay, "go_back", planted)
-    assert _fails()
+    assert is_found(run, range(60))
 
 
 def test_planted_cancelled_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,23 +85,13 @@ def test_planted_all_topics_overtake(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LiveLane, "takes", planted)
     monkeypatch.setattr(delivery, "overtake", of_live_only)
-    assert _fails()
+    assert is_found(run, range(60))
 
 
 def test_planted_replay_repeats_what_overtook_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replay does not pass the records that overtook it."""
     monkeypatch.setattr(Session, "note_done", lambda *_: None)
-    assert _fails()
-
-
-def _mixed_fails(first: int = 0) -> bool:
-    """`first`: shortly before the first seed that finds the bug."""
-    for seed in range(first, first + 120):
-        try:
-            run_mixed(seed)
-        except AssertionError:
-            return True
-    return False
+    assert is_found(run, range(60))
 
 
 def test_planted_frames_behind_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,13 +105,13 @@ def test_planted_frames_behind_deliveries(monkeypatch: pytest.MonkeyPatch) -> No
         return steps
 
     monkeypatch.setattr(QueueRead, "_queue", planted)
-    assert _mixed_fails()
+    assert is_found(run_mixed, range(120))
 
 
 def test_planted_frames_before_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames go out although earlier messages wait for the window."""
     monkeypatch.setattr(read_results, "can_send", lambda *_: True)
-    assert _mixed_fails(480)
+    assert is_found(run_mixed, range(480, 600))
 
 
 def test_planted_frames_that_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +124,7 @@ def test_planted_frames_that_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch)
         work.deliveries = before
 
     monkeypatch.setattr(QueueRead, "_send_frames", planted)
-    assert _mixed_fails()
+    assert is_found(run_mixed, range(120))
 
 
 def test_planted_live_qos0_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,25 +138,25 @@ def test_planted_live_qos0_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
                 send_qos0(state, target, message)
 
     monkeypatch.setattr(delivery, "deliver_qos0", planted)
-    assert _mixed_fails()
+    assert is_found(run_mixed, range(120))
 
 
 def test_planted_waiting_qos0_goes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting messages of QoS 0 go out at the end of the replay, behind later ones of QoS 1."""
     monkeypatch.setattr(WaitingQos0, "pop_before", lambda *_: None)
-    assert _mixed_fails()
+    assert is_found(run_mixed, range(120))
 
 
 def test_planted_frames_before_waiting_qos0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames of a read go out before a message that waits for an earlier place."""
     monkeypatch.setattr(WaitingQos0, "precedes", lambda *_: False)
-    assert _mixed_fails()
+    assert is_found(run_mixed, range(120))
 
 
 def test_planted_logged_qos0_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A logged message of QoS 0 is not delivered at its commit to a reader at the tail."""
     monkeypatch.setattr(completion, "deliver_committed_qos0", lambda *_: None)
-    assert _mixed_fails()
+    assert is_found(run_mixed, range(120))
 
 
 def test_planted_lane_begins_at_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,4 +168,4 @@ def test_planted_lane_begins_at_the_tail(monkeypatch: pytest.MonkeyPatch) -> Non
             session.lane.positions = None
 
     monkeypatch.setattr(log_replay, "open_lane_behind", planted)
-    assert _fails()
+    assert is_found(run, range(60))

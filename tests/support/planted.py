@@ -18,6 +18,7 @@ same run with the same version only, so the one that finds a bug moves."""
 
 Plant = Callable[[], AbstractContextManager[object]]
 Run = Callable[[int], object]
+Errors = tuple[type[Exception], ...]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Planted:
     seed: int = 0
     """The first that is looked at."""
     seeds: int = SEEDS
-    finds: tuple[type[Exception], ...] = (Wrong, Violation)
+    finds: Errors = (Wrong, Violation)
     """The errors of the model. Any other ends the test: an assert of the production code that is
     hit before says nothing of the model."""
 
@@ -58,6 +59,16 @@ def in_cluster(plant: Plant, settings: Settings, text: str, seed: int = 0) -> Pl
     checks."""
     finds = (Violation, AssertionError)
     return Planted(plant, lambda each: World(each, settings).run(), text, seed, finds=finds)
+
+
+def is_found(run: Run, seeds: range = range(SEEDS), errors: Errors = (AssertionError,)) -> bool:
+    """Returns whether the model finds a mistake that the test has made."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except errors:
+            return True
+    return False
 
 
 def fails_with(plant: Plant, test: Callable[[], object]) -> None:
