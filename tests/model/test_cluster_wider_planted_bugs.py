@@ -19,6 +19,7 @@ from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodeInfo
 from holdfast.cluster.publish.admission import STORE, Admission
 from holdfast.cluster.publish.uncommitted import UncommittedState
 from holdfast.cluster.qos0_routing import Qos0Routing
+from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.requests import SessionRequest
@@ -257,6 +258,11 @@ def a_session_that_ends_is_still_there() -> Iterator[None]:
         yield
 
 
+def a_node_that_lags_keeps_its_clients() -> AbstractContextManager[object]:
+    """They wait for a barrier that only the other nodes can pass."""
+    return patch.object(Barriers, "nodes_ahead", lambda barriers: [])
+
+
 def settings(cast: str, *faults: str, mean_s: float = 0.4, **other: Any) -> Settings:
     return Settings(
         casts=(cast,),
@@ -319,6 +325,12 @@ PLANTED = {
         settings(QUEUES, "kill"),
         "nobody of $stream/@earliest/$queue/s/# has received",
         0,
+    ),
+    "a node that lags keeps its clients": in_cluster(
+        a_node_that_lags_keeps_its_clients,
+        settings_for(696),
+        "not settled while a fault lasts",
+        696,
     ),
     "an uncommitted message is of any session": in_cluster(
         an_uncommitted_message_is_of_any_session,
