@@ -8,7 +8,7 @@ publish confirmed. Then Spark makes a lake of the cluster's log (bronze, silver 
 a page of charts), in which every acknowledged message must be, in order; and the subscriber must
 have received them all. Exits with 1 if anything was lost, and with 130 after Ctrl-C.
 
-The console shows the kill on its timeline while it happens: the address is printed first and last.
+The console shows the kill on its timeline while it happens: the address is printed first.
 With `--stay` the cluster runs and the devices publish until Ctrl-C. `--screenshots DIR` takes
 pictures of the console, with Chromium and Playwright.
 
@@ -611,13 +611,11 @@ def run(directory: Path, arguments: argparse.Namespace) -> bool:
         demo.run(arguments.screenshots)
         complete = demo.is_complete()
         complete = spark_account(demo, directory, arguments.report) and complete
-        address = cluster.console(demo.survivors()[0])
         say(verdict(complete))
         if arguments.stay:
-            stay(demo, address)
+            stay(demo, cluster.console(demo.survivors()[0]))
         else:
-            say("with --stay (make demo OPTIONS=--stay) the cluster goes on, and its console at:")
-            say(address)
+            say("the cluster ends here; make demo OPTIONS=--stay keeps it and its console")
         return complete
     finally:
         # A second Ctrl-C must not leave nodes behind.
