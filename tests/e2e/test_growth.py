@@ -50,3 +50,35 @@ def test_from_one_node_to_two_and_back(tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         alone.kill()
         cluster.end()
+
+
+def test_a_shared_group_loses_nothing_when_its_only_node_is_killed_and_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the inflight entries of a member say what it has, and no log has those."""
+    monkeypatch.setenv(ONE, "1")
+    cluster = ClusterProcesses(tmp_path / "cluster", 2, {"cluster": {"partitions": 4}})
+    first, second = cluster.nodes["n1"], cluster.nodes["n2"]
+    alone = Holdfast(tmp_path / "alone", {"log": {"partitions": 4}}, first.data)
+    alone.directory.mkdir()
+    try:
+        alone.start()
+        with wire.Wire(alone.port) as client, wire.Wire(alone.port) as publisher:
+            client.connect("c", expiry_s=1000)
+            client.subscribe(("$share/g/a/#", 1))
+            publisher.connect("p")
+            for payload in sorted(PAYLOADS):
+                publisher.publish(f"a/{payload.decode()}", payload, 1)
+            for _ in PAYLOADS:
+                client.expect(wire.PUBLISH)
+            alone.kill()
+
+        cluster.restart("n1", "n2")
+        until(lambda: second.readiness() == 200, "n2 serves")
+        with wire.Wire(second.port) as client:
+            client.connect("other")
+            client.subscribe(("$share/g/a/#", 1))
+            assert {client.message().payload for _ in PAYLOADS} == PAYLOADS
+    finally:
+        alone.kill()
+        cluster.end()
