@@ -117,6 +117,21 @@ def test_a_record_that_a_member_received_is_in_no_table(monkeypatch: pytest.Monk
     assert not share.finished
 
 
+def test_progress_is_logged_after_a_record_that_the_group_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is finished before any record was sent without a table."""
+    alone = Alone(monkeypatch)
+    share = alone.node.groups.agent.assignments[FILTER]
+    alone.node.groups.finished(share.group, 0, 1 << 20)
+    alone.world.schedule.run(2.0)
+    alone.clients[0].is_quiet = False
+    alone.publish(6)
+    alone.until(lambda: alone.total() == 6)
+    alone.world.schedule.run(2.0)
+    assert share.sent.is_empty()
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("wait_s", [0.0, 2.0])
 def test_every_other_coordinator_knows_who_has_what(

@@ -433,6 +433,7 @@ class Coordinator:
         elif not share.is_in_progress:
             coordination = self.homes.find(share.key)
             if coordination is not None:
+                coordination.share = share
                 share.is_in_progress = True
                 self._progress.add(coordination)
 
