@@ -7,7 +7,9 @@ from typing import Final
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.effects import Effect, ResumeInput
+from holdfast.broker.node import Node
 from holdfast.broker.session.connection import Connection
+from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 from tests.sim.process import Process
 from tests.support.node_bench import NodeBench, Peer
@@ -15,8 +17,10 @@ from tests.transcripts.stage import ONE, Setup, Stage
 
 TURN_S: Final = 0.0004
 """A turn ends within it, and no write does."""
-DISK_S: Final = 0.003
+DISK_S: Final = 0.05
 """What is appended is on the disk, and folded, within it."""
+SLOW_S: Final = 0.1
+"""A write takes a part of it more."""
 READY_S: Final = 10.0
 
 
@@ -33,7 +37,16 @@ class OneBench(NodeBench):
     ) -> None:
         config = {each.name: getattr(self.config, each.name) for each in fields(NodeConfig)}
         self.stage = Stage(ONE, Setup(node=config, partitions=self.config.partitions))
+        self.stage.hosts["n1"].slow_s = SLOW_S
         self._begin()
+
+    @property
+    def node(self) -> Node:
+        return self.process.node
+
+    @property
+    def journal(self) -> Journal:
+        return self.process.journal
 
     @property
     def process(self) -> Process:
@@ -41,12 +54,14 @@ class OneBench(NodeBench):
         assert process is not None
         return process
 
+    def _serves(self) -> bool:
+        return self.process.is_ready and self.process.state.cluster.has_groups()
+
     def _begin(self) -> None:
         process = self.process
         process.flush = self._flush  # type: ignore[method-assign]
         process.carry_out = self._carry  # type: ignore[method-assign]
         process.touch()
-        self.node, self.journal = process.node, process.journal
         self.now, self.wall_us = self.node.state.now, self.node.state.wall_us
 
     def _flush(self, dirty: list[Connection]) -> None:
@@ -98,7 +113,7 @@ class OneBench(NodeBench):
         host = self.stage.hosts["n1"]
         host.kill(power=not keep_uncommitted)
         self.stage.start("n1")
-        self.stage.schedule.run_until(lambda: self.process.is_ready, READY_S)
+        self.stage.schedule.run_until(self._serves, READY_S)
         self._begin()
 
     def records(self) -> list[Record]:

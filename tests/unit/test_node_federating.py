@@ -1,6 +1,8 @@
 """The broker's own session: what the federation reads from a node and publishes into it, over
 crashes at any moment."""
 
+from collections import Counter
+
 from holdfast.broker import federation_session as federating
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
@@ -13,6 +15,7 @@ from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, encode_block
 from holdfast.security.acl import AclFile
 from tests.support.node_bench import NodeBench, Peer
+from tests.support.one_bench import OneBench
 from tests.unit.test_node_publish import publish, subscribe
 
 
@@ -33,7 +36,7 @@ class FederationPeer(Peer):
 
     @property
     def session(self) -> Session:
-        return self.bench.session(FEDERATION)
+        return self.bench.node.state.sessions[FEDERATION]
 
     def acknowledge(self, packet_id: int) -> None:
         handle_puback(self.bench.node.state, self.session, packet_id)
@@ -81,7 +84,7 @@ class Arrivals:
 
 
 def test_what_was_acknowledged_to_a_publisher_is_handed_over_after_a_crash() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     FederationPeer(bench, "a/#")
     publisher = bench.connect("p")
     for number in range(1, 31):
@@ -101,7 +104,7 @@ def test_what_was_acknowledged_to_a_publisher_is_handed_over_after_a_crash() -> 
 
 
 def test_what_was_acknowledged_is_not_handed_over_again() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     peer = FederationPeer(bench, "#")
     publisher = bench.connect("p")
     publisher.send(publish("a", b"1", 1, 1), publish("a", b"2", 2, 2), publish("a", b"3", 1, 3))
@@ -121,7 +124,7 @@ def test_what_was_acknowledged_is_not_handed_over_again() -> None:
 
 
 def test_retain_flag_properties_and_quality_go_along() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     peer = FederationPeer(bench, "#")
     fields: Properties = {CONTENT_TYPE: "text/plain", USER_PROPERTY: [("k", "v"), ("k", "w")]}
     properties = encode_block(fields)
@@ -140,7 +143,7 @@ def test_retain_flag_properties_and_quality_go_along() -> None:
 
 
 def test_own_messages_never_come_out_live_or_from_the_log() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     peer = FederationPeer(bench, "#")
     arrivals = Arrivals(bench)
     for qos in range(3):
@@ -154,7 +157,7 @@ def test_own_messages_never_come_out_live_or_from_the_log() -> None:
 
 
 def test_a_client_gets_neither_the_client_id_nor_the_session() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     peer = FederationPeer(bench, "#")
     thief = bench.connect(FEDERATION, clean=False, expiry_s=100)
     (answer,) = thief.take(m.Connack)
@@ -167,7 +170,7 @@ def test_a_client_gets_neither_the_client_id_nor_the_session() -> None:
 
 
 def test_it_counts_for_no_client() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     state = bench.node.state
     FederationPeer(bench, "#", "a/b")
     values = bench.node.sys_topics.values()
@@ -192,7 +195,7 @@ def test_limits_for_clients_do_not_apply() -> None:
         wildcard_available=False,
         subscriptions_per_session=1,
     )
-    bench = NodeBench(config)
+    bench = OneBench(config)
     bench.node.state.acl = AclFile.parse("user nobody\ntopic read x\n", "acl")
     peer = FederationPeer(bench, "#", "a/b", "a/+")
     assert peer.session.expiry_s == NEVER_EXPIRES
@@ -201,11 +204,11 @@ def test_limits_for_clients_do_not_apply() -> None:
     assert not peer.closed
     bench.crash()
     bench.advance(1000)
-    assert bench.find_session(FEDERATION)
+    assert FEDERATION in bench.node.state.cluster.recorded().sessions
 
 
 def test_end_forgets_what_an_earlier_run_has_left() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     FederationPeer(bench, "#")
     bench.connect("p").send(publish("a", b"1", 1, 1))
     bench.crash()
@@ -213,14 +216,14 @@ def test_end_forgets_what_an_earlier_run_has_left() -> None:
     bench.run()
     assert not federating.end(bench.node.state)
     bench.crash()
-    assert not bench.find_session(FEDERATION)
+    assert FEDERATION not in bench.node.state.cluster.recorded().sessions
 
 
 # In
 
 
 def test_a_message_that_comes_again_is_stored_once_at_both_qualities() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     subscriber = bench.connect("s")
     subscriber.send(subscribe("a", 2))
     arrivals = Arrivals(bench)
@@ -242,7 +245,7 @@ def test_a_message_that_comes_again_is_stored_once_at_both_qualities() -> None:
 
 
 def test_done_waits_for_the_disk() -> None:
-    bench = NodeBench(auto_commit=False)
+    bench = OneBench(auto_commit=False)
     arrivals = Arrivals(bench)
     assert arrivals.publish("a", b"1", 1, 1)
     assert arrivals.publish("a", b"1 again", 1, 1)
@@ -252,7 +255,7 @@ def test_done_waits_for_the_disk() -> None:
 
 
 def test_what_the_disk_did_not_have_comes_in_again() -> None:
-    bench = NodeBench(auto_commit=False)
+    bench = OneBench(auto_commit=False)
     arrivals = Arrivals(bench)
     assert arrivals.publish("a", b"1", 2, 1)
     bench.crash()
@@ -263,7 +266,7 @@ def test_what_the_disk_did_not_have_comes_in_again() -> None:
 
 
 def test_without_space_nothing_is_taken_and_nothing_is_lost() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     arrivals = Arrivals(bench)
     bench.node.state.disk_full = True
     assert not arrivals.publish("a", b"1", 1, 1)
@@ -274,7 +277,7 @@ def test_without_space_nothing_is_taken_and_nothing_is_lost() -> None:
 
 
 def test_retained_state_of_another_member_is_set_and_cleared() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     arrivals = Arrivals(bench)
     arrivals.publish("a", b"1", 1, 1, retain=True)
     arrivals.publish("b", b"2", 0, 0, retain=True)
@@ -287,7 +290,7 @@ def test_retained_state_of_another_member_is_set_and_cleared() -> None:
 
 
 def test_a_broker_without_retained_messages_or_quality_takes_what_it_can() -> None:
-    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, retain_available=False, qos_max=1))
+    bench = OneBench(NodeConfig(partitions=4, sys_interval_s=0, retain_available=False, qos_max=1))
     subscriber = bench.connect("s")
     subscriber.send(subscribe("a", 1))
     Arrivals(bench).publish("a", b"1", 2, 1, retain=True)
@@ -300,20 +303,28 @@ def test_a_broker_without_retained_messages_or_quality_takes_what_it_can() -> No
 
 
 def test_interest_begins_and_ends_with_sessions_and_their_subscriptions() -> None:
-    bench = NodeBench()
-    seen: list[tuple[str, bool]] = []
-    bench.node.state.watch_interest = lambda filter, has_begun: seen.append((filter, has_begun))
+    bench = OneBench()
+    counts: Counter[str] = Counter()
+
+    def watch(filter: str, has_begun: bool) -> None:
+        counts[filter] += 1 if has_begun else -1
+
+    def wanted() -> list[str]:
+        return sorted(filter for filter, count in counts.items() if count)
+
+    state = bench.node.state
+    state.watch_interest = state.cluster.recorded().watch_interest = watch
     FederationPeer(bench, "#")
-    assert seen == []
+    assert wanted() == []
     peer = bench.connect("c", expiry_s=10)
     peer.send(subscribe("a/+", 1), subscribe("$share/g/b", 1), subscribe("a/+", 0))
-    assert seen == [("a/+", True), ("$share/g/b", True)]
+    assert wanted() == ["$share/g/b", "a/+"]
     peer.send(m.Unsubscribe(9, ["a/+"], {}))
-    assert seen[2:] == [("a/+", False)]
+    assert wanted() == ["$share/g/b"]
     peer.lose()
-    assert len(seen) == 3
-    bench.advance(11)
-    assert seen[3:] == [("$share/g/b", False)]
+    assert wanted() == ["$share/g/b"]
+    bench.advance(30)
+    assert wanted() == []
 
 
 # Retained elsewhere
@@ -331,7 +342,7 @@ class Retained(Arrivals):
 
 
 def test_what_is_retained_elsewhere_is_retained_here_and_is_no_publication() -> None:
-    bench = NodeBench()
+    bench = OneBench()
     peer = FederationPeer(bench, "#")
     early = bench.connect("early")
     early.send(subscribe("a/+", 1), subscribe("a/#", 2))
@@ -362,7 +373,7 @@ def test_what_is_retained_elsewhere_is_retained_here_and_is_no_publication() -> 
 
 
 def test_retaining_what_is_retained_writes_nothing_and_is_done_when_that_is_durable() -> None:
-    bench = NodeBench(auto_commit=False)
+    bench = OneBench(auto_commit=False)
     retained = Retained(bench)
     assert retained.retain("a", b"1")
     bench.commit()

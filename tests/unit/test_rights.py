@@ -3,6 +3,7 @@ not. `tests/unit/test_rights_gate.py` keeps the list of ways complete."""
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ from holdfast.security.filter_verdict import verdict_on_filter
 from holdfast.storage import record as log_record
 from holdfast.storage.batch_builder import BatchBuilder
 from tests.support.node_bench import NodeBench, Peer
+from tests.support.one_bench import OneBench
 
 RULES = """\
 topic readwrite public/#
@@ -43,32 +45,12 @@ ID_NOT_VALID = 0x85
 WEEK_S = 7 * 86400
 
 
-class Bench(NodeBench):
-    """Users prove their names by certificate. `rules` are for processes to come, too."""
-
-    def __init__(
-        self, rules: str = RULES, *, proves: bool = True, qos0_logged: list[str] | None = None
-    ) -> None:
-        self.rules = rules
-        config = NodeConfig(
-            partitions=4,
-            sys_interval_s=0,
-            authenticates_users=proves,
-            qos0_logged=qos0_logged or [],
-        )
-        super().__init__(config)
-
-    def prepare(self) -> None:
-        self.change(self.rules)
+class Users(NodeBench):
+    """Users prove their names by certificate."""
 
     def change(self, rules: str) -> None:
         self.rules = rules
         self.node.state.acl = AclFile.parse(rules, "acl")
-
-    def restart(self, rules: str) -> None:
-        """All memory is lost, and the rules are others."""
-        self.rules = rules
-        self.crash()
 
     def login(
         self,
@@ -89,6 +71,39 @@ class Bench(NodeBench):
         packet = m.Connect(version, clean, 0, client_id or user, will, None, None, fields)  # type: ignore[arg-type]
         peer.send(packet)
         return peer
+
+
+class Member(Users, OneBench):
+    """A member of a federation."""
+
+    def __init__(self) -> None:
+        config = NodeConfig(partitions=4, sys_interval_s=0, authenticates_users=True)
+        super().__init__(config)
+        self.change(RULES)
+
+
+class Bench(Users):
+    """`rules` are for processes to come, too."""
+
+    def __init__(
+        self, rules: str = RULES, *, proves: bool = True, qos0_logged: list[str] | None = None
+    ) -> None:
+        self.rules = rules
+        config = NodeConfig(
+            partitions=4,
+            sys_interval_s=0,
+            authenticates_users=proves,
+            qos0_logged=qos0_logged or [],
+        )
+        super().__init__(config)
+
+    def prepare(self) -> None:
+        self.change(self.rules)
+
+    def restart(self, rules: str) -> None:
+        """All memory is lost, and the rules are others."""
+        self.rules = rules
+        self.crash()
 
 
 def connack(peer: Peer) -> m.Connack:
@@ -189,7 +204,7 @@ def retained_late(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]
     return payloads(reader)
 
 
-def federated(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+def federated(bench: Users, user: str, filter: str, qos: int) -> list[bytes]:
     reader = bench.login(user)
     subscribe(reader, filter)
     state = bench.node.state
@@ -219,28 +234,34 @@ def of_the_broker(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]
     return payloads(reader)
 
 
-Way = Callable[[Bench, str, str, int], list[bytes]]
+Way = Callable[[Any, str, str, int], list[bytes]]
 WAYS: list[Way] = [live, retained, retained_late, federated, by_a_will, of_the_broker]
 SHARED_WAYS: list[Way] = [live, federated, by_a_will, of_the_broker]
+
+
+def bench_of(way: Way) -> Users:
+    return Member() if way is federated else Bench()
+
+
 LOG_WAYS: list[Way] = [from_the_log, from_the_log_after_a_crash]
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_gets_only_what_it_may_read(way: Way, qos: int) -> None:
-    assert way(Bench(), "alice", "#", qos) == [b"secret", b"public"]
-    bench = Bench()
+    assert way(bench_of(way), "alice", "#", qos) == [b"secret", b"public"]
+    bench = bench_of(way)
     assert way(bench, "mallory", "#", qos) == [b"public"]
     assert bench.node.state.stats.reads_denied == 1
-    assert way(Bench(), "mallory", "secret/#", qos) == []
+    assert way(bench_of(way), "mallory", "secret/#", qos) == []
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("way", SHARED_WAYS)
 def test_a_member_of_a_group_gets_only_what_it_may_read(way: Way, qos: int) -> None:
-    assert way(Bench(), "alice", "$share/g/#", qos) == [b"secret", b"public"]
-    assert way(Bench(), "mallory", "$share/g/#", qos) == [b"public"]
-    assert way(Bench(), "mallory", "$share/g/secret/#", qos) == []
+    assert way(bench_of(way), "alice", "$share/g/#", qos) == [b"secret", b"public"]
+    assert way(bench_of(way), "mallory", "$share/g/#", qos) == [b"public"]
+    assert way(bench_of(way), "mallory", "$share/g/secret/#", qos) == []
 
 
 @pytest.mark.parametrize("qos", [1, 2])

@@ -175,7 +175,8 @@ NOT_FOR_A_CLIENT: Final = {
     "broker/recorded_state.py:RecordedState.retained",
     "broker/delivery/retained.py:Scan.scan",
     "broker/delivery/retained.py:SessionScans.scan",
-    "broker/publish/completion.py:RetainedPromise.message",
+    # A function of the edge of a federation.
+    "broker/recorded_state.py:RecordedState.watch_removal",
     # They are published later.
     "broker/publish/delayed.py:WaitingPromise.record",
     "broker/publish/delayed_table.py:Delayed.record",

@@ -20,16 +20,14 @@ from holdfast.broker.delivery.retained import send_late_retained
 from holdfast.broker.delivery.subscribe import handle_subscribe
 from holdfast.broker.delivery.unsubscribe import handle_unsubscribe
 from holdfast.broker.promise import Promise
-from holdfast.broker.publish.completion import PublishPromise, RetainedPromise
 from holdfast.broker.publish.inbound import log_qos0
-from holdfast.broker.publish.producer_dedup import forget_some
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.audience import encode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import FEDERATION, Group
-from holdfast.broker.state import NodeState, Route
+from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Connect, Subscribe, SubscriptionRequest, Unsubscribe
 from holdfast.storage import record as log_record
@@ -134,12 +132,6 @@ def publish(
             log_qos0(state, message, route)
         done(True)
         return True
-    is_single = state.cluster.is_single
-    if is_single and is_stored(state, producer, route.partition, epoch, sequence):
-        state.stats.producer_duplicates += 1
-        # The record that stored it may still be on its way to the disk.
-        state.promise(DonePromise(done))
-        return True
     if state.disk_full or state.is_congested():
         return False
     flags = message.qos | log_record.FLAG_PRODUCER
@@ -163,15 +155,8 @@ def publish(
         sequence=sequence,
         audience=audience,
     )
-    if not is_single:
-        # The leader recognises a repetition, also of a record that is not committed, and delivers.
-        state.publish(record, DonePromise(done))
-        return True
-    # The table moves before the commit. The federation may deliver the message again before this
-    # record is on disk, and it must not be appended twice.
-    state.producers.store(producer, route.partition, epoch, sequence, state.wall_us)
-    state.publish(record, ArrivalPromise(record, route, done))
-    forget_some(state, producer)
+    # The leader recognises a repetition, also of a record that is not committed, and delivers.
+    state.publish(record, DonePromise(done))
     return True
 
 
@@ -205,9 +190,7 @@ def retain(state: NodeState, message: Message, done: Callable[[bool], None]) -> 
         message.properties,
         message.payload,
     )
-    message.partition = route.partition
-    message.offset = state.journal.next_offset[route.partition]
-    state.publish(record, FederatedRetainedPromise(message, route.topic, done))
+    state.publish(record, FederatedRetainedPromise(route.topic, done))
     return True
 
 
@@ -222,9 +205,7 @@ def _is_settled(state: NodeState, partition: int) -> bool:
     """Whether the retained messages of a partition are those of all its records. Counter-example
     without it: a topic has A, and the record of B is appended and not committed. A comes again as
     the newest version, and is taken for the one that is there. The topic is left with B."""
-    journal = state.journal
-    applied = journal.high_watermark if state.cluster.is_single else state.delivered
-    return applied[partition] == journal.next_offset[partition]
+    return state.delivered[partition] == state.journal.next_offset[partition]
 
 
 def _is_same(before: Message | None, message: Message) -> bool:
@@ -240,50 +221,6 @@ def _is_same(before: Message | None, message: Message) -> bool:
     )
 
 
-def is_stored(
-    state: NodeState, producer_id: bytes, partition: int, epoch: int, sequence: int
-) -> bool:
-    """Whether the producer has stored this sequence, or a later one, in the partition. A position
-    that has expired does not count."""
-    place = state.producers.find_position(producer_id, partition, state.wall_us)
-    if place is None:
-        return False
-    return epoch < place.epoch or (epoch == place.epoch and sequence <= place.sequence)
-
-
-class ArrivalPromise(PublishPromise):
-    """The promise for a message from the federation at a single node: deliver it, then call
-    `done`."""
-
-    def __init__(self, record: Record, route: Route, done: Callable[[bool], None]) -> None:
-        super().__init__(record, route, None, 0, False)
-        self.done = done
-
-    def release(self, state: NodeState) -> None:
-        super().release(state)
-        self.done(True)
-
-
-class FederatedRetainedPromise(RetainedPromise):
-    """The promise for a retained update from the federation: apply it, then call `done`."""
-
-    def __init__(self, message: Message, topic: str, done: Callable[[bool], None]) -> None:
-        super().__init__(message, topic)
-        self.done = done
-
-    def release(self, state: NodeState) -> None:
-        if state.cluster.is_single:
-            state.is_first_retained = False
-            super().release(state)
-        kept = state.retained.get(self.topic)
-        if kept is not None and state.cluster.recorded().is_first_retained:
-            send_late_retained(state, self.topic, kept)
-        self.done(True)
-
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        self.done(False)
-
-
 class DonePromise(Promise):
     """The promise of a call to `done`: with True once the message is stored."""
 
@@ -297,3 +234,17 @@ class DonePromise(Promise):
     def refuse(self, state: NodeState, reason: int, text: str) -> None:
         # A lower epoch of the producer: the federation has stored later messages of the stream.
         self.done(reason == reasons.IMPLEMENTATION_SPECIFIC_ERROR)
+
+
+class FederatedRetainedPromise(DonePromise):
+    """The promise for a retained update from the federation, which is applied."""
+
+    def __init__(self, topic: str, done: Callable[[bool], None]) -> None:
+        super().__init__(done)
+        self.topic = topic
+
+    def release(self, state: NodeState) -> None:
+        kept = state.retained.get(self.topic)
+        if kept is not None and state.cluster.recorded().is_first_retained:
+            send_late_retained(state, self.topic, kept)
+        self.done(True)

@@ -248,19 +248,6 @@ class Qos0Promise(PrecedingPromise):
         hand_out_qos0(state, self.route, self.message)
 
 
-class RetainedPromise(Promise):
-    """The promise of a retained update without a publication."""
-
-    def __init__(self, message: Message, topic: str) -> None:
-        super().__init__()
-        self.message = message
-        self.topic = topic
-
-    def release(self, state: NodeState) -> None:
-        if self.message.offset >= state.retained_ahead.get(self.topic, 0):
-            set_retained(state, self.topic, self.message)
-
-
 class ReplyPromise(Promise):
     """The promise of bytes for a client, kept behind the earlier promises to it."""
 
