@@ -330,6 +330,29 @@ def test_kept_sessions_count_after_a_restart() -> None:
     assert reason(peer) == reasons.QUOTA_EXCEEDED
 
 
+def test_a_session_without_a_client_counts_until_it_ends() -> None:
+    """A user who connects and leaves with ever new client ids has no more than the quota."""
+    node = bench(limits(sessions_per_user=2), authenticates_users=True)
+
+    def certified(name: str, expiry_s: int) -> Peer:
+        peer = node.peer()
+        peer.connection.certificate_name = "u"
+        packet = m.Connect(5, False, 0, name, None, None, None, {17: expiry_s})
+        peer.send(packet)
+        return peer
+
+    for name, expected in (("a", 0), ("b", 0), ("c", reasons.QUOTA_EXCEEDED), ("a", 0)):
+        peer = certified(name, 1000)
+        assert reason(peer) == expected
+        peer.lose()
+    # It ends with its connection.
+    last = certified("a", 0)
+    assert reason(last) == 0
+    last.lose()
+    node.settle()
+    assert reason(certified("c", 0)) == 0
+
+
 def test_failures_lock_an_address_out() -> None:
     node = bench(limits(lockout_failures=3, lockout_s=100.0))
     node.node.state.admission.checks_passwords = True

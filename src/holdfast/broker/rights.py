@@ -207,12 +207,8 @@ def forget(session: Session) -> None:
 
 def attach(state: NodeState, session: Session, connection: Connection) -> None:
     """Give the session the user and the rights of this connection."""
-    users = state.admission.users
-    if users is not None:
-        if session.username and session.username != connection.username:
-            users.leave(session.username, session.client_id)
-        if connection.username:
-            users.enter(connection.username, session.client_id)
+    if state.admission.users is not None:
+        state.admission.users.assign(session.client_id, connection.username)
     session.username = connection.username
     session.is_owned = connection.username is not None
     _give_rights(state, session)

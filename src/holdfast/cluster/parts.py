@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from holdfast.broker.admission.users import UserSessions
 from holdfast.broker.node import Node
 from holdfast.broker.state import NodeState
 from holdfast.cluster.context import ClusterContext
@@ -165,10 +166,19 @@ class Parts:
     def _propose_nothing(self, now: float) -> int:
         return self.meta.propose(ChangePartitions(()), now) if self.meta.leader_id else NOTHING
 
+    def _count_session(self, users: UserSessions, client_id: str) -> None:
+        """Counts a session for its user that is connected nowhere, or elsewhere."""
+        recorded = self.replicated.state
+        session = recorded.sessions.get(client_id)
+        if client_id not in self.state.sessions and client_id not in recorded.queues:
+            users.assign(client_id, None if session is None else session.username)
+
     def _session_applied(self, record: Record) -> None:
         """Passes on an applied SESSION record or will. A cursor concerns its session alone."""
         if record.kind == log_record.SESSION:
             self.session_coordinator.applied(record)
             self.acquisition.live.session_changed(record)
+            if self.state.admission.users is not None:
+                self._count_session(self.state.admission.users, record.client_id.decode())
         elif record.kind != log_record.CURSOR:
             self.session_coordinator.will_applied(record)

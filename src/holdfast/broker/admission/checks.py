@@ -144,7 +144,7 @@ def may_add_session(state: NodeState, connection: Connection, client_id: str) ->
     username = connection.username
     if not connection.is_internal and not state.cluster.has_room(client_id):
         text = f"there are {state.config.sessions_max} sessions, which is the limit"
-    elif users is not None and username and not users.has_room(username):
+    elif users is not None and username and not users.has_room(username, client_id):
         text = f"this user has {limits.sessions_per_user} sessions, which is the limit"
     else:
         return True

@@ -206,11 +206,12 @@ class AdmissionChange(Work):
         users = state.admission.users
         for index in range(start, end):
             session = self.sessions[index]
-            if state.sessions.get(session.client_id) is not session:
+            client_id = session.client_id
+            known = (state.sessions.get(client_id), state.cluster.recorded_session(client_id))
+            if session not in known:
                 continue
-            is_queue = session.client_id in state.queues
-            if users is not None and session.username and not is_queue:
-                users.enter(session.username, session.client_id)
+            if users is not None and client_id not in state.cluster.recorded().queues:
+                users.assign(client_id, session.username)
             if session.connection is not None:
                 give_meter(state, session.connection)
         self.next = end
@@ -224,10 +225,15 @@ def replace_limits(state: NodeState, limits: AdmissionLimits) -> None:
     """Use other limits: at once for those that connect, and as a job for the present sessions."""
     if limits != state.admission.limits:
         state.admission.replace(limits)
-        state.start_work(AdmissionChange(list(state.sessions.values())))
+        _start_change(state)
 
 
 def count_sessions(state: NodeState) -> None:
     """Count the sessions that were recovered from the log, as a job."""
     if state.admission.users is not None:
-        state.start_work(AdmissionChange(list(state.sessions.values())))
+        _start_change(state)
+
+
+def _start_change(state: NodeState) -> None:
+    sessions = [*state.cluster.recorded().sessions.values(), *state.sessions.values()]
+    state.start_work(AdmissionChange(sessions))

@@ -8,19 +8,23 @@ class UserSessions:
         """`sessions_max`: the most sessions of one user."""
         self.sessions_max = sessions_max
         self._clients: dict[str, set[str]] = {}
+        # The user of each client id above.
+        self._user_of: dict[str, str] = {}
 
-    def has_room(self, username: str) -> bool:
-        """Whether the user may open one more session."""
-        return len(self._clients.get(username, ())) < self.sessions_max
+    def has_room(self, username: str, client_id: str) -> bool:
+        """Whether the user may open a session of this client, or has it."""
+        clients = self._clients.get(username, ())
+        return len(clients) < self.sessions_max or client_id in clients
 
-    def enter(self, username: str, client_id: str) -> None:
-        """Count a session of the user. Repeated calls count it once."""
-        self._clients.setdefault(username, set()).add(client_id)
-
-    def leave(self, username: str, client_id: str) -> None:
-        """Forget a session of the user."""
-        clients = self._clients.get(username)
-        if clients is not None:
+    def assign(self, client_id: str, username: str | None) -> None:
+        """Count the session of this client for this user, and for no other. None or "": for no
+        user."""
+        before = self._user_of.pop(client_id, "")
+        if before:
+            clients = self._clients[before]
             clients.discard(client_id)
             if not clients:
-                del self._clients[username]
+                del self._clients[before]
+        if username:
+            self._user_of[client_id] = username
+            self._clients.setdefault(username, set()).add(client_id)

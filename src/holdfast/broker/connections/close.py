@@ -272,8 +272,9 @@ class EndedSession(Work):
 def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
     """Remove a session without a connection. `in_slices`: a long removal continues as Work."""
     if state.sessions.get(session.client_id) is session:
-        if state.admission.users is not None and session.username:
-            state.admission.users.leave(session.username, session.client_id)
+        if state.admission.users is not None:
+            kept = state.cluster.recorded_session(session.client_id)
+            state.admission.users.assign(session.client_id, kept.username if kept else None)
         if state.cluster.is_single and (session.recorded or session.epoch > 1):
             state.note_ended(session)
     state.pop_session(session)
