@@ -360,8 +360,9 @@ class Coordinator:
         if coordination.retry(changes, self._barriers.has_passed):
             self._dirty[coordination] = None
 
-    def flush(self) -> None:
-        """Opens groups, assigns records and logs progress, at the end of a turn."""
+    def flush(self, *, is_awaited: bool = False) -> None:
+        """Opens groups, assigns records and logs progress, at the end of a turn. `is_awaited`: a
+        client waits for the progress, and has its window full of QoS 2 records perhaps."""
         for key in self._replicated.groups.pop_applied_ends() or ():
             led = self.homes.led.get(self.homes.home_of(key))
             if led is not None:
@@ -381,6 +382,8 @@ class Coordinator:
                 coordination.read()
             elif not self._end_if_over(coordination):
                 coordination.park()
+        if is_awaited:
+            self._progress.hasten()
         self._progress.flush()
 
     def _end_if_over(self, coordination: Coordination) -> bool:

@@ -246,7 +246,7 @@ class Groups(GroupPort):
         """Exchanges reports and assignments at the end of a turn."""
         for _ in range(ROUNDS_MAX):
             self.agent.flush()
-            self.coordinator.flush()
+            self.coordinator.flush(is_awaited=self._context.is_alone and bool(self.agent.waits))
             if not self.agent.is_touched and not self.coordinator.is_dirty:
                 return
 
