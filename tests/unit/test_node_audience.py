@@ -165,7 +165,9 @@ def test_a_group_that_was_there_before_a_restart_may_have_anything() -> None:
     assert without(first.offset) == [G]
     assert without(second.offset) == []
     bench.crash()
-    assert without(first.offset) == []
+    # A cluster of one knows from its log that the group began later.
+    assert without(first.offset) in ([], [G])
+    assert without(second.offset) == []
 
 
 FILTERS = {"plain": ["t/#"], "g1": [G], "g2": [G], "both": ["t/1", H]}
@@ -241,6 +243,7 @@ class World:
         self.bench.crash(snapshot=snapshot)
 
 
+@pytest.mark.usefixtures("both_forms")
 @pytest.mark.parametrize("seed", range(25))
 def test_in_any_order_of_events_each_gets_what_is_for_it(seed: int) -> None:
     rng = random.Random(seed)

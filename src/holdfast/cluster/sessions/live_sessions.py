@@ -43,6 +43,8 @@ class LiveSessions:
             image = self._coordinator.recorded_session(session.client_id)
             if image is not None and image.epoch == session.epoch:
                 image.next_packet_id = session.next_packet_id
+                # The log has no listener and no given rules, and the will counts by them.
+                image.rights = None if image.will is None else session.rights
                 rarities_of(image).replays_over = not session.has_starts
         self.report_closed(session.client_id, session.epoch)
 

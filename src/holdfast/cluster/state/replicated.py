@@ -315,6 +315,8 @@ class ReplicatedState(ReplicatedPacketIds):
         if after is None:
             self._forget_inbound(client_id, epoch)
         elif isinstance(change, OpenRecord):
+            # Those that the node of an earlier connection knew.
+            after.rights = None
             rare = rarities_of(after)
             rare.requests = (*rare.requests, change.request)[-REQUESTS_MAX:]
             if rare.trusted[0] != change.generation:
