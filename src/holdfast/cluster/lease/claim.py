@@ -2,7 +2,7 @@
 
 1. create <epoch>.claim exclusively: of several claimants one gets the number;
 2. announce the epoch: from here on the old holder, wherever it is, promises nothing more;
-3. link the old epoch's snapshots, then its segments, into the new folder, and copy the rest;
+3. link the old epoch's snapshots, then its segments, into the new folder, then the rest;
 4. read the old journal to its end: it contains everything promised before step 2;
 5. make that end durable, and epoch.json with it (the seal): from here on the new epoch counts;
 6. read `epochs` again: if a newer epoch is there, the takeover was in vain.
@@ -26,14 +26,14 @@ from holdfast.storage.files.layout import (
     Manifest,
 )
 from holdfast.storage.journal.epoch_folders import (
-    COPIED,
     EPOCHS,
+    OTHERS,
     RAFT,
+    RAFT_LOG,
     Epoch,
     epoch_folder,
     write_epoch,
 )
-from holdfast.storage.journal.watermarks import NAME as WATERMARKS
 
 LINK_ATTEMPTS: Final = 100
 """The most attempts at linking; one fails if the old holder removes a file meanwhile."""
@@ -74,7 +74,7 @@ def require_newest(directory: LeaseDirectory, epoch: int) -> None:
 def link_epoch(root: FileSystem, manifest: Manifest, old: Epoch, number: int) -> DataDirectory:
     """Carry out step 3: fill the new epoch's folder with every file that the old one has now.
 
-    The copies have everything that the old holder promised, because the claim came before.
+    They have everything that the old holder promised, because the claim came before.
     Snapshots come before segments. So a snapshot that is linked is covered by the journal that is
     read later. Raises `OSError` if the files keep changing.
     """
@@ -111,17 +111,19 @@ def _link_all(root: FileSystem, old: Epoch, number: int) -> None:
             if name not in present:
                 _link(source, root, f"{folder}/{name}", old, number)
     # START comes after the segments, so it covers every removal before they were linked.
-    for name in COPIED:
+    for name in OTHERS:
         folder, _, own = name.rpartition("/")
         if own in source.list(folder):
             target.make_folder(folder)
             if own in target.list(folder):
                 target.remove(name)
+            if name != RAFT_LOG:
+                # Its writer replaces it, durably.
+                _link(source, root, name, old, number)
+                continue
             file = target.open_write(name, create=True)
             file.write(0, [read_file(source, name)])
-            if name != WATERMARKS:
-                # The takeover replaces them durably.
-                file.sync()
+            file.sync()
             file.close()
     for folder in (SNAPSHOTS, JOURNAL, QUARANTINE, RAFT):
         if target.list(folder):

@@ -7,10 +7,10 @@
     epochs/<epoch>/{raft/,watermarks}  of a replica
 
 Each holder of the lease works under its own epoch's folder and in no other. It begins with hard
-links to the segments and snapshots of the epoch before, and copies of its other files. So a deposed
-holder that continues for a while can only change names in its own folder. One thing is shared: the
-content of the segment that it was appending to. The length that counts is in epoch.json (its
-*seal*), and bytes behind it are never read.
+links to the files of the epoch before, and a copy of Raft's log. So a deposed holder that continues
+for a while can only change names in its own folder. One thing is shared: the content of the segment
+that it was appending to. The length that counts is in epoch.json (its *seal*), and bytes behind it
+are never read.
 
 Epoch 0 is a directory that was never shared: its journal is in the directory itself.
 """
@@ -36,19 +36,21 @@ EPOCH_DIGITS: Final = 10
 FOLDERS: Final = ("journal", "snapshots", "quarantine")
 """The folders of an epoch."""
 RAFT: Final = "raft"
-COPIED: Final = (
+RAFT_LOG: Final = f"{RAFT}/log"
+"""The only file that its writer changes in place, beside the last segment."""
+OTHERS: Final = (
     "journal/start.json",
     "manifest.json",
     "watermarks",
-    f"{RAFT}/log",
+    RAFT_LOG,
     f"{RAFT}/snapshot",
     "unsynced",
     "stands-apart",
     "recovers",
 )
-"""The files that a new epoch copies, in this order. A file that its writer replaces may be newer
-than the files before it. Counter-example for Raft's snapshot before its log: the old holder takes a
-snapshot in between, and the copied log begins behind the copied snapshot."""
+"""The other files that a new epoch takes over, in this order, because each may be newer than those
+before it. Counter-example for Raft's snapshot before its log: the old holder takes a snapshot in
+between, and the log begins behind the snapshot that was taken over."""
 LOOK_ATTEMPTS: Final = 3
 """The most attempts to find an epoch while old ones are being removed."""
 

@@ -92,6 +92,9 @@ class SegmentReader:
             position = self.position
             if position == size or self._is_still_empty():
                 return
+            if is_zero(self.file, position, size):
+                self._empty_at = position
+                return
             following = _find_batch(self.file, position, size)
             if (
                 newest
@@ -103,10 +106,9 @@ class SegmentReader:
             if _damage_at(self.file, position, size) is None:
                 continue
             if following is None:
-                written = 0 if is_zero(self.file, position, size) else size - position
-                if newest or not written:
-                    self.unfinished_bytes = written
-                    self._empty_at = -1 if written else position
+                if newest:
+                    self.unfinished_bytes = size - position
+                    self._empty_at = -1
                     return
                 following = size
             reason = _damage_at(self.file, position, size) or "it changed while it was read"
@@ -201,7 +203,7 @@ def is_zero(file: ReadFile, start: int, end: int) -> bool:
         data = file.read(start, min(CHUNK_BYTES, end - start))
         if not data:
             break  # the file became shorter
-        if data.count(0) < len(data):
+        if data != bytes(len(data)):
             return False
         start += len(data)
     return True
