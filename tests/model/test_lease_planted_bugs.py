@@ -254,9 +254,9 @@ PLANTED: dict[str, tuple[Plant, Faults, int]] = {
     "claim not exclusive": (claim_not_exclusive, PAUSES, 1),
     "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES, 5),
     "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES, 49),
-    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL, 81),
+    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL, 140),
     "one folder for retention": (one_folder_for_retention, RETAINS, 4),
-    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL, 11),
+    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL, 227),
 }
 
 
