@@ -415,16 +415,17 @@ class NodeBench:
         properties: dict[int, object] | None = None,
         will: object = None,
         keep_alive_s: int = 0,
+        commits: bool = True,
     ) -> Peer:
         """A connected peer; its CONNACK is the first of `received` unless commits are manual. In a
-        cluster of one everything appended is committed until the session is open."""
+        cluster of one everything appended is committed until the session is open, if `commits`."""
         peer = self.peer(version)
         fields: dict[int, object] = dict(properties or {})
         if version >= 5 and expiry_s:
             fields[17] = expiry_s
         packet = m.Connect(version, clean, keep_alive_s, client_id, will, None, None, fields)  # type: ignore[arg-type]
         peer.send(packet)
-        while IS_ONE and peer.connection.session is None and self.core.waits():
+        while commits and IS_ONE and peer.connection.session is None and self.core.waits():
             # The session begins in the log before its CONNACK.
             self.commit()
             self.run()

@@ -329,7 +329,7 @@ def test_a_cancellation_at_the_time_of_the_publication_keeps_its_word(
     bench.auto_commit = True
     bench.settle()
     assert drain(reader) == ([] if is_cancelled_first else ["x"])
-    assert outcomes == ([OVER, ""] if is_cancelled_first else [OVER, OVER])
+    assert sorted(outcomes) == (["", OVER] if is_cancelled_first else [OVER, OVER])
     bench.crash()
     bench.advance(5)
     topics = [each.topic for each in bench.messages()]

@@ -103,7 +103,7 @@ def test_a_new_client_waits_while_the_log_is_behind() -> None:
     flood = durable(bench)
     while not flood.connection.input_paused:
         flood.send(publish("t", b"x" * 1000, retain=True))
-    late = bench.connect("late", clean=False, expiry_s=1000)
+    late = bench.connect("late", clean=False, expiry_s=1000, commits=False)
     assert "late" not in bench.node.state.sessions
     bench.settle()
     (connack,) = late.take(m.Connack)

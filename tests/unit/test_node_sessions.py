@@ -312,7 +312,7 @@ def test_durable_shared_group_survives_absence_and_crash() -> None:
 
 def test_suback_waits_for_the_disk_of_a_durable_session() -> None:
     bench = NodeBench(auto_commit=False)
-    peer = bench.connect("c", expiry_s=100)
+    peer = bench.connect("c", expiry_s=100, commits=False)
     assert peer.received == []
     bench.commit()
     bench.run()
@@ -557,7 +557,7 @@ def test_clean_start_over_a_durable_session_waits_for_the_disk() -> None:
     bench = NodeBench(auto_commit=False)
     bench.connect("c", expiry_s=1000)
     bench.settle()
-    again = bench.connect("c")
+    again = bench.connect("c", commits=False)
     assert again.take(m.Connack) == []
     bench.settle()
     assert len(again.take(m.Connack)) == 1

@@ -313,6 +313,7 @@ def test_a_group_waits_for_a_member_about_which_the_service_has_not_decided(verd
     if verdict == FAILED:
         bench.verdicts = allow
         again = connect(bench, "c", expiry_s=1000)
+    bench.advance(0.3)
     assert again.payloads() == [b"x"]
     assert other.payloads() == []
 

@@ -110,17 +110,21 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) 
 
 class DeferredReview(Work):
     """The job that asks again, after rights have changed, about the messages that groups keep for
-    members that may read them. A step is one group, or one member of it."""
+    members that may read them. A step is one group, or one member of it. In a cluster coordinators
+    keep them, and try them again for a node whose groups have changed."""
 
     def __init__(self, state: NodeState) -> None:
         super().__init__()
-        self.groups = [group for group in state.groups.values() if group.deferred]
+        is_single = state.cluster.is_single
+        self.groups = [each for each in state.groups.values() if each.deferred or not is_single]
 
     def step(self, state: NodeState, steps: int) -> int:
         done = 0
         while self.groups and done < steps:
             group = self.groups.pop()
             drop_deferred(state, group)
+            group.changes += 1
+            state.cluster.groups.changed(group)
             members = group.connected[: group.ready]
             for member in members:
                 feed_group(state, group, member)
