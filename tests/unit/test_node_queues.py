@@ -240,6 +240,7 @@ def test_unsubscribe_leaves_the_queue_and_deletion_ends_it(bench: NodeBench) -> 
     assert drain(reader) == []
 
 
+@pytest.mark.usefixtures("both_forms")
 def test_an_old_position_does_not_come_back(bench: NodeBench) -> None:
     """The next queue of the same filter has its own start, after a crash as well."""
     publisher = bench.connect("p")

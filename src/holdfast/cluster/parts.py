@@ -178,6 +178,8 @@ class Parts:
         if record.kind == log_record.SESSION:
             self.session_coordinator.applied(record)
             self.acquisition.live.session_changed(record)
+            if record.client_id.startswith(b"$share/"):
+                self.groups.coordinator.queue_changed(record.client_id.decode())
             if self.state.admission.users is not None:
                 self._count_session(self.state.admission.users, record.client_id.decode())
         elif record.kind != log_record.CURSOR:

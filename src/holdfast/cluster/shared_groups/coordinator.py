@@ -423,6 +423,13 @@ class Coordinator:
         is_durable = self._replicated.groups.is_durable(coordination.key)
         return is_durable or not self._barriers.has_passed(coordination.barrier)
 
+    def queue_changed(self, key: str) -> None:
+        """Lets a group whose queue has ended end in this turn. Counter-example of an end that waits
+        for `tidy`: the queue begins again before, and goes on at its old position."""
+        coordination = self.homes.find(key)
+        if coordination is not None and key not in self._replicated.state.queues:
+            self._dirty[coordination] = None
+
     # Progress
 
     def _note_change(self, coordination: Coordination) -> None:
