@@ -143,6 +143,7 @@ class NodeBench:
         # The records that the next read of the log finds lost.
         self.lost = 0
         self.log: list[bytes] = []
+        self.commits_connects = IS_ONE
         self.core: BenchCore = ClusterOfOne(self) if IS_ONE else SingleCore(self)
         self._boot([])
 
@@ -425,7 +426,12 @@ class NodeBench:
             fields[17] = expiry_s
         packet = m.Connect(version, clean, keep_alive_s, client_id, will, None, None, fields)  # type: ignore[arg-type]
         peer.send(packet)
-        while commits and IS_ONE and peer.connection.session is None and self.core.waits():
+        while (
+            commits
+            and self.commits_connects
+            and peer.connection.session is None
+            and self.core.waits()
+        ):
             # The session begins in the log before its CONNACK.
             self.commit()
             self.run()

@@ -36,6 +36,7 @@ class OneBench(NodeBench):
         offsets: list[int] | None = None,
     ) -> None:
         config = {each.name: getattr(self.config, each.name) for each in fields(NodeConfig)}
+        self.commits_connects = False
         self.stage = Stage(ONE, Setup(node=config, partitions=self.config.partitions))
         self.stage.hosts["n1"].slow_s = SLOW_S
         self._begin()

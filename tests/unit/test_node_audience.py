@@ -243,7 +243,6 @@ class World:
         self.bench.crash(snapshot=snapshot)
 
 
-@pytest.mark.usefixtures("both_forms")
 @pytest.mark.parametrize("seed", range(25))
 def test_in_any_order_of_events_each_gets_what_is_for_it(seed: int) -> None:
     rng = random.Random(seed)
