@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from holdfast.storage.files.data_directory import open_to_read
 from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.pair import wait_until
 from tests.support.ports import free_port
@@ -70,8 +71,14 @@ class Member(Holdfast):
     def await_sending(self, *filters: str) -> None:
         wait_until(lambda: self.sends(*filters), f"{self.name} sends {filters}")
 
+    def _is_in_directory(self) -> bool:
+        """Whether readers of the directory see everything that the member has committed."""
+        ranges = json.loads(self.admin("/api/v1/log")[1])["ranges"]
+        return open_to_read(self.data).read_checkpoint().offsets == [end for _, end in ranges]
+
     def stored(self, topic: str) -> list[int]:
-        """Numbered payloads of the topic in its log, in order."""
+        """Numbered payloads of the topic in its log, in order, while the member runs."""
+        wait_until(self._is_in_directory, "the watermarks are written")
         done = subprocess.run(
             [
                 *[sys.executable, "-m", "holdfast.cli.main", "log", "dump", str(self.data)],

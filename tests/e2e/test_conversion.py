@@ -11,7 +11,6 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from holdfast.cli.main import main
-from holdfast.server.node_settings import ONE
 from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.support.format_samples import FOLDER
@@ -42,12 +41,9 @@ def test_clients_after_a_conversion(kind: str, to: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_broker_becomes_a_cluster_and_a_broker_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_becomes_a_cluster_and_a_broker_again(tmp_path: Path) -> None:
     """paho and mosquitto_sub have sessions at a broker; they find everything at each of three
     nodes, after the death of the one that was converted, and at a broker again."""
-    monkeypatch.delenv(ONE, raising=False)
     single = broker(tmp_path / "single", tmp_path / "old")
     sessions = Sessions()
     sessions.begin(single.port)

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
 from holdfast.cli.main import main
-from holdfast.server.node_settings import ONE
 from tests.e2e import wire
 from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until
@@ -13,8 +10,7 @@ from tests.e2e.cluster_processes import ClusterProcesses, until
 PAYLOADS = {b"%d" % number for number in range(8)}
 
 
-def test_from_one_node_to_two_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ONE, "1")
+def test_from_one_node_to_two_and_back(tmp_path: Path) -> None:
     cluster = ClusterProcesses(tmp_path / "cluster", 2, {"cluster": {"partitions": 4}})
     first, second = cluster.nodes["n1"], cluster.nodes["n2"]
     alone = Holdfast(tmp_path / "alone", {"log": {"partitions": 4}}, first.data)
@@ -53,10 +49,9 @@ def test_from_one_node_to_two_and_back(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_shared_group_loses_nothing_when_its_only_node_is_killed_and_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Only the inflight entries of a member say what it has, and no log has those."""
-    monkeypatch.setenv(ONE, "1")
     cluster = ClusterProcesses(tmp_path / "cluster", 2, {"cluster": {"partitions": 4}})
     first, second = cluster.nodes["n1"], cluster.nodes["n2"]
     alone = Holdfast(tmp_path / "alone", {"log": {"partitions": 4}}, first.data)

@@ -36,7 +36,6 @@ from holdfast.client.log import (
     Position,
 )
 from holdfast.federation.sidecar.store.identity import IDENTITY, IN_A_BROKER
-from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.testing import Broker
 from tests.e2e.cluster_processes import ClusterProcesses, until
@@ -133,11 +132,8 @@ class PutBack:
         self._await_directory(BEFORE + after)
 
 
-@pytest.fixture(params=["", "1"], ids=["single", "cluster of one"])
-def site(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[PutBack]:
-    monkeypatch.setenv(ONE, request.param)
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[PutBack]:
     made = PutBack(tmp_path)
     yield made
     made.broker.close()

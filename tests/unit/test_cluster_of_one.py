@@ -20,7 +20,6 @@ from holdfast.security.passwords import hash_password
 from holdfast.server.cluster import check_may_share
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.disk.storage import StorageError
-from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.journal.segment import WriteGroup
 from holdfast.testing import Broker, BrokerFailed
@@ -31,11 +30,6 @@ from tests.support.api_client import Api
 
 LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
-
-
-@pytest.fixture(autouse=True)
-def _one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ONE, "1")
 
 
 def listening() -> int:
@@ -224,37 +218,25 @@ def figures(broker: Broker) -> dict[str, object]:
     return found
 
 
-def test_figures_are_those_of_a_single_broker(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_figures_count_what_is_connected_and_what_is_away(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="holdfast")
-    found = []
-    for is_one in (True, False):
-        if not is_one:
-            monkeypatch.delenv(ONE)
+    with Broker(admin=True, settings={"sys.interval_s": 0.1}) as broker:
+        found = figures(broker)
+        assert "queue_created queue='$share/$queue/jobs' client='clean'" in caplog.text
+        with wire.Wire(broker.port) as client:
+            client.connect("connected at the end", expiry_s=1000)
+            broker.kill()
         caplog.clear()
-        with Broker(admin=True, settings={"sys.interval_s": 0.1}) as broker:
-            found.append(figures(broker))
-            assert "queue_created queue='$share/$queue/jobs' client='clean'" in caplog.text
-            with wire.Wire(broker.port) as client:
-                client.connect("connected at the end", expiry_s=1000)
-                broker.kill()
-            caplog.clear()
-            broker.start()
-            ready = next(each for each in caplog.messages if each.startswith("ready"))
-            assert "sessions=3 " in ready
-    one, single = found
-    assert one == single
-    assert one["sessions"] == 3
-    assert one["sessions_away"] == 1
+        broker.start()
+        ready = next(each for each in caplog.messages if each.startswith("ready"))
+        assert "sessions=3 " in ready
+    assert found["sessions"] == 3
+    assert found["sessions_away"] == 1
 
 
-@pytest.mark.parametrize("is_one", [True, False])
-def test_connected_and_away_sessions_are_bounded_together(
-    monkeypatch: pytest.MonkeyPatch, is_one: bool
-) -> None:
-    if not is_one:
-        monkeypatch.delenv(ONE)
+def test_connected_and_away_sessions_are_bounded_together() -> None:
     with (
         Broker(admin=True, settings={"limits.sessions": 3}) as broker,
         wire.Wire(broker.port) as clean,

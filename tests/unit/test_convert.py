@@ -6,7 +6,7 @@ import hashlib
 import operator
 import os
 import shutil
-import time
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from holdfast.server.conversion.adoption import adopt
 from holdfast.server.conversion.carried import CarriedState, carry
 from holdfast.server.conversion.conversion import MADE_AGAIN, ClusterPlan
 from holdfast.server.conversion.definitions import Definitions
+from holdfast.server.conversion.raft_metadata import read_metadata
 from holdfast.server.conversion.source import ConversionError, Source, recover
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.disk.storage import Storage, StorageError
-from holdfast.server.node_settings import ONE
 from holdfast.storage.files.data_directory import (
     DataDirectoryError,
     create_or_open,
@@ -51,72 +51,26 @@ from tests.support.peer_mesh import until
 from tests.support.ports import free_port
 
 PLAN = ClusterPlan(replication_factor=3, min_insync=2)
+KEPT = Path(__file__).parent.parent / "data" / "single"
+"""Directories of a single broker, as version 0.1 left them."""
 SETTINGS = {"log.partitions": 4, "log.segment_bytes": 1 << 16}
 FOR_EVER = 0xFFFF_FFFF
 TEAM = "$share/team/jobs/#"
 LINE = "$share/$queue/line/#"
 
 
-def live(port: int, admin_port: int) -> None:
-    """Everything that a broker keeps, and of each something unfinished."""
-    with wire.Wire(port) as publisher, wire.Wire(port) as away, wire.Wire(port) as member:
-        away.connect("away", expiry_s=3600, will=wire.Will("wills/away", b"gone", 1))
-        away.subscribe(("a/#", 2), ("kept/#", 1))
-        member.connect("member", expiry_s=FOR_EVER)
-        member.subscribe((TEAM, 2), ("$queue/line/#", 1))
-        publisher.connect("publisher", expiry_s=FOR_EVER)
-        publisher.publish("kept/1", b"x", 1, retain=True)
-        for number in range(12):
-            publisher.publish(f"a/{number % 3}", b"%d" % number, 1 + number % 2)
-            publisher.publish(f"jobs/{number % 3}", b"%d" % number, 1 + number % 2)
-            publisher.publish("line/1", b"%d" % number, 1)
-        acknowledge_some(away, 13)
-        acknowledge_some(member, 24)
-        publisher.publish("$delayed/3600/late", b"later", 1)
-        publisher.publish("t", b"n", 1, props=[(wire.USER_PROPERTY, ("hf-seq", "press:0:7"))])
-        publisher.send(wire.publish("a/half", b"half", 2, 999))
-        publisher.expect(wire.PUBREC)
-        with wire.Wire(port) as ended:
-            # Its packet id ends with its session.
-            ended.connect("ended", expiry_s=60)
-            ended.send(wire.publish("a/half", b"other", 2, 5))
-            ended.expect(wire.PUBREC)
-            ended.disconnect(props=[(wire.SESSION_EXPIRY, 0)])
-        banned = ["clients", "ban", "intruder", "--reason", "test", "--admin"]
-        assert main([*banned, f"127.0.0.1:{admin_port}"]) == 0
-        member.disconnect()
-        away.ping()
-        publisher.abort()
-        away.abort()
-
-
-def acknowledge_some(client: wire.Wire, count: int) -> None:
-    """Of the messages sent, leave each third unacknowledged, and each QoS 2 one without PUBCOMP."""
-    for number in range(count):
-        message = wire.read_publish(client.expect(wire.PUBLISH), 5)
-        if number % 3 == 2:
-            continue
-        if message.qos == 1:
-            client.send(wire.ack(wire.PUBACK, message.packet_id))
-        elif message.qos == 2:
-            client.send(wire.ack(wire.PUBREC, message.packet_id))
-    client.ping()
-
-
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a broker that was killed."""
-    directory = tmp_path_factory.mktemp("lived")
-    broker = Broker(data=directory / "data", admin=True, settings=SETTINGS)
-    broker.start()
-    live(broker.port, broker.admin_port)
-    # Before that, its members' subscriptions alone say where a group is.
-    deadline_s = time.monotonic() + 10
-    while reading(directory / "data").recovery.group_positions.keys() != {TEAM, LINE}:
-        assert time.monotonic() < deadline_s
-    broker.kill()
-    broker.close()
-    return directory / "data"
+    """The directory of a broker of version 0.1 that was killed. It has everything that a broker
+    keeps, and of each something unfinished: sessions, an unreleased QoS 2 publish, a will, a shared
+    group, a queue, a delayed message, a numbered producer and a ban."""
+    return unpack("killed", tmp_path_factory.mktemp("lived") / "data")
+
+
+def unpack(name: str, directory: Path) -> Path:
+    with tarfile.open(KEPT / f"{name}.tar.gz") as archive:
+        archive.extractall(directory, filter="data")
+    return directory
 
 
 def messages(directory: Path) -> dict[tuple[int, int], tuple[Any, ...]]:
@@ -183,6 +137,27 @@ def test_nothing_is_lost_on_the_way_and_back(lived: Path, tmp_path: Path) -> Non
     assert state_of(single).lasting() == original.lasting()
     by_log = state_by_log(single, tmp_path / "by log too", reading(single).now_us)
     assert by_log.lasting() == original.lasting()
+
+
+def test_a_broker_without_others_gets_the_replicas_of_a_cluster(
+    lived: Path, tmp_path: Path
+) -> None:
+    """It is a cluster of one, with one replica of each partition."""
+    one, cluster = adopt_copy(lived, tmp_path), tmp_path / "cluster"
+    with Broker(data=one, settings=SETTINGS) as broker, wire.Wire(broker.port) as publisher:
+        assert publisher.connect("publisher", clean=False, expiry_s=FOR_EVER).session_present
+        publisher.publish("a/0", b"later", 1)
+        publisher.send(wire.publish("a/half", b"half too", 2, 998))
+        assert publisher.expect(wire.PUBREC).reason == 0
+    before = digest(one)
+    made = convert(one, cluster, PLAN)
+    assert digest(one) == before
+    assert messages(cluster) == messages(one)
+    assert state_of(cluster).lasting() == state_of(one).lasting()
+    metadata = read_metadata(cluster, made.manifest)
+    assert metadata is not None
+    assert (metadata.replication_factor, metadata.min_insync) == (3, 2)
+    assert metadata.cluster_id == made.manifest.cluster_id != open_to_read(one).manifest.cluster_id
 
 
 def test_the_users_of_a_cluster_become_a_file(lived: Path, tmp_path: Path) -> None:
@@ -393,9 +368,6 @@ def test_a_member_of_a_federation_is_no_cluster(tmp_path: Path) -> None:
     member(data)
     with pytest.raises(ConversionError, match="is a member of a federation"):
         convert(data, tmp_path / "new", PLAN)
-    with Broker(data=data, settings=SETTINGS):
-        pass
-    convert(data, tmp_path / "new", PLAN)
 
 
 def test_an_adopted_member_hands_over_what_waits_under_the_same_places(tmp_path: Path) -> None:
@@ -448,20 +420,8 @@ def test_the_new_directory_is_a_link(lived: Path, tmp_path: Path) -> None:
 
 def test_retention_has_removed_the_beginning(tmp_path: Path) -> None:
     """What the removed records defined is in the snapshot alone, and goes into the new one."""
-    data, new = tmp_path / "data", tmp_path / "new"
-    with Broker(data=data, settings=SETTINGS) as broker, wire.Wire(broker.port) as client:
-        client.connect("old", expiry_s=FOR_EVER)
-        client.subscribe(("nothing/#", 1))
-        client.publish("kept/1", b"first", 1, retain=True)
-        client.send(wire.publish("half", b"half", 2, 999))
-        client.expect(wire.PUBREC)
-        for _ in range(40):
-            client.publish("load/x", bytes(4000), 1)
-        client.disconnect()
+    data, new = unpack("cut", tmp_path / "data"), tmp_path / "new"
     directory = open_to_read(data)
-    first, second = reading(data).journal.segments[:2]
-    directory.write_start(second.sequence, second.start_offsets())
-    directory.remove_segment(first.sequence)
     opened = reading(data)
     assert any(opened.journal.start_offsets)
     (session,) = opened.carried().sessions
@@ -478,29 +438,13 @@ def test_retention_has_removed_the_beginning(tmp_path: Path) -> None:
         convert(data, tmp_path / "other", PLAN)
 
 
-def test_a_member_expires_before_the_conversion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_expires_before_the_conversion(tmp_path: Path) -> None:
     """The queue has its QoS 1 messages again. Its QoS 2 ones are finished, and its group ends."""
     data, cluster, single = (tmp_path / each for each in ("data", "cluster", "single"))
-    with Broker(data=data, settings=SETTINGS) as broker, wire.Wire(broker.port) as publisher:
-        publisher.connect("publisher")
-        with wire.Wire(broker.port) as member:
-            member.connect("member", expiry_s=60, will=wire.Will("wills/member", b"gone", 1))
-            member.subscribe(("$queue/line/#", 2), (TEAM, 2))
-            for number in range(4):
-                publisher.publish("line/1", b"%d" % number, 1 + number % 2)
-                publisher.publish("jobs/1", b"%d" % number, 1 + number % 2)
-            for _ in range(8):
-                member.expect(wire.PUBLISH)
-            member.send(wire.disconnect(0x04))
-            member.wait_closed()
-    now_ns = time.time_ns
-    monkeypatch.setattr("time.time_ns", lambda: now_ns() + 61 * 10**9)
+    unpack("expired", data)
     convert(data, cluster, PLAN)
     assert state_of(cluster).lasting() == state_of(data).lasting()
     convert(cluster, single, None)
-    monkeypatch.undo()
     with Broker(data=single, settings=SETTINGS) as broker, wire.Wire(broker.port) as member:
         member.connect("another")
         member.subscribe(("$queue/line/#", 2), (TEAM, 2))
@@ -529,7 +473,6 @@ def test_a_directory_is_adopted_in_its_place(lived: Path, tmp_path: Path) -> Non
     assert state_of(data).lasting() == state_of(lived).lasting()
     assert messages(data) == messages(lived)
     assert digest(data / BEFORE_ADOPTION) == replaced(lived)
-    assert digest(data)["audit-index"] == digest(lived)["audit-index"]
     assert not list(data.glob("adopted*"))
     before = digest(data)
     adopt(data, "n1", 4)
@@ -541,12 +484,9 @@ def test_a_directory_is_adopted_in_its_place(lived: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "backup" / BEFORE_ADOPTION).exists()
 
 
-def test_a_cluster_of_one_serves_what_a_broker_left(
-    lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_of_one_serves_what_a_broker_left(lived: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(lived, data)
-    monkeypatch.setenv(ONE, "1")
     with Broker(data=data, settings=SETTINGS) as broker:
         with wire.Wire(broker.port) as publisher:
             assert publisher.connect("publisher", clean=False, expiry_s=60).session_present

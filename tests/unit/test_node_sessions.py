@@ -679,3 +679,17 @@ def test_an_unsubscribe_on_its_way_to_the_log_is_not_undone() -> None:
     assert not bench.session("c").subscriptions
     bench.crash()
     assert not bench.session("c").subscriptions
+
+
+@pytest.mark.usefixtures("both_forms")
+def test_a_session_that_expired_during_a_stop_is_gone_at_the_start() -> None:
+    bench = NodeBench()
+    bench.connect("c", expiry_s=1).lose()
+    bench.connect("stays", expiry_s=100).lose()
+    bench.now += 5
+    bench.wall_us += 5_000_000
+    bench.crash()
+    for client_id, expected in (("c", False), ("stays", True)):
+        (connack, *_) = bench.connect(client_id, clean=False, expiry_s=1).received
+        assert isinstance(connack, m.Connack)
+        assert connack.session_present is expected

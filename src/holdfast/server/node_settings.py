@@ -1,9 +1,7 @@
 """The node's part of the configuration, and a new node by it."""
 
-import os
 import secrets
 import time
-from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -17,27 +15,11 @@ from holdfast.config.schema import Config
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.trace_export import tracer_for
 from holdfast.server.security_files import SecurityFiles, authenticates_users
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.layout import MANIFEST
 from holdfast.storage.journal.commit_pace import JournalWaits
 from holdfast.storage.journal.journal import Journal
 
 GATHER_MS: Final = 1
 """The default of `log.commit_gather_ms` for a node without others."""
-ONE: Final = "HOLDFAST_ONE"
-"""The variable of the environment by which every broker without `cluster.peer_bind` serves as a
-cluster of one node. It is for tests, until every broker does."""
-
-
-def is_cluster_of_one(config: Config) -> bool:
-    """Whether the broker serves as a cluster of one node, which no other can reach: nodes that
-    share a directory, a member of a federation, or one on the directory of a node. Raises
-    `DataDirectoryError`."""
-    root = Path(config.node.data)
-    return not config.cluster.peer_bind and (
-        bool(config.node.standby or os.environ.get(ONE) or config.federation)
-        or ((root / MANIFEST).exists() and open_to_read(root).manifest.is_replica)
-    )
 
 
 def of_one(config: Config, node_id: str = "") -> Config:

@@ -14,7 +14,6 @@ from holdfast.api.census import report_files
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.readiness import Readiness, wait_until_spared
 from holdfast.broker import federation_session as federating
-from holdfast.broker.node import Node
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.explain import Setting
@@ -32,8 +31,6 @@ from holdfast.server.federation import BrokerFederation
 from holdfast.server.io_workers.pool import IoWorkers
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.node_settings import (
-    is_cluster_of_one,
-    journal_waits,
     new_node,
     node_config,
     of_one,
@@ -57,8 +54,6 @@ from holdfast.server.security_files import (
 from holdfast.server.service_manager import ServiceManager
 from holdfast.server.shared_directory import SharedDirectory
 from holdfast.server.sockets.listeners import OpenListener, may_wait, reserve, when_free
-from holdfast.storage.files.data_directory import DataDirectoryError
-from holdfast.storage.journal.journal import Journal
 
 logger = logging.getLogger("holdfast")
 
@@ -163,26 +158,9 @@ class Server:
             self._serving = watched(self._serve_in_cluster(clustering))
             return
         try:
-            if is_cluster_of_one(config):
-                await self._serve_as_one()
-                return
-            storage = Storage.open(
-                Path(config.node.data),
-                config.node.id,
-                config.log.partitions,
-                config.log.segment_bytes,
-            )
-        except (StorageError, DataDirectoryError) as error:
+            await self._serve_as_one()
+        except StorageError as error:
             raise StartError(str(error)) from error
-        self.storage = storage
-        node = self._new_node(storage.journal)
-        storage.recover_into(node.state)
-        await self._serve(node, storage)
-        await self._start_admin()
-        self._log_ready()
-
-    def _new_node(self, journal: Journal) -> Node:
-        return new_node(self.config, self._security, journal)
 
     async def _join_cluster(self, config: Config, held: Held | None = None) -> ClusterMembership:
         security = self._security
@@ -268,22 +246,9 @@ class Server:
         except (StartError, StorageError) as error:
             self.fail(error)
 
-    async def _serve(self, node: Node, storage: Storage) -> None:
-        """Serve with a recovered node. Raises `StartError` if a port cannot be used."""
-        broker = Broker(
-            node,
-            asyncio.get_running_loop(),
-            storage,
-            self._security.passwords,
-            journal_waits(self.config),
-            self.fail,
-        )
-        await self._open(broker, storage)
-
     async def _open(self, broker: Broker, storage: Storage) -> None:
         """Open the listeners and start maintenance. Raises `StartError`."""
-        if self.maintenance is None:
-            self.maintenance = Maintenance(broker, storage, self.config)
+        assert self.maintenance is not None
         broker.touch()
         # The node was made before it serves; there may have been a reload since.
         apply_limits(broker.node.state, node_config(self.config))
@@ -481,21 +446,6 @@ class Server:
             return
         for listener in self.listeners:
             listener.close()
-        if self.federation is not None:
-            await self.federation.stop()
-        broker = self.broker
-        if broker is not None:
-            logger.info("shutting_down")
-            if self.maintenance is not None:
-                await self.maintenance.stop()
-            broker.touch()
-            broker.node.shut_down("")
-            broker.turn()
-            await broker.wait_for_disconnects(SHUTDOWN_S)
-            is_drained = await self._within_shutdown(broker.drain_journal())
-            if self.maintenance is not None and is_drained:
-                await self.maintenance.take_snapshot()
-            broker.close()
         if sharing is not None:
             await sharing.stop()
         if self.admin is not None:

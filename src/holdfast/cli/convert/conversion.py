@@ -43,8 +43,8 @@ def convert(
     *,
     is_last: bool = False,
 ) -> Conversion:
-    """Convert the directory of a single broker for the first node of a cluster; without a plan,
-    that of a cluster's node for a single broker. `node_id`: the new name; "" for the same.
+    """Convert the directory of a broker without others for the first node of a cluster; without a
+    plan, that of a cluster's node for a single broker. `node_id`: the new name; "" for the same.
 
     Raises `ConversionError`, which says what to do, `DataDirectoryError` or `OSError`.
     """
@@ -61,7 +61,7 @@ def convert(
     try:
         opened = Source(source, directory)
         metadata: ClusterMetadata | None = None
-        if plan is None:
+        if directory.manifest.is_replica:
             metadata = opened.check_alone(is_last=is_last)
         elif FEDERATION in opened.recovery.state.sessions:
             raise ConversionError(
@@ -92,12 +92,7 @@ def _users_of(users: AgreedUsers) -> SecurityDocument:
 def _check_kind(source: Path, directory: DataDirectory, plan: ClusterPlan | None) -> None:
     if (source / LEASE).exists():
         raise ConversionError(f"{source} is the shared directory of a pair, which is not converted")
-    is_replica = directory.manifest.is_replica
-    if plan is not None and is_replica:
-        raise ConversionError(
-            f"{source} is a cluster's already: start it with cluster.peer_bind set, and join others"
-        )
-    if plan is None and not is_replica:
+    if plan is None and not directory.manifest.is_replica:
         raise ConversionError(f"{source} is a single broker's already")
 
 

@@ -245,8 +245,14 @@ class SessionCoordinator:
         if self.decisions.is_changing(client_id):
             return
         image = self._replicated.state.sessions.get(client_id)
-        if image is not None and self.endings.will_comes_first(image, request.clean_start):
-            return
+        if image is not None:
+            # After a start a session may have no timer yet. One that has expired ends first, and
+            # `applied` goes on with the request.
+            is_over = not image.owner and not self._replicated.arm_timers(image)
+            if is_over and self.endings.due(image, SESSION_EXPIRY):
+                return
+            if self.endings.will_comes_first(image, request.clean_start):
+                return
         epoch = self.owners.next_epoch(request, image)
         if epoch == 0:
             return

@@ -72,19 +72,19 @@ class Endings:
         elif isinstance(subject, Session):
             self.due(subject, kind)
 
-    def due(self, session: Session, kind: int) -> None:
+    def due(self, session: Session, kind: int) -> bool:
         """Acts on a timer of the replicated state that has fired: publishes the will or ends the
-        session."""
+        session. Returns False if there is nothing to do yet, or not by this node."""
         client_id = session.client_id
         if self._replicated.state.sessions.get(client_id) is not session or session.owner:
-            return
+            return False
         if not self._decides(self._replicated.home(client_id)) or self._is_changing(client_id):
             self._note_overdue(client_id, kind)
-            return
+            return False
         if self._is_armed(session, kind):
             # The session was opened and closed again since it became overdue, which armed a new
             # timer.
-            return
+            return False
         left_s = self._left_s(session, kind)
         if left_s > 0:
             state = self._replicated.state
@@ -93,7 +93,7 @@ class Endings:
                 session.will_timer = timer
             else:
                 session.expiry_timer = timer
-            return
+            return False
         will = session.will
         if will is not None and not self._replicated.has_fired(
             client_id, session.epoch, will.topic
@@ -108,6 +108,7 @@ class Endings:
             self._ending[self._replicated.home(client_id)].discard(client_id)
             self._state.stats.sessions_expired += 1
             log_end(self._state, session)
+        return True
 
     def _note_overdue(self, client_id: str, kind: int) -> None:
         overdue = self._overdue[self._replicated.home(client_id)]

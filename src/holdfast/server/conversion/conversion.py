@@ -126,7 +126,7 @@ def _manifest(before: Manifest, plan: ClusterPlan | None, node_id: str) -> Manif
         node_id=name,
         cluster_id=secrets.token_hex(8),
         incarnation=secrets.token_hex(8),
-        restored=before.generation,
+        restored=before.log_generation,
     )
 
 
