@@ -256,6 +256,7 @@ def test_a_client_gets_only_what_it_may_read(way: Way, qos: int) -> None:
     assert way(bench_of(way), "mallory", "secret/#", qos) == []
 
 
+@pytest.mark.usefixtures("both_forms")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("way", SHARED_WAYS)
 def test_a_member_of_a_group_gets_only_what_it_may_read(way: Way, qos: int) -> None:

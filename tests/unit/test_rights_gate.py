@@ -44,6 +44,9 @@ FIELDS: Final = {
     "rights": {
         "broker/session/connection.py:Connection.__init__",
         "broker/session/session.py:Session.__init__",
+        # Kept for the will of a client that is gone.
+        "cluster/sessions/live_sessions.py:LiveSessions.detached",
+        "cluster/state/replicated.py:ReplicatedState._change_session",
     },
 }
 """Attributes that only the gate reads, and where they are set."""
@@ -61,6 +64,7 @@ SENDS: Final = {
     "send_inflight",
     "send_group_qos0",
     "send_to_member",
+    "send_unlisted",
     "_send_page",
     "_deliver_to_session",
     "_deliver_to_group",
@@ -126,6 +130,8 @@ READ_WAYS: Final = {
     "broker/delivery/delivery.py:_deliver_to_group": GROUP,
     "broker/delivery/delivery.py:send_group_qos0": GROUP,
     "broker/delivery/delivery.py:send_to_member": GROUP,
+    "broker/delivery/delivery.py:send_unlisted": GROUP,
+    "cluster/shared_groups/groups.py:Groups._pass": GROUP,
     "broker/delivery/delivery.py:pump_group": GROUP,
     "broker/delivery/delivery.py:_pass_over": ASIDE,
     "broker/delivery/delivery.py:send_deferred": ASIDE,
