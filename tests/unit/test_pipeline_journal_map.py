@@ -294,7 +294,7 @@ def test_offsets_at_a_time_hours_apart(journal: Journal) -> None:
         ("{}", "damaged"),
         ("[]", "damaged"),
         ('{"format": 1, "node_id": "n", "created": "", "partitions": 0}', "allowed 1 to"),
-        ('{"format": 2, "node_id": "n", "created": "", "partitions": 1}', "format 2"),
+        ('{"format": 3, "node_id": "n", "created": "", "partitions": 1}', "format 3"),
     ],
 )
 def test_not_a_data_directory(tmp_path: Path, manifest: str | None, text: str) -> None:

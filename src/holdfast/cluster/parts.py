@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from holdfast.broker.admission.users import UserSessions
 from holdfast.broker.node import Node
@@ -35,8 +36,11 @@ from holdfast.cluster.shared_groups.assignments import AgentContext
 from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import Transfer
+from holdfast.protocol.topics.names import QUEUE_SHARE
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
+
+_QUEUE: Final = QUEUE_SHARE.encode()
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ class Parts:
         if record.kind == log_record.SESSION:
             self.session_coordinator.applied(record)
             self.acquisition.live.session_changed(record)
-            if record.client_id.startswith(b"$share/"):
+            if record.client_id.startswith(_QUEUE):
                 self.groups.coordinator.queue_changed(record.client_id.decode())
             if self.state.admission.users is not None:
                 self._count_session(self.state.admission.users, record.client_id.decode())
