@@ -22,7 +22,8 @@ INTERPRETED_TESTS ?= tests/unit $(if $(shell $(BIN)/python tools/is_compiled.py 
 WHOLE_NODES := cluster_alone cluster_groups cluster_lives cluster_lost_link cluster_lost_proposals \
   cluster_retained cluster_takeover rights_cluster
 # What runs the same modules in either form, or none that are compiled.
-NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_controller* \
+NOT_COMPILED := model/test_*planted* model/test_cluster_retention* \
+  model/test_cluster_stopped_partition* model/test_cluster_wider* model/test_controller* \
   model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* \
   model/test_raft* unit/test_api_* unit/test_bench_* unit/test_broker_messages* unit/test_chaos* \
   unit/test_cli_* unit/test_client_* unit/test_cluster_applier* unit/test_cluster_barriers* unit/test_cluster_in_flight* unit/test_cluster_many_sessions* unit/test_cluster_epochs* \
@@ -30,7 +31,7 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* model/test_co
   unit/test_cluster_lost_askers* unit/test_cluster_position_reports* unit/test_cluster_opening* unit/test_cluster_owners* \
   unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_cluster_slices* unit/test_config* unit/test_deploy* \
   unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_edge_mqtt* \
-  unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* unit/test_lease* \
+  unit/test_edge_broker.py unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* unit/test_lease* \
   unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* \
   unit/test_documents* unit/test_imports* unit/test_site* unit/test_tidy* \
   unit/test_pubqueue* unit/test_raft* unit/test_record_contents* unit/test_replication_controller* \

@@ -84,6 +84,7 @@ RUN = {
         before="""
             mkdir -p BASE/backup; holdfast serve --data BASE/var/lib/holdfast & until_ready
             holdfast pub -t a -q 1 -m hello
+            until holdfast log dump BASE/var/lib/holdfast | grep hello; do sleep 0.1; done
         """,
         replace=(
             ("2026-01-31T12:00:00Z", NOW),

@@ -155,7 +155,7 @@ def is_found(first: int = 0, **named: bool) -> bool:
 
 def test_a_recovery_that_keeps_half_a_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SegmentScan, "enter_group", lambda *_: None)
-    assert is_found()
+    assert is_found(200)
 
 
 def test_a_snapshot_without_the_members_progress_is_found() -> None:

@@ -114,11 +114,9 @@ def _begin_generation(root: Path, directory: DataDirectory) -> None:
     """
     manifest = directory.manifest
     number = secrets.randbits(GENERATION_BITS) or 1
-    if manifest.is_replica:
-        metadata = read_metadata(root / directory.epoch.folder, manifest)
-        if metadata is None or tuple(metadata.nodes) != (manifest.node_id,):
-            directory.write_manifest(replace(manifest, restored=number))
-            return
+    if manifest.is_replica and not _is_only_node(root, directory):
+        directory.write_manifest(replace(manifest, restored=number))
+        return
     ends = tuple(open_journal(directory, writes=False).journal.next_offset)
     former = [(each, tuple(map(min, ends, kept))) for each, kept in manifest.former]
     former.append((manifest.generation, ends))
@@ -127,6 +125,12 @@ def _begin_generation(root: Path, directory: DataDirectory) -> None:
         directory.write_manifest(replace(begun, restored=number))
     else:
         directory.write_manifest(replace(begun, generation=number))
+
+
+def _is_only_node(root: Path, directory: DataDirectory) -> bool:
+    manifest = directory.manifest
+    metadata = read_metadata(root / directory.epoch.folder, manifest)
+    return metadata is not None and tuple(metadata.nodes) == (manifest.node_id,)
 
 
 def _check_log(root: Path, backup: Path) -> None:
@@ -148,7 +152,7 @@ def advice(manifest: BackupManifest, target: Path) -> list[str]:
         return [
             f"start the nodes of the pair on {target}: holdfast serve --standby --data {target}"
         ]
-    if manifest.kind == "node":
+    if manifest.kind == "node" or _is_only_node(target, open_to_read(target)):
         return [f"start the broker: holdfast serve --data {target}"]
     return [
         f"this is node {manifest.node_id} of the cluster {manifest.cluster_id}",
