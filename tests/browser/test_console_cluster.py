@@ -45,7 +45,7 @@ def test_a_node_that_does_not_know_the_users_yet_says_so(tmp_path: Path, page: C
 def test_a_broker_of_another_machine_without_users_says_so(
     start_holdfast: StartHoldfast, page: ConsolePage
 ) -> None:
-    """As through a proxy. Once there is a user, the page asks for a login."""
+    """Serve as through a proxy. Once there is a user, the page asks for a login."""
     broker, view = start_holdfast(), page.page
     page.context.set_extra_http_headers({"X-Forwarded-For": "192.0.2.1"})
     page.open(broker.admin_port)

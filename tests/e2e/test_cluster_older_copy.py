@@ -164,7 +164,7 @@ def test_a_machine_put_back_while_the_others_run(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_all_nodes_put_back_from_copies_of_different_moments(tmp_path: Path) -> None:
-    """As simulated nodes: `tests/model/test_cluster_put_back.py`."""
+    """The real processes of `tests/model/test_cluster_put_back.py`."""
     with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
         publish(cluster, "n1", "before")
         stop = threading.Event()

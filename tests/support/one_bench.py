@@ -18,7 +18,7 @@ from tests.transcripts.stage import ONE, Setup, Stage
 TURN_S: Final = 0.0004
 """A turn ends within it, and no write does."""
 DISK_S: Final = 0.05
-"""What is appended is on the disk, and folded, within it."""
+"""The time in which what is appended is on the disk and folded."""
 SLOW_S: Final = 0.1
 """A write takes a part of it more."""
 READY_S: Final = 10.0

@@ -578,7 +578,7 @@ def test_an_adoption_is_refused(
 
 @pytest.mark.parametrize("part", [0.0, 0.4, 0.8])
 def test_damage_becomes_void_records(lived: Path, tmp_path: Path, part: float) -> None:
-    """As a broker passes it: the other messages keep their offsets, and no other record gets
+    """A broker passes it: the other messages keep their offsets, and no other record gets
     those that are lost."""
     data = tmp_path / "data"
     shutil.copytree(lived, data)

@@ -167,7 +167,7 @@ def test_another_process_that_claims_meanwhile_wins(
 
 
 def test_damage_is_passed(data: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As version 0.1 did, in a segment whose index is whole."""
+    """Write as version 0.1 did, in a segment whose index is whole."""
     segment = min((data / newest_epoch(OsFileSystem(data)).folder / "journal").glob("*.log"))
     content = bytearray(segment.read_bytes())
     content[60] ^= 1

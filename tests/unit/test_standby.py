@@ -84,7 +84,7 @@ def folder_of(disk: SimDisk, epoch: Epoch) -> DataDirectory:
 
 
 def begin_epoch(journal: Journal, number: int) -> None:
-    """What the holder of an epoch does, as the only node of its cluster."""
+    """Do what the holder of an epoch does, as the only node of its cluster."""
     journal.is_alone = True
     journal.lead(0, number)
     journal.start_segment()
