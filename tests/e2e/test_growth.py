@@ -1,5 +1,7 @@
 """A broker that serves alone becomes the first node of a cluster, and serves alone again."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.cli.main import main
@@ -10,12 +12,23 @@ from tests.e2e.cluster_processes import ClusterProcesses, until
 PAYLOADS = {b"%d" % number for number in range(8)}
 
 
-def test_from_one_node_to_two_and_back(tmp_path: Path) -> None:
-    cluster = ClusterProcesses(tmp_path / "cluster", 2, {"cluster": {"partitions": 4}})
-    first, second = cluster.nodes["n1"], cluster.nodes["n2"]
-    alone = Holdfast(tmp_path / "alone", {"log": {"partitions": 4}}, first.data)
+@contextmanager
+def site(directory: Path) -> Iterator[tuple[Holdfast, ClusterProcesses]]:
+    """A broker that serves alone, and the cluster whose first node has its directory. Neither is
+    started."""
+    cluster = ClusterProcesses(directory / "cluster", 2, {"cluster": {"partitions": 4}})
+    alone = Holdfast(directory / "alone", {"log": {"partitions": 4}}, cluster.nodes["n1"].data)
     alone.directory.mkdir()
     try:
+        yield alone, cluster
+    finally:
+        alone.kill()
+        cluster.end()
+
+
+def test_from_one_node_to_two_and_back(tmp_path: Path) -> None:
+    with site(tmp_path) as (alone, cluster):
+        first, second = cluster.nodes["n1"], cluster.nodes["n2"]
         alone.start()
         with wire.Wire(alone.port) as client:
             client.connect("c", expiry_s=1000)
@@ -43,20 +56,14 @@ def test_from_one_node_to_two_and_back(tmp_path: Path) -> None:
         alone.start()
         with wire.Wire(alone.port) as client:
             assert client.connect("c", clean=False, expiry_s=1000).session_present
-    finally:
-        alone.kill()
-        cluster.end()
 
 
 def test_a_shared_group_loses_nothing_when_its_only_node_is_killed_and_grows(
     tmp_path: Path,
 ) -> None:
     """Only the inflight entries of a member say what it has, and no log has those."""
-    cluster = ClusterProcesses(tmp_path / "cluster", 2, {"cluster": {"partitions": 4}})
-    first, second = cluster.nodes["n1"], cluster.nodes["n2"]
-    alone = Holdfast(tmp_path / "alone", {"log": {"partitions": 4}}, first.data)
-    alone.directory.mkdir()
-    try:
+    with site(tmp_path) as (alone, cluster):
+        second = cluster.nodes["n2"]
         alone.start()
         with wire.Wire(alone.port) as client, wire.Wire(alone.port) as publisher:
             client.connect("c", expiry_s=1000)
@@ -74,6 +81,3 @@ def test_a_shared_group_loses_nothing_when_its_only_node_is_killed_and_grows(
             client.connect("other")
             client.subscribe(("$share/g/a/#", 1))
             assert {client.message().payload for _ in PAYLOADS} == PAYLOADS
-    finally:
-        alone.kill()
-        cluster.end()
