@@ -106,7 +106,7 @@ class Site:
 
 def run(directory: Path, scenario: Callable[[Site], object]) -> None:
     async def main() -> None:
-        async with loop_broker(directory, is_one=True) as broker:
+        async with loop_broker(directory) as broker:
             site = Site(broker)
             await scenario(site)  # type: ignore[misc]
             await site.edge.stop()

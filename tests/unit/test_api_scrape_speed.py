@@ -59,7 +59,7 @@ def test_a_scrape_is_short_and_holds_no_turn(tmp_path: Path) -> None:
                 session.positions = [0] * PARTITIONS
                 session.subscriptions = {"t": Subscription(session, "t", 1, False, False, 0, 0)}
                 state.sessions[name] = session
-            server = FakeServer(None)
+            server = FakeServer(loop_site.membership.operations)
             server.broker = loop_site.broker
             admin = AdminServer(server, listen("127.0.0.1", 0))
             admin.start()

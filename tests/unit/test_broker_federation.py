@@ -57,8 +57,8 @@ def test_two_members_in_one_loop(tmp_path: Path, memory: bool) -> None:
 
     async def main() -> None:
         async with (
-            loop_broker(tmp_path / "a", config, is_one=True) as one,
-            loop_broker(tmp_path / "b", config, is_one=True) as other,
+            loop_broker(tmp_path / "a", config) as one,
+            loop_broker(tmp_path / "b", config) as other,
         ):
             a = Site(one)
             b = Site(other, peers=[a.address])
@@ -90,7 +90,7 @@ def test_two_members_in_one_loop(tmp_path: Path, memory: bool) -> None:
 def test_a_directory_in_use_is_told_or_waited_for(tmp_path: Path) -> None:
     async def main() -> None:
         holder = IdentityFile(tmp_path / DIRECTORY)
-        async with loop_broker(tmp_path, is_one=True) as broker:
+        async with loop_broker(tmp_path) as broker:
             holder.begin()
             site = Site(broker)
             with pytest.raises(FederatorError, match="in use by another process"):
@@ -112,8 +112,8 @@ def test_a_directory_in_use_is_told_or_waited_for(tmp_path: Path) -> None:
 def test_a_federator_that_fails_begins_anew_and_loses_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
-            loop_broker(tmp_path / "a", is_one=True) as one,
-            loop_broker(tmp_path / "b", is_one=True) as other,
+            loop_broker(tmp_path / "a") as one,
+            loop_broker(tmp_path / "b") as other,
         ):
             a = Site(one)
             b = Site(other, peers=[a.address])
@@ -148,8 +148,8 @@ async def test_a_member_in_a_wrong_state_begins_again_and_the_broker_goes_on(
 ) -> None:
     """A confirmation finds fewer bytes in custody than the confirmed message has."""
     async with (
-        loop_broker(tmp_path / "a", is_one=True) as one,
-        loop_broker(tmp_path / "b", is_one=True) as other,
+        loop_broker(tmp_path / "a") as one,
+        loop_broker(tmp_path / "b") as other,
     ):
         found: list[BaseException] = []
         stop_on_unexpected(asyncio.get_running_loop(), found.append)
@@ -205,7 +205,7 @@ async def test_each_input_that_breaks_an_invariant_stops_the_member(
     tmp_path: Path, name: str
 ) -> None:
     """Nothing is done of what it concluded, and `done` of a message is not called."""
-    async with loop_broker(tmp_path, is_one=True) as broker:
+    async with loop_broker(tmp_path) as broker:
         found: list[BaseException] = []
         stop_on_unexpected(asyncio.get_running_loop(), found.append)
         site = Site(broker)

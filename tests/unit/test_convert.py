@@ -53,6 +53,8 @@ from tests.support.ports import free_port
 PLAN = ClusterPlan(replication_factor=3, min_insync=2)
 KEPT = Path(__file__).parent.parent / "data" / "single"
 """Directories of a single broker, as version 0.1 left them."""
+WAITING = {(0, 0), (0, 1), (1, 0), (1, 1), (2, 5), (3, 0), (3, 1)}
+"""Partition and offset of the messages that wait for the other members in `member`."""
 SETTINGS = {"log.partitions": 4, "log.segment_bytes": 1 << 16}
 FOR_EVER = 0xFFFF_FFFF
 TEAM = "$share/team/jobs/#"
@@ -334,29 +336,6 @@ def test_a_disk_that_gets_full(
     assert not list(tmp_path.iterdir())
 
 
-def member(root: Path) -> list[tuple[str, int, int]]:
-    """Make the directory of a member that served as a single broker. Returns the log, partition and
-    offset of the messages that wait for the other members."""
-    places: list[LogPlace] = []
-
-    async def scenario() -> None:
-        async with loop_broker(root) as broker:
-            site = await Site(broker).start()
-            await site.want("out/#")
-            site.host.takes = False
-            site.deliver("in", b"in", 1, 1)
-            async with site.client("p") as client:
-                for number in range(8):
-                    await client.publish(f"out/{number}", b"%d" % number, qos=1 + number % 2)
-            await until(lambda: len(site.host.published) == 8 and site.done == [b"in"])
-            site.host.waiting.pop(0)()
-            places.extend(places_of(site)[1:])
-            await site.edge.stop()
-
-    asyncio.run(scenario())
-    return [each[1:] for each in places]
-
-
 def places_of(site: Site) -> list[LogPlace]:
     found = [offset_in(each.properties) for each in site.host.published]
     return [each for each in found if each is not None]
@@ -364,26 +343,24 @@ def places_of(site: Site) -> list[LogPlace]:
 
 def test_a_member_of_a_federation_is_no_cluster(tmp_path: Path) -> None:
     """The start of the cluster would drop the messages that wait for the other members."""
-    data = tmp_path / "data"
-    member(data)
+    data = unpack("member", tmp_path / "data")
     with pytest.raises(ConversionError, match="is a member of a federation"):
         convert(data, tmp_path / "new", PLAN)
 
 
 def test_an_adopted_member_hands_over_what_waits_under_the_same_places(tmp_path: Path) -> None:
     """Its records have the names that other members may know, also after a restore."""
-    data = tmp_path / "data"
-    places = member(data)
+    data = unpack("member", tmp_path / "data")
     assert main(["backup", str(data), str(tmp_path / "backup")]) == 0
     assert main(["restore", str(tmp_path / "backup"), str(tmp_path / "restored")]) == 0
 
     async def scenario(root: Path) -> None:
         before = open_to_read(root).manifest
         adopt(root, "n1", 4)
-        async with loop_broker(root, is_one=True) as broker:
+        async with loop_broker(root) as broker:
             site = await Site(broker).start()
             await until(lambda: len(site.host.published) == 7)
-            assert {each[1:] for each in places_of(site)} == set(places)
+            assert {each[2:] for each in places_of(site)} == WAITING
             site.deliver("in", b"again", 1, 1)
             await until(lambda: site.done == [b"again"])
             assert site.loop_broker.broker.node.state.stats.producer_duplicates == 1

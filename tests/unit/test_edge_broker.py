@@ -88,7 +88,7 @@ def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Pa
     """What was handed over and not confirmed comes again, under the same place, in order."""
 
     async def main() -> None:
-        broker = LoopBroker(tmp_path, is_one=True)
+        broker = LoopBroker(tmp_path)
         await broker.start()
         site = await Site(broker).start()
         await site.want("#")
@@ -107,7 +107,7 @@ def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Pa
         await until(lambda: journal.sequence > written)
         await broker.broker.drain_journal()
         await broker.crash()
-        async with loop_broker(tmp_path, is_one=True) as again:
+        async with loop_broker(tmp_path) as again:
             site = await Site(again).start()
             await until(lambda: len(site.host.published) >= 19)
             assert {each.payload: offset_in(each.properties) for each in site.host.published} == {
@@ -126,7 +126,7 @@ def test_what_the_federation_replaced_before_the_start_is_told(tmp_path: Path) -
     nothing of may have met one. A client's own removal is handed over behind it."""
 
     async def main() -> None:
-        async with loop_broker(tmp_path, is_one=True) as broker:
+        async with loop_broker(tmp_path) as broker:
             site = await Site(broker).start()
             site.host.takes = False
             await site.want("#")
@@ -141,7 +141,7 @@ def test_what_the_federation_replaced_before_the_start_is_told(tmp_path: Path) -
                 site.edge.retain(id, message, lambda: site.done.append(b"done"))
             await until(lambda: len(site.done) == 2)
             await site.edge.stop()
-        async with loop_broker(tmp_path, is_one=True) as broker:
+        async with loop_broker(tmp_path) as broker:
             again = await Site(broker).start()
             await again.want("#")
             await until(lambda: len(again.host.published) == 3)
@@ -255,7 +255,7 @@ def test_a_place_in_the_log_of_its_origin_counts_once_under_any_id(tmp_path: Pat
 
 def test_what_was_done_is_durable_and_what_was_not_comes_again(tmp_path: Path) -> None:
     async def main() -> None:
-        broker = LoopBroker(tmp_path, is_one=True)
+        broker = LoopBroker(tmp_path)
         await broker.start()
         site = await Site(broker).start()
         for place in range(1, 51):
@@ -263,7 +263,7 @@ def test_what_was_done_is_durable_and_what_was_not_comes_again(tmp_path: Path) -
         await until(lambda: len(site.done) >= 1)
         done = list(site.done)
         await broker.crash()
-        async with loop_broker(tmp_path, is_one=True) as again:
+        async with loop_broker(tmp_path) as again:
             site = await Site(again).start()
             assert set(done) <= set(_stored(again))
             for place in range(1, 51):

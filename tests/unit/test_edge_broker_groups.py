@@ -46,7 +46,7 @@ def test_a_group_that_was_not_granted_a_message_never_gets_it(tmp_path: Path) ->
     filters = {"plain": "t/#", "g": G, "h": H}
 
     async def main() -> None:
-        broker = LoopBroker(tmp_path, is_one=True)
+        broker = LoopBroker(tmp_path)
         await broker.start()
         site = await Site(broker).start()
         for name, filter in filters.items():
@@ -61,7 +61,7 @@ def test_a_group_that_was_not_granted_a_message_never_gets_it(tmp_path: Path) ->
             site.deliver("t/1", b"groups", qos, begin + 4, is_plain=False, granted=None)
         await until(lambda: len(site.done) == 10)
         await broker.crash()
-        async with loop_broker(tmp_path, is_one=True) as again:
+        async with loop_broker(tmp_path) as again:
             site = await Site(again).start()
             clients = {}
             for name in filters:
@@ -159,7 +159,7 @@ def test_a_message_that_a_group_here_began_too_late_for_goes_out_so(tmp_path: Pa
     comes later, so another member's clients of the group may have it."""
 
     async def main() -> None:
-        async with loop_broker(tmp_path, is_one=True) as broker:
+        async with loop_broker(tmp_path) as broker:
             site = await Site(broker).start()
             await site.want("#")
             await site.edge.stop()
@@ -204,11 +204,11 @@ def test_a_group_that_is_away_gets_what_comes_right_after_a_start(tmp_path: Path
 
     async def main() -> None:
         async with (
-            loop_broker(tmp_path, is_one=True) as broker,
+            loop_broker(tmp_path) as broker,
             Site(broker).client("g", session_expiry_s=DAY_S) as member,
         ):
             await member.subscribe((G, 1))
-        async with loop_broker(tmp_path, is_one=True) as broker:
+        async with loop_broker(tmp_path) as broker:
             groups = broker.broker.node.state.cluster.groups
             assert isinstance(groups, Groups)
             assert groups.coordinator.homes.opening

@@ -15,13 +15,13 @@ from tests.support.peer_mesh import until
 
 def test_interest_is_the_subscription_table_with_sessions_that_are_away(tmp_path: Path) -> None:
     async def main() -> None:
-        async with loop_broker(tmp_path, is_one=True) as broker:
+        async with loop_broker(tmp_path) as broker:
             site = Site(broker)
             away = site.client("away", session_expiry_s=1000)
             await away.connect()
             await away.subscribe("offline/+", "$share/g/work/#")
             await away.disconnect()
-        async with loop_broker(tmp_path, is_one=True) as broker:
+        async with loop_broker(tmp_path) as broker:
             site = Site(broker)
             await site.start()
             assert site.host.interest == {"offline/+": 1, "$share/g/work/#": 1}
