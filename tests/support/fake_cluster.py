@@ -4,13 +4,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from holdfast.api.admin import AdminServer, audit_of
 from holdfast.api.cluster_operations import ClusterError, ClusterFigures
 from holdfast.config.schema import Config
 from holdfast.security.http.server import listen
-from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.shared_directory import SharedDirectory
@@ -85,7 +86,7 @@ class FakeCluster:
             "sessions_here": 5,
         }
         self.values = ClusterFigures(node, initialised=True, has_majority=True)
-        self.questions = None
+        self.questions = SimpleNamespace(answer=None)
         self.asked: list[str] = []
         self.refusal = ""
         self.changing = threading.Lock()
@@ -133,7 +134,7 @@ class FakeServer:
     """What an admin port wants of its process: one that serves no clients."""
 
     def __init__(self, cluster: Any) -> None:
-        self.broker: Broker | None = None
+        self.broker: ClusterBroker | None = None
         self.sharing: SharedDirectory | None = None
         self.cluster = cluster
         self.federation: BrokerFederation | None = None

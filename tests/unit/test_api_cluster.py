@@ -73,11 +73,10 @@ def test_changes_need_post_and_no_browser(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/cluster", *CHANGES])
-def test_a_node_of_no_cluster_is_404(path: str) -> None:
+def test_a_standby_is_503(path: str) -> None:
     with admin_port(None) as port:
         code, body = ask(port, path, "GET" if path == "/cluster" else "POST")
-        assert code == 404
-        assert "--peer-bind" in body["error"]
+        assert (code, body["error"]) == (503, "this node stands by: ask the holder of the lease")
 
 
 def test_wrong_requests() -> None:
@@ -215,7 +214,7 @@ def test_metrics() -> None:
     }
 
 
-def test_no_metrics_without_a_cluster() -> None:
+def test_a_standby_has_no_metrics_of_the_cluster() -> None:
     with admin_port(None) as port:
         assert metrics(port) == {
             ("holdfast_ready", "n1"): 0,

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from holdfast.api.readiness import Readiness, obstacles
-from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from tests.support.fake_cluster import FakeCluster, FakeServer
 
 
@@ -53,14 +53,14 @@ def test_a_start_is_no_event(caplog: pytest.LogCaptureFixture) -> None:
     assert obstacles(server) == []
 
 
-def test_a_broker_alone_that_starts_with_a_full_disk_says_so(
+def test_a_broker_that_starts_with_a_full_disk_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its log has the line `ready`, because it serves all that needs no room."""
     state = SimpleNamespace(closing=False, redirect="", disk_full=True, has_stopped_partition=False)
-    server = FakeServer(None)
+    server = FakeServer(FakeCluster())
     server.broker = cast(
-        Broker,
+        ClusterBroker,
         SimpleNamespace(
             node=SimpleNamespace(state=state),
             runtime=SimpleNamespace(waits_s=lambda now: 0.0),

@@ -341,11 +341,11 @@ def test_what_is_no_time_to_wait(cli: Cli, text: str) -> None:
     assert ended.value.code == 2
 
 
-def test_a_node_of_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_standby(capsys: pytest.CaptureFixture[str]) -> None:
     with admin_port(None) as port:
         cli = Cli(port, capsys)
         assert cli("status") == 2
-        assert "belongs to no cluster: start it with --peer-bind" in cli.errors
+        assert "this node stands by: ask the holder of the lease" in cli.errors
 
 
 @pytest.mark.parametrize(

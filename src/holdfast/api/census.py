@@ -65,13 +65,11 @@ class Census:
     async def take(self) -> float:
         """Count all sessions now. Returns the seconds that the loop was busy with it."""
         broker, cluster = self._server.broker, self._server.cluster
-        if broker is None:
+        if broker is None or cluster is None:
             return 0.0
         began = time.perf_counter()
         state = broker.node.state
-        sessions = list(state.sessions.values())
-        if cluster is not None:
-            sessions += cluster.replicated_sessions()
+        sessions = [*state.sessions.values(), *cluster.replicated_sessions()]
         census = SessionCensus(sessions, state.journal.high_watermark)
         spent_s = time.perf_counter() - began
         has_more = True

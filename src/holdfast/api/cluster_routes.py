@@ -5,7 +5,7 @@
   `/cluster/undrain`, `/cluster/remove`, `/cluster/unsafe-recover`. Every node accepts them,
   whichever node leads the metadata.
 
-`/cluster/unsafe-recover` also needs `accept_loss=true`. The response is 404 without a cluster, and
+`/cluster/unsafe-recover` also needs `accept_loss=true`. The response is 503 on a standby, and
 409 with `{"error": text}` for a refusal.
 """
 
@@ -15,6 +15,7 @@ from typing import Final
 
 from holdfast.api.cluster_operations import ClusterError, ClusterOperations
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, bad_request
+from holdfast.api.nodes.own_node import cluster_of
 from holdfast.api.process import ServedProcess
 from holdfast.security.access.scopes import Scope
 
@@ -45,12 +46,12 @@ class ClusterRoutes:
     def endpoints(self) -> list[Endpoint]:
         found = [
             Endpoint("GET", "/cluster", Scope.VIEWER, "the cluster as this node sees it",
-                     self._status, dict, refusals=(404,), before_users=True),
+                     self._status, dict, refusals=(503,), before_users=True),
             Endpoint("POST", "/cluster/init", Scope.OPERATOR, "make a cluster of this node",
-                     self._init, dict, refusals=(404, 409), before_users=True),
+                     self._init, dict, refusals=(409, 503), before_users=True),
             Endpoint("POST", "/cluster/rebalance", Scope.OPERATOR,
                      "give every partition its preferred leader", self._rebalance,
-                     refusals=(404, 409)),
+                     refusals=(409, 503)),
         ]  # fmt: skip
         for action, summary in SUMMARIES.items():
             scope = Scope.OPERATOR if action in ("drain", "undrain") else Scope.ADMIN
@@ -59,17 +60,14 @@ class ClusterRoutes:
             path = f"/cluster/{action}"
             found.append(
                 Endpoint("POST", path, scope, summary, handler, None, parameters,
-                         refusals=(404, 409))
+                         refusals=(404, 409, 503))
             )  # fmt: skip
         return found
 
     @property
     def _cluster(self) -> ClusterOperations:
-        """The operations. Raises `ApiRefusal` (404) without a cluster."""
-        cluster = self._server.cluster
-        if cluster is None:
-            raise ApiRefusal(404, "this node belongs to no cluster: start it with --peer-bind")
-        return cluster
+        """The operations. Raises `ApiRefusal` (503) on a standby."""
+        return cluster_of(self._server)
 
     async def _status(self, call: Call) -> object:
         return self._cluster.status()

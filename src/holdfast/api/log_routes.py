@@ -1,11 +1,10 @@
 """The small reads of the log on the admin port. Large ones: `holdfast.api.log_sender`.
 
 - `GET /api/v1/log` -> {"node", "log", "partitions", "ranges": [[first offset, high watermark],
-  ...], "leads": [partition, ...], "created", "generation", "former": [[generation, [offset, ...]],
-  ...]}. `log` names the log and is equal on all nodes of a cluster. `created` differs between two
-  data directories of one name, and is empty in a cluster. `generation` changes when the log is
-  restored. `former` lists generations before it, with the offsets up to which their records are
-  those of this one.
+  ...], "leads": [partition, ...], "created": "", "generation",
+  "former": [[generation, [offset, ...]], ...]}. `log` names the log and is equal on all nodes of a
+  cluster. `generation` changes when the log is restored. `former` lists generations before it, with
+  the offsets up to which their records are those of this one.
   `leads` are the partitions whose records this node receives first. Readers should prefer another
   node for them.
 - `POST /api/v1/log/wait` {"ends": [...], "wait_ms": M} -> the same, once some partition ends behind
@@ -21,7 +20,6 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from typing import Annotated, Final
 
 import msgspec
@@ -42,6 +40,7 @@ from holdfast.api.log_plan import (
     header_of,
 )
 from holdfast.api.log_waits import CommitWatch, TooManyWaits
+from holdfast.api.nodes.own_node import STANDS_BY, cluster_of
 from holdfast.api.process import ServedProcess
 from holdfast.numbers import whole_number
 from holdfast.security.access.scopes import Scope
@@ -65,8 +64,6 @@ PIECE_BYTES: Final = 256 << 10
 """The bytes handed to the connection at a time."""
 WAIT_MS_MAX: Final = 10_000
 """The longest wait for the log to grow. It is shorter than the timeouts of clients."""
-CREATED_CHARACTERS: Final = 16
-"""The digits of the hash by which a node names its data directory."""
 READS_MAX: Final = 4
 """The most simultaneous responses with batches. Each has one slice in memory."""
 
@@ -93,7 +90,7 @@ class LogRanges:
     leads: list[int]
     """The partitions whose records this node receives first."""
     created: str = ""
-    """The name that only this data directory has. Empty in a cluster."""
+    """Always empty. A broker of version 0.1 sends the name of its data directory."""
     generation: int = 0
     """The generation of the log. It changes when the log is restored."""
     former: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -155,7 +152,7 @@ class LogRoutes:
         """The broker. Raises `ApiRefusal` (503) on a standby, or if the log is damaged."""
         broker = self._server.broker
         if broker is None:
-            raise ApiRefusal(503, "this node stands by: ask the holder of the lease")
+            raise ApiRefusal(503, STANDS_BY)
         if not broker.runtime.believes_disk:
             raise ApiRefusal(503, "the log of this node is damaged: ask another node")
         return broker
@@ -182,16 +179,10 @@ class LogRoutes:
             config.partitions,
             ranges,
             leads,
-            self._created(),
+            "",
             generation,
             self._broker.former_generations(),
         )
-
-    def _created(self) -> str:
-        """Return the name that only this data directory has, or empty in a cluster."""
-        if self._server.cluster is not None:
-            return ""
-        return sha256(self._broker.created.encode()).hexdigest()[:CREATED_CHARACTERS]
 
     async def _wait(self, call: Call) -> LogRanges:
         request = call.body(WaitRequest)
@@ -215,10 +206,7 @@ class LogRoutes:
     def _place(self) -> tuple[str, list[int]]:
         """Return the name of the log, and the partitions that this node leads."""
         config = self._broker.node.state.config
-        cluster = self._server.cluster
-        if cluster is None:
-            return config.node_id, list(range(config.partitions))
-        status = cluster.status()
+        status = cluster_of(self._server).status()
         partitions = status["partitions"]
         assert isinstance(partitions, list)
         leads = [each["partition"] for each in partitions if each["leader"] == config.node_id]

@@ -7,7 +7,7 @@ from holdfast.api.access.audit import AuditLog
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
-from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.federation import BrokerFederation, FederationGraph
 from holdfast.server.maintenance import Maintenance
 from holdfast.server.reload import Reloaded
@@ -39,11 +39,11 @@ class FederatedProcess(Protocol):
 class ServedProcess(Protocol):
     """A process that may serve clients, a cluster and a federation."""
 
-    broker: Broker | None
+    broker: ClusterBroker | None
     """The broker, or None while the node stands by."""
     sharing: SharedDirectory | None
     cluster: ClusterOperations | None
-    """The cluster's operations, or None without a cluster."""
+    """The cluster's operations, or None while the node stands by."""
     federation: BrokerFederation | None
     maintenance: Maintenance | None
     config: Config

@@ -180,8 +180,8 @@ async def wait_until_spared(server: ServedProcess, longest_s: float) -> None:
 class Readiness:
     """Logs when an obstacle appears and when it has gone.
 
-    Before the node is first ready it is starting, and logs nothing; of a broker that serves alone,
-    what its clients meet, for example a full disk.
+    Before the node is first ready it is starting. Until it serves clients it logs nothing, then
+    only obstacles that no start has, for example a full disk.
     """
 
     def __init__(self, server: ServedProcess) -> None:
@@ -202,10 +202,8 @@ class Readiness:
         found = {each.name: each for each in obstacles(self._server)}
         if not self._was_ready:
             self._was_ready = not found
-            serves_alone = self._server.broker is not None and self._server.cluster is None
-            found = {
-                name: each for name, each in found.items() if serves_alone and not each.is_expected
-            }
+            serves = self._server.broker is not None
+            found = {name: each for name, each in found.items() if serves and not each.is_expected}
         for name, obstacle in found.items():
             if name not in self._known:
                 self._known[name] = now

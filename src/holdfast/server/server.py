@@ -25,7 +25,7 @@ from holdfast.security.http.server import reserve as reserve_admin
 from holdfast.server.cluster import ClusterMembership, Held, check_may_share
 from holdfast.server.conversion.adoption import adopt, adopt_epoch
 from holdfast.server.disk.storage import Storage, StorageError
-from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.io_workers.pool import IoWorkers
@@ -88,7 +88,7 @@ class Server:
         """`load` reads the configuration again for a reload; None: only the files are read."""
         self.config = config
         self.explain: Callable[[], list[Setting]] | None = None
-        self.broker: Broker | None = None
+        self.broker: ClusterBroker | None = None
         self.storage: Storage | None = None
         self.admin: AdminServer | None = None
         self.maintenance: Maintenance | None = None
@@ -246,7 +246,7 @@ class Server:
         except (StartError, StorageError) as error:
             self.fail(error)
 
-    async def _open(self, broker: Broker, storage: Storage) -> None:
+    async def _open(self, broker: ClusterBroker, storage: Storage) -> None:
         """Open the listeners and start maintenance. Raises `StartError`."""
         assert self.maintenance is not None
         broker.touch()
@@ -269,7 +269,7 @@ class Server:
         if not self.config.cluster.peer_bind:
             await self._federate(broker, storage)
 
-    async def _federate(self, broker: Broker, storage: Storage) -> None:
+    async def _federate(self, broker: ClusterBroker, storage: Storage) -> None:
         """Start the configured federator. Raises `StartError` if it cannot start."""
         config = self.config
         if config.federation is None:

@@ -24,7 +24,6 @@ from holdfast.cluster.placement.client_shares import (
 )
 from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.security.access.scopes import Scope
-from holdfast.server.event_loop.cluster_broker import ClusterBroker
 
 logger = logging.getLogger("holdfast")
 
@@ -185,11 +184,8 @@ class ClientRoutes:
 
     @property
     def _runtime(self) -> ClusterRuntime:
-        """The cluster's part of this node. Raises `ApiRefusal` (404) without a cluster."""
-        broker = self._node.broker
-        if not isinstance(broker, ClusterBroker):
-            raise ApiRefusal(404, "this node belongs to no cluster: start it with --peer-bind")
-        return broker.cluster
+        """The cluster's part of this node. Raises `ApiRefusal` (503)."""
+        return self._node.broker.cluster
 
     async def _clients_here(self, question: ClientsQuestion) -> NodeClients:
         runtime = self._runtime

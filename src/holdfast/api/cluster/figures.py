@@ -35,7 +35,7 @@ class FigureColumns(Struct):
     refused: list[int]
     """Publishes refused since the row before."""
     waiting: list[int]
-    """Publishes of QoS 1 and 2 without an acknowledgement now, in a cluster."""
+    """Publishes of QoS 1 and 2 without an acknowledgement now."""
     waits_ms: list[float]
     """The age of the oldest of them."""
 
@@ -70,19 +70,18 @@ class FigureRecorder:
 
     def take(self, now: float) -> None:
         """Take the figures since the last time."""
-        broker = self._server.broker
-        if broker is None:
+        broker, cluster = self._server.broker, self._server.cluster
+        if broker is None or cluster is None:
             return
         stats = broker.node.state.stats
         counts = list(stats.durations.acknowledged.counts)
         published = stats.publish_received
         refused = sum(getattr(stats, name) for name in REFUSED)
         if broker is self._broker and now > self._taken_at:
-            cluster = self._server.cluster
-            waiting, waits_s = (0, 0.0) if cluster is None else cluster.waiting()
+            waiting, waits_s = cluster.waiting()
             difference = [new - old for new, old in zip(counts, self._counts, strict=True)]
             row = FigureRow(
-                self.now_us(),
+                cluster.now_us(),
                 round((published - self._published) / (now - self._taken_at), 1),
                 quantile_ms(difference, 0.99),
                 refused - self._refused,
@@ -92,11 +91,6 @@ class FigureRecorder:
             self._rows.append(row)
         self._broker, self._taken_at = broker, now
         self._counts, self._published, self._refused = counts, published, refused
-
-    def now_us(self) -> int:
-        """The time of the cluster, or of this machine without one, in microseconds since 1970."""
-        cluster = self._server.cluster
-        return time.time_ns() // 1000 if cluster is None else cluster.now_us()
 
     def columns(self, since_us: int) -> FigureColumns:
         """The rows since a time."""

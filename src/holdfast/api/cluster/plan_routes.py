@@ -6,9 +6,9 @@ from typing import Final
 from msgspec import Struct
 
 from holdfast.api.cluster_operations import ClusterError, ClusterOperations
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
+from holdfast.api.endpoints import Call, Endpoint, Text, bad_request
 from holdfast.api.nodes.everywhere import Everywhere
-from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.own_node import OwnNode, cluster_of
 from holdfast.api.views.pages import AbsentNode
 from holdfast.cluster.placement.forecast import PartitionForecast
 from holdfast.security.access.scopes import Scope
@@ -91,19 +91,16 @@ class PlanRoutes:
         return [
             Endpoint("GET", "/api/v1/cluster/replicas", Scope.VIEWER,
                      "the offsets of all partitions and the lag of their replicas", self._replicas,
-                     ReplicasReply, refusals=(404, 503)),
+                     ReplicasReply, refusals=(503,)),
             Endpoint("GET", "/api/v1/cluster/plan", Scope.VIEWER,
                      "the leaders and replicas that an operation would move", self._plan,
-                     PlanReply, (ACTION, NODE), refusals=(404, 409)),
+                     PlanReply, (ACTION, NODE), refusals=(404, 409, 503)),
         ]  # fmt: skip
 
     @property
     def _cluster(self) -> ClusterOperations:
-        """The operations. Raises `ApiRefusal` (404) without a cluster."""
-        cluster = self._node.server.cluster
-        if cluster is None:
-            raise ApiRefusal(404, "this node belongs to no cluster: start it with --peer-bind")
-        return cluster
+        """The operations. Raises `ApiRefusal` (503) on a standby."""
+        return cluster_of(self._node.server)
 
     async def _replicas(self, call: Call) -> ReplicasReply:
         _ = self._cluster

@@ -13,7 +13,7 @@ from msgspec import Struct
 from holdfast.api.cluster.figures import FigureColumns, FigureRecorder
 from holdfast.api.endpoints import Call, Endpoint, Whole
 from holdfast.api.nodes.everywhere import Everywhere
-from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.own_node import OwnNode, cluster_of
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.pages import AbsentNode
 from holdfast.cluster.metadata.history import MetadataChange
@@ -104,17 +104,18 @@ class TimelineRoutes:
         steps = merged(step for each in nodes for step in each.steps)
         for each in nodes:
             each.steps = []
-        return TimelineReply(self._node.node_id, self._figures.now_us(), nodes, steps, missing)
+        now_us = cluster_of(self._node.server).now_us()
+        return TimelineReply(self._node.node_id, now_us, nodes, steps, missing)
 
     async def _here(self, question: TimelineQuestion) -> NodeTimeline:
-        broker, cluster = self._node.broker, self._node.server.cluster
+        broker, cluster = self._node.broker, cluster_of(self._node.server)
         since_us = question.since_us
         return NodeTimeline(
             self._node.node_id,
             broker.node.state.started_us,
             self._figures.columns(since_us),
             [note_row(each) for each in broker.notes.of_cluster(since_us)],
-            [] if cluster is None else [step_of(each) for each in cluster.changes(since_us)],
+            [step_of(each) for each in cluster.changes(since_us)],
         )
 
 

@@ -63,7 +63,8 @@ class NodeCollector(Collector):
         return broker
 
     def collect(self) -> Iterable[Metric]:
-        if self._server.broker is None:
+        cluster = self._server.cluster
+        if self._server.broker is None or cluster is None:
             return
         state = self._broker.node.state
         stats = state.stats
@@ -83,9 +84,7 @@ class NodeCollector(Collector):
         refused = counter("refused")
         for reason, attribute in REFUSED.items():
             refused.add_metric([node, reason], getattr(stats, attribute))
-        if self._server.cluster is not None:
-            figures = self._server.cluster.figures()
-            refused.add_metric([node, "min_insync"], figures.refused_min_insync)
+        refused.add_metric([node, "min_insync"], cluster.figures().refused_min_insync)
         yield refused
         refusals = counter("connection_refusals")
         for reason, number in list(stats.connection_refusals.items()):

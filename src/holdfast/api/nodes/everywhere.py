@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from holdfast.api.endpoints import ApiRefusal
+from holdfast.api.nodes.own_node import cluster_of
 from holdfast.api.process import ServedProcess
 from holdfast.api.views.pages import AbsentNode
-from holdfast.server.peers.questions import TIMEOUT_S, NoPeerAnswer, PeerQuestions
+from holdfast.server.peers.questions import TIMEOUT_S, NoPeerAnswer
 
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
@@ -32,9 +33,8 @@ class Everywhere:
 
     def connect(self) -> None:
         """Answer the questions of the other nodes from now on."""
-        questions = self._questions()
-        if questions is not None:
-            questions.answer = self._answer
+        if self._server.cluster is not None:
+            self._server.cluster.questions.answer = self._answer
 
     def offer(self, name: str, kind: type[P], view: Callable[[P], Awaitable[object]]) -> None:
         """Answer the question `name`, whose parameters are a `kind`, with a view."""
@@ -44,10 +44,8 @@ class Everywhere:
         self, node: str, name: str, parameters: Struct, kind: type[R], timeout_s: float = TIMEOUT_S
     ) -> R:
         """Return the answer of one other node. Raises `ApiRefusal` (503) without one."""
-        questions = self._questions()
         try:
-            if questions is None:
-                raise NoPeerAnswer("this node belongs to no cluster")
+            questions = cluster_of(self._server).questions
             body = await questions.ask(node, name, _encode(parameters), timeout_s)
             return msgspec.json.decode(body, type=kind)
         except (NoPeerAnswer, msgspec.DecodeError) as error:
@@ -81,10 +79,6 @@ class Everywhere:
     def _others(self) -> dict[str, str]:
         cluster = self._server.cluster
         return {} if cluster is None else cluster.other_nodes()
-
-    def _questions(self) -> PeerQuestions | None:
-        cluster = self._server.cluster
-        return None if cluster is None else cluster.questions
 
     async def _answer(self, name: str, parameters: Raw) -> bytes:
         """Answer a question of another node. Raises `NoPeerAnswer`."""

@@ -1,7 +1,7 @@
 """A client of the broker inside its own process, for publishes over the admin port.
 
 It is an MQTT 5 client without a socket. So its messages pass the same checks, limits and promises
-as those of every other client, on a single node and in a cluster.
+as those of every other client.
 """
 
 import asyncio

@@ -1,13 +1,25 @@
 """The node behind an admin port, as the routes read it."""
 
+from typing import Final
+
+from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.endpoints import ApiRefusal
 from holdfast.api.process import ServedProcess
 from holdfast.api.views.slices import Slices
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.server.event_loop.broker import Broker
+from holdfast.cluster.node import ClusterNode
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
+
+STANDS_BY: Final = "this node stands by: ask the holder of the lease"
+
+
+def cluster_of(server: ServedProcess) -> ClusterOperations:
+    """The cluster's operations. Raises `ApiRefusal` (503) on a standby."""
+    if server.cluster is None:
+        raise ApiRefusal(503, STANDS_BY)
+    return server.cluster
 
 
 class OwnNode:
@@ -26,17 +38,17 @@ class OwnNode:
         return server.broker.node.state.config.node_id
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> ClusterBroker:
         """The broker. Raises `ApiRefusal` (503) while this node serves no clients."""
         broker = self.server.broker
         if broker is None:
             if self.server.sharing is not None:
-                raise ApiRefusal(503, "this node stands by: ask the holder of the lease")
+                raise ApiRefusal(503, STANDS_BY)
             raise ApiRefusal(503, "this node serves no clients: ask another node")
         return broker
 
     @property
-    def readable_broker(self) -> Broker:
+    def readable_broker(self) -> ClusterBroker:
         """The broker, whose log can be read. Raises `ApiRefusal` (503)."""
         broker = self.broker
         if not broker.runtime.believes_disk:
@@ -45,7 +57,7 @@ class OwnNode:
 
     @property
     def state(self) -> NodeState:
-        """The state of this node: in a cluster, the clients connected here."""
+        """The state of this node: the clients connected here."""
         broker = self.broker
         # An idle node's clock stands still until the next turn.
         broker.touch()
@@ -58,17 +70,14 @@ class OwnNode:
 
     @property
     def recorded(self) -> RecordedState:
-        """The state that the log defines: in a cluster, the sessions of all nodes that outlive
-        their connections, with their owners."""
-        broker = self.broker
-        if isinstance(broker, ClusterBroker):
-            return broker.cluster.cluster_node.replicated.state
-        return broker.node.state
+        """The state that the log defines: the sessions of all nodes that outlive their connections,
+        with their owners."""
+        return self.cluster_node.replicated.state
 
     @property
-    def is_single(self) -> bool:
-        """Whether there is no cluster."""
-        return self.state.cluster.is_single
+    def cluster_node(self) -> ClusterNode:
+        """The cluster's part of the broker. Raises `ApiRefusal` (503)."""
+        return self.broker.cluster.cluster_node
 
     def find_session(self, client: str) -> Session | None:
         """The session of a client as this node has it, or None."""

@@ -140,7 +140,7 @@ class EventFeed:
     def _start(self) -> None:
         if self._gathering is None:
             self._gathering = watched(self._gather())
-        if self._asking is None and self._readers and not self._node.is_single:
+        if self._asking is None and self._readers:
             self._asking = watched(self._ask())
 
     async def _gather(self) -> None:

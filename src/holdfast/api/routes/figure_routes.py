@@ -8,7 +8,7 @@ from msgspec import Struct
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Whole
 from holdfast.api.metrics.catalog import DROPPED, REFUSED
 from holdfast.api.nodes.everywhere import Everywhere
-from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.own_node import OwnNode, cluster_of
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.pages import AbsentNode
 from holdfast.security.access.scopes import Scope
@@ -109,7 +109,7 @@ class FigureRoutes:
                      "what was dropped or refused, by reason, with the last cases", self._drops,
                      DropsReply, (CASES,), refusals=(503,)),
             Endpoint("GET", f"{v1}/cluster", viewer, "the cluster as this node sees it",
-                     self._cluster, dict, refusals=(404,)),
+                     self._cluster, dict, refusals=(503,)),
             Endpoint("GET", f"{v1}/settings", viewer, "the settings of this node with their origin",
                      self._settings, SettingsReply, refusals=(503,)),
         ]  # fmt: skip
@@ -165,10 +165,7 @@ class FigureRoutes:
         )
 
     async def _cluster(self, call: Call) -> object:
-        cluster = self._node.server.cluster
-        if cluster is None:
-            raise ApiRefusal(404, "this node belongs to no cluster: start it with --peer-bind")
-        return cluster.status()
+        return cluster_of(self._node.server).status()
 
     async def _settings(self, call: Call) -> SettingsReply:
         explain = self._node.server.explain

@@ -20,10 +20,9 @@ from msgspec import Meta, Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.routes.session_changes import into
 from holdfast.api.views.pages import PAGE_MAX
-from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.promise import CallbackPromise
-from holdfast.broker.publish.completion import set_retained
 from holdfast.broker.rights import LOG_PREFIX
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import NodeState
@@ -190,14 +189,8 @@ class GroupRoutes:
         )
         done: asyncio.Future[str] = self._node.broker.loop.create_future()
 
-        def resolve(failure: str) -> None:
-            if not failure and state.cluster.is_single:
-                # In a cluster the record is applied on every node before its promise is kept.
-                set_retained(state, topic, message_of(record))
-            if not done.done():
-                done.set_result(failure)
-
-        state.publish(record, CallbackPromise(resolve))
+        # The record is applied here before its promise is kept.
+        state.publish(record, CallbackPromise(into(done)))
         return done
 
     async def _groups(self, name: str = "") -> dict[str, list[CommittedOffset]]:

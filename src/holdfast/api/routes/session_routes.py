@@ -66,20 +66,8 @@ NUMBERS: Final = ("queued", "inflight", "subscriptions", "log_lag", "dropped")
 Choice = Callable[[Session], bool]
 
 
-def _is_away(session: Session) -> bool:
-    return not is_connected(session)
-
-
 def has_no_owner(session: Session) -> bool:
     return not session.owner
-
-
-CHOICES: Final[dict[str, Choice]] = {
-    "all": lambda session: True,
-    "connected": is_connected,
-    "away": _is_away,
-}
-"""The sessions of a single node by the parameter `state`."""
 
 
 class FoundSession(Struct):
@@ -130,10 +118,6 @@ class SessionRoutes:
 
     async def _page(self, query: SessionQuery) -> SessionPage:
         view = self._view
-        if view.is_single:
-            sessions = view.state.sessions
-            page = await self._scan(list(sessions.values()), query, CHOICES[query.which])
-            return _cut(query, [page])
         parts: list[SessionPage] = []
         missing: list[AbsentNode] = []
         if query.which != "away":
@@ -180,20 +164,19 @@ class SessionRoutes:
         """The session of a client, wherever it is. Raises `ApiRefusal` (404)."""
         view = self._view
         session = view.state.sessions.get(client)
-        if session is not None and (view.is_single or is_connected(session)):
+        if session is not None and is_connected(session):
             return await self._detail(session, view.node_id)
-        if not view.is_single:
-            question = ClientQuestion(client)
-            answers, missing = await self._everywhere.ask_others("session", question, FoundSession)
-            for answer in answers:
-                if answer.found is not None:
-                    return answer.found
-            recorded = view.recorded.sessions.get(client)
-            if recorded is not None:
-                return await self._detail(recorded, recorded.owner or view.node_id)
-            if missing:
-                text = ", ".join(f"{each.node} ({each.reason})" for each in missing)
-                raise ApiRefusal(503, f"no session {shown(client)} here, and not asked: {text}")
+        question = ClientQuestion(client)
+        answers, missing = await self._everywhere.ask_others("session", question, FoundSession)
+        for answer in answers:
+            if answer.found is not None:
+                return answer.found
+        recorded = view.recorded.sessions.get(client)
+        if recorded is not None:
+            return await self._detail(recorded, recorded.owner or view.node_id)
+        if missing:
+            text = ", ".join(f"{each.node} ({each.reason})" for each in missing)
+            raise ApiRefusal(503, f"no session {shown(client)} here, and not asked: {text}")
         raise ApiRefusal(404, f"there is no session {shown(client)}")
 
     async def _connected_one(self, question: ClientQuestion) -> FoundSession:

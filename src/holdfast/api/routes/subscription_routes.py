@@ -1,6 +1,6 @@
 """Subscriptions and shared groups.
 
-In a cluster each node lists the subscriptions of its connected clients, and the node that was asked
+Each node lists the subscriptions of its connected clients, and the node that was asked
 adds those of the sessions away. A group's position is in the log, so every node knows it.
 """
 
@@ -34,13 +34,11 @@ from holdfast.api.views.subscriptions import (
     log_lag_of,
 )
 from holdfast.broker.queues.changes import delete_queue
-from holdfast.broker.recovery.state_records import group_positions
 from holdfast.broker.session.session import Session
 from holdfast.cluster.state.offset_ranges import FinishedOffsets
 from holdfast.protocol.topics.names import queue_key, split_shared
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.storage.partition import partition_of
 from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import FLAG_QOS_MASK
@@ -103,9 +101,6 @@ class SubscriptionRoutes:
             None if after is None else place_of(after, is_number=False),
         )
         node = self._node
-        if node.is_single:
-            found = [await self._scan(list(node.state.sessions.values()), query, _anyone)]
-            return _cut(query, found, [])
         answers, missing = await self._everywhere.ask_others(
             "subscriptions", query, SubscriptionPage
         )
@@ -132,14 +127,10 @@ class SubscriptionRoutes:
         search = (call.get(SEARCH) or "").casefold()
         node = self._node
         connected = dict((await self._keys_here(GroupQuestion())).members)
-        missing: list[AbsentNode] = []
-        if not node.is_single:
-            answers, missing = await self._everywhere.ask_others(
-                "groups", GroupQuestion(), GroupKeys
-            )
-            for answer in answers:
-                for key, count in answer.members.items():
-                    connected[key] = connected.get(key, 0) + count
+        answers, missing = await self._everywhere.ask_others("groups", GroupQuestion(), GroupKeys)
+        for answer in answers:
+            for key, count in answer.members.items():
+                connected[key] = connected.get(key, 0) + count
         best: BestRows[str] = BestRows(call[LIMIT], place, descending=False)
         keys = [*connected, *(key for key in list(node.recorded.groups) if key not in connected)]
 
@@ -182,20 +173,13 @@ class SubscriptionRoutes:
         return row
 
     def _coordinator(self, key: str) -> str:
-        broker = self._node.broker
-        if not isinstance(broker, ClusterBroker):
-            return self._node.node_id
         partition = partition_of(key.encode(), self._node.state.config.partitions)
-        return broker.cluster.cluster_node.context.leader(partition)
+        return self._node.cluster_node.context.leader(partition)
 
     def _positions(self, key: str) -> list[int] | None:
         """The first unfinished offsets of a group, or None if this node does not know them."""
-        broker, state = self._node.broker, self._node.state
-        if isinstance(broker, ClusterBroker):
-            known = broker.cluster.cluster_node.replicated.groups.positions.get(key)
-            return None if known is None else list(known)
-        group = state.groups.get(key)
-        return None if group is None else group_positions(state, group)
+        known = self._node.cluster_node.replicated.groups.positions.get(key)
+        return None if known is None else list(known)
 
     async def _group(self, call: Call) -> GroupDetail:
         return await self._detail(queue_key(call[GROUP]))
@@ -204,16 +188,13 @@ class SubscriptionRoutes:
         node = self._node
         recorded = node.recorded.groups.get(key)
         members: dict[str, GroupMemberRow] = {}
-        missing: list[AbsentNode] = []
         if recorded is not None:
             part = group_part(recorded, node.node_id, _anyone)
             members = {each.client: each for each in part.members}
-        if not node.is_single:
-            answers, missing = await self._everywhere.ask_others(
-                "group", GroupQuestion(key), GroupPart
-            )
-            for answer in [await self._part_here(GroupQuestion(key)), *answers]:
-                members.update((each.client, each) for each in answer.members)
+        question = GroupQuestion(key)
+        answers, missing = await self._everywhere.ask_others("group", question, GroupPart)
+        for answer in [await self._part_here(question), *answers]:
+            members.update((each.client, each) for each in answer.members)
         if not members and recorded is None:
             raise ApiRefusal(404, f"there is no shared group {shown(key)}")
         row = self._row(key, sum(each.connected for each in members.values()))
@@ -262,9 +243,7 @@ class SubscriptionRoutes:
         if row.log_lag < 0:
             return None, False
         broker, state = self._node.broker, self._node.state
-        done = FinishedOffsets()
-        if isinstance(broker, ClusterBroker):
-            done = broker.cluster.cluster_node.replicated.groups.done.get(row.group, done)
+        done = self._node.cluster_node.replicated.groups.done.get(row.group, FinishedOffsets())
         interests = [ReadInterest(row.filter, None)]
         positions, limits = row.positions, list(state.delivered)
         for _ in range(OLDEST_READS_MAX):

@@ -16,6 +16,7 @@ from holdfast.api.views.history import (
 )
 from holdfast.api.views.records import LogRecord, log_record
 from holdfast.api.views.trace import (
+    GroupStatus,
     GroupTrace,
     MessageTrace,
     SessionTrace,
@@ -30,7 +31,6 @@ from holdfast.api.views.trace_reasons import Asked, Reason, reason_of
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.server.event_loop.cluster_broker import ClusterBroker
 from holdfast.storage.batch import Batch
 from holdfast.storage.partition import partition_of
 from holdfast.storage.reading.interest import ReadInterest
@@ -195,16 +195,14 @@ class TraceRoutes:
             TraceStep("publisher", True, f"client {publisher} published it at QoS {qos}"),
             TraceStep("append", True, f"its node took it as {place}", record.timestamp_us),
         ]
-        broker = self._node.broker
         text = "this broker has no replicas"
-        if isinstance(broker, ClusterBroker):
-            metadata = broker.cluster.cluster_node.context.metadata
-            if metadata is not None and len(metadata.nodes) > 1:
-                info = metadata.partitions[record.partition]
-                text = (
-                    f"in sync now: {', '.join(info.in_sync)}; the leader is"
-                    f" {info.leader or 'none'}. The log does not say who was in sync then"
-                )
+        metadata = self._node.cluster_node.context.metadata
+        if metadata is not None and len(metadata.nodes) > 1:
+            info = metadata.partitions[record.partition]
+            text = (
+                f"in sync now: {', '.join(info.in_sync)}; the leader is {info.leader or 'none'}."
+                " The log does not say who was in sync then"
+            )
         steps.append(TraceStep("replicas", True, text))
         end = self._node.committed()[record.partition]
         steps.append(TraceStep("commit", True, f"committed: the partition's end is {end}"))
@@ -237,26 +235,15 @@ class TraceRoutes:
         return TraceStep("acknowledge", False, text + "; no PUBREL was found")
 
     def _groups(self, record: Record, topic: str) -> list[GroupTrace]:
-        node = self._node
-        broker = node.broker
+        node, groups = self._node, self._node.cluster_node.replicated.groups
         found: list[GroupTrace] = []
         # Those without a durable member are known by their members here.
         for key in matching_groups(list(node.recorded.groups | node.state.groups), topic):
-            if isinstance(broker, ClusterBroker):
-                groups = broker.cluster.cluster_node.replicated.groups
-                if key not in groups.positions:
-                    found.append(GroupTrace(key, "unknown"))
-                    continue
+            status: GroupStatus = "unknown"
+            if key in groups.positions:
                 finished = groups.is_finished(key, record.partition, record.offset)
-            else:
-                group = node.state.groups[key]
-                positions = group.resume_positions(node.state.delivered)
-                waiting = [*group.returned, *(m for each in group.deferred.values() for m in each)]
-                place = (record.partition, record.offset)
-                finished = record.offset < positions[record.partition] and not any(
-                    (each.partition, each.offset) == place for each in waiting
-                )
-            found.append(GroupTrace(key, "finished" if finished else "waiting"))
+                status = "finished" if finished else "waiting"
+            found.append(GroupTrace(key, status))
         return found
 
     # Why

@@ -132,8 +132,7 @@ class ChangeWatch:
 
     def _add_cluster(self, found: EventBatch) -> None:
         cluster = self._server.cluster
-        if cluster is None:
-            return
+        assert cluster is not None
         version = cluster.figures().metadata_version
         if version == self._version:
             return

@@ -64,11 +64,14 @@ class SessionTrace(Struct):
     node: str = ""
 
 
+GroupStatus = Literal["finished", "waiting", "unknown"]
+
+
 class GroupTrace(Struct):
     """What became of a message for one shared group."""
 
     group: str
-    status: Literal["finished", "waiting", "unknown"]
+    status: GroupStatus
 
 
 class MessageTrace(Struct):

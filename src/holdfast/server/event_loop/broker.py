@@ -107,11 +107,6 @@ class Broker:
         """Return what orders the turns, connected to the parts above."""
         return Runtime(self.node, self.writer, self.reads, self, self.waits)
 
-    @property
-    def created(self) -> str:
-        """The time at which the data directory was made."""
-        return self._directory.manifest.created
-
     def generation(self) -> int | None:
         """The generation of the log. None: the directory was restored, and the nodes of its cluster
         have not agreed on the generation yet."""
