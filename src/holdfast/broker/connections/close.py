@@ -33,6 +33,7 @@ from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.broker.recovery.session_records import CloseRecord, EndRecord
 from holdfast.broker.recovery.state_records import append_change, log_session, note_progress
 from holdfast.broker.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
+from holdfast.broker.session.rarities import inflight_ahead, rarities_of
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import properties as p
@@ -209,6 +210,8 @@ def _release_cursor(state: NodeState, session: Session) -> None:
         if unsent is not None:
             unsent.message = None
     session.unsent = None
+    if inflight_ahead(session) is not None:
+        rarities_of(session).inflight_ahead = None
     if session.expiry_s == 0:
         return
     if session.reading:

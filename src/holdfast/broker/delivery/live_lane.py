@@ -15,6 +15,7 @@ from holdfast.broker.delivery.transmission import (
     READ_BYTES_MAX,
     can_send,
     has_room,
+    redeliver,
     send_inflight,
     send_log_qos0,
     send_qos0,
@@ -22,7 +23,7 @@ from holdfast.broker.delivery.transmission import (
 from holdfast.broker.effects import ReadLog
 from holdfast.broker.rights import may_read
 from holdfast.broker.routing import subscriptions_of
-from holdfast.broker.session.cursor import Delivery, LiveLane, WaitingQos0
+from holdfast.broker.session.cursor import Delivery, LiveLane, Redelivery, WaitingQos0
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
 from holdfast.broker.state import NodeState, Route
@@ -142,6 +143,9 @@ def is_backed_up(session: Session) -> bool:
 def _send(state: NodeState, session: Session, delivery: Delivery) -> None:
     """Send a message, and note that the replay has to pass its record."""
     message = delivery.message
+    if isinstance(delivery, Redelivery):
+        redeliver(state, session, message)
+        return
     if not may_read(session, message.topic):
         state.stats.reads_denied += 1
     elif message.is_expired(state.wall_us):

@@ -6,19 +6,21 @@ the moment a read reaches the records that the node had delivered at the request
 """
 
 from collections import deque
+from typing import Final
 
 from holdfast.broker.delivery.delivery import FETCH_RECORDS_MAX, pump_group, send_deferred
 from holdfast.broker.delivery.live_lane import open_lane_behind, read_lane
 from holdfast.broker.delivery.replay_pace import may_read_on
-from holdfast.broker.delivery.transmission import READ_BYTES_MAX, finish_inflight
+from holdfast.broker.delivery.transmission import READ_BYTES_MAX, finish_inflight, resend
 from holdfast.broker.effects import FetchInflight, ReadLog
 from holdfast.broker.promise import Promise
 from holdfast.broker.recovery.state_records import log_changes, note_progress
 from holdfast.broker.rights import may_read
-from holdfast.broker.routing import subscription_at, subscriptions_of
 from holdfast.broker.session.audience import Audience, decode_audience
 from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.cursor import Redelivery
 from holdfast.broker.session.message import Message, stored_message
+from holdfast.broker.session.rarities import inflight_ahead, pop_ahead, rarities_of
 from holdfast.broker.session.session import RECEIVED, Group, GroupMember, Inflight, Session
 from holdfast.broker.state import NodeState, Work
 from holdfast.protocol.mqtt import reasons
@@ -30,6 +32,8 @@ from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
 
 READ_RECORDS_MAX = 500
+INFLIGHT_MAX: Final = 65_000
+"""The most packet ids in use while messages wait for the cursor. A session has 65,535."""
 
 
 def continue_reading(state: NodeState, reader: Session | Group) -> None:
@@ -59,6 +63,8 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
         reader.positions = None
         reader.tailing = True
         reader.end_lane()
+        if isinstance(reader, Session):
+            resend_passed(state, reader)
         return
     reader.start_read()
     state.stats.log_reads += 1
@@ -154,18 +160,70 @@ def message_of(record: Record) -> Message:
 
 def resume(state: NodeState, session: Session, connection: Connection) -> None:
     """Send everything inflight again after CONNACK of a resumed session, in its order, with its
-    packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]"""
+    packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]
+
+    A message that the cursor has not reached is sent when it does. A crash loses the packet ids of
+    QoS 1 that were not logged yet, and the cursor sends those messages again. Counter-example
+    without it: 1 (QoS 1) and 2 (QoS 2) of a topic are sent, and only the id of 2 is in the log. The
+    client would receive 1, 2, 2, 1.
+    """
     if session.has_starts:
         open_lane_behind(session, [])
     unsent: deque[int] = deque()
+    ahead: dict[tuple[int, int], int] = {}
     for packet_id, entry in session.inflight.items():
+        place = (entry.partition, entry.offset)
         if entry.state == RECEIVED:
             state.promise(_pubrel_promise(state, connection, session, packet_id, entry))
+        elif _is_ahead(session, entry) and place not in ahead:
+            ahead[place] = packet_id
         else:
             unsent.append(packet_id)
+    if ahead and len(ahead) + session.inflight_max > INFLIGHT_MAX:
+        # Ids for the messages before them might be lacking.
+        unsent = deque(each for each, at in session.inflight.items() if at.state != RECEIVED)
+        ahead = {}
+    if ahead:
+        rarities_of(session).inflight_ahead = ahead
     if unsent:
         session.unsent = unsent
         send_unsent(state, session)
+
+
+def _is_ahead(session: Session, entry: Inflight) -> bool:
+    """Whether the cursor of a resumed session will reach the message. Not one that overtook a
+    replay on this node: all earlier ones of its topic were sent, too."""
+    positions = session.positions
+    if positions is None or entry.is_retained or entry.group_tag or entry.is_ahead:
+        return False
+    return entry.offset >= positions[entry.partition]
+
+
+def resend_passed(state: NodeState, session: Session) -> None:
+    """Resend the messages of `inflight_ahead` that the cursor has passed without queueing them: no
+    subscription brings them any more, or their records are lost."""
+    ahead = inflight_ahead(session)
+    if ahead is None or session.reading:
+        return
+    lane = session.lane
+    queued = [*(session.outbox or ()), *(() if lane is None else lane.queue)]
+    places = {
+        (each.message.partition, each.message.offset)
+        for each in queued
+        if isinstance(each, Redelivery)
+    }
+    positions = session.positions
+    passed = [
+        place
+        for place in ahead
+        if place not in places and (positions is None or place[1] < positions[place[0]])
+    ]
+    if not passed:
+        return
+    unsent = session.unsent or deque()
+    unsent.extend(pop_ahead(session, place) for place in passed)
+    session.unsent = unsent
+    send_unsent(state, session)
 
 
 class PubrelPromise(Promise):
@@ -240,14 +298,6 @@ def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
     return message if is_it else None
 
 
-def _is_retained(state: NodeState, message: Message) -> bool:
-    """Whether a message is still the retained one of its topic."""
-    found = state.retained.get(message.topic.decode())
-    if found is None:
-        return False
-    return found.partition == message.partition and found.offset == message.offset
-
-
 def _abandon_message(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
 ) -> None:
@@ -293,6 +343,7 @@ def await_pubcomp(
     """Finish the message of a QoS 2 entry, but keep its packet id until PUBCOMP."""
     entry.state = RECEIVED
     entry.message = None
+    pop_ahead(session, (entry.partition, entry.offset), packet_id)
     group = entry.group
     if group is not None:
         state.cluster.groups.received(group, entry)
@@ -334,9 +385,7 @@ def send_unsent(state: NodeState, session: Session) -> None:
             _return_to_group(state, connection, session, packet_id, entry, by_tag)
             continue
         entry.message = None
-        if not _resend(
-            state, session, connection, packet_id, entry.qos, entry.is_retained, message
-        ):
+        if not resend(state, session, connection, packet_id, message):
             state.stats.dropped_too_large += 1
             _abandon_message(state, connection, session, packet_id, entry)
     if not unsent:
@@ -371,41 +420,3 @@ def _handle_returned(
             group.returned.remove(entry)
             state.cluster.groups.finished(group, entry.partition, entry.offset)
     pump_group(state, group)
-
-
-def _resend(
-    state: NodeState,
-    session: Session,
-    connection: Connection,
-    packet_id: int,
-    qos: int,
-    is_retained: bool,
-    message: Message,
-) -> bool:
-    """Send an inflight message again. False: it is larger than the client takes."""
-    retain = is_retained
-    inflight = session.owed_inflight
-    if inflight and is_retained and not _is_retained(state, message):
-        # No resumed set will come to it.
-        inflight.discard((message.partition, message.offset))
-    matching = subscriptions_of(state, session, message.topic.decode())
-    subscription = subscription_at(matching, message.partition, message.offset)
-    additions = None if subscription is None else subscription.additions
-    if subscription is not None:
-        retain = retain or (message.retain and subscription.retain_as_published)
-    frame = message.frame_special(
-        connection.version,
-        qos,
-        retain,
-        True,
-        packet_id,
-        state.wall_us,
-        additions,
-        connection.topic_of(message.topic),
-        0,
-    )
-    if not 0 < len(frame) <= connection.packet_bytes_max:
-        return False
-    state.stats.publish_sent += 1
-    connection.send(frame, state.dirty)
-    return True

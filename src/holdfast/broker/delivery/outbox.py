@@ -6,7 +6,7 @@ changed meanwhile.
 
 from holdfast.broker.delivery.live_lane import is_backed_up, pump_lane, send_waiting
 from holdfast.broker.delivery.replay_start import END_TOPIC
-from holdfast.broker.delivery.transmission import can_send, send_inflight, send_log_qos0
+from holdfast.broker.delivery.transmission import can_send, redeliver, send_inflight, send_log_qos0
 from holdfast.broker.recovery.session_records import (
     SubscribeRecord,
     subscription_row,
@@ -14,6 +14,7 @@ from holdfast.broker.recovery.session_records import (
 from holdfast.broker.recovery.state_records import append_change
 from holdfast.broker.rights import may_read
 from holdfast.broker.session.connection import OPEN
+from holdfast.broker.session.cursor import Redelivery
 from holdfast.broker.session.message import NO_EXPIRY, Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
@@ -32,7 +33,9 @@ def pump(state: NodeState, session: Session) -> None:
             return
         delivery = session.pop()
         message = delivery.message
-        if not may_read(session, message.topic):
+        if isinstance(delivery, Redelivery):
+            redeliver(state, session, message)
+        elif not may_read(session, message.topic):
             state.stats.reads_denied += 1
         elif message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1

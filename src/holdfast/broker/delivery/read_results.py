@@ -4,7 +4,12 @@ from holdfast.broker.delivery.delivery import (
     pump_group,
 )
 from holdfast.broker.delivery.live_lane import is_backed_up, is_full, pump_lane
-from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX, continue_reading, message_of
+from holdfast.broker.delivery.log_replay import (
+    READ_RECORDS_MAX,
+    continue_reading,
+    message_of,
+    resend_passed,
+)
 from holdfast.broker.delivery.outbox import pump
 from holdfast.broker.delivery.replay_pace import charge_read
 from holdfast.broker.delivery.transmission import can_send
@@ -13,7 +18,8 @@ from holdfast.broker.recovery.state_records import note_progress
 from holdfast.broker.rights import may_read, may_replay
 from holdfast.broker.routing import subscription_to, subscriptions_of
 from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.cursor import Delivery, LiveLane
+from holdfast.broker.session.cursor import Delivery, LiveLane, Redelivery
+from holdfast.broker.session.rarities import inflight_ahead
 from holdfast.broker.session.session import (
     Group,
     Session,
@@ -90,7 +96,13 @@ def _handle_lane_read(
     known = _known_places(session)
     for record in records:
         topic = record.topic.decode()
-        if (record.partition, record.offset) in known or not lane.takes(topic):
+        if not lane.takes(topic):
+            continue
+        place = (record.partition, record.offset)
+        if place in known:
+            redelivery = _redelivery(session, record)
+            if redelivery is not None:
+                lane.push(redelivery)
             continue
         subscription = subscription_to(
             subscriptions_of(state, session, topic), record, session.done
@@ -175,6 +187,7 @@ class QueueRead(Work):
         for delivery in self.deliveries:
             _queue(session, delivery)
         session.finish_read(self.positions, self.done)
+        resend_passed(state, session)
         if session.is_durable():
             note_progress(state, session)
         pump(state, session)
@@ -197,11 +210,14 @@ class QueueRead(Work):
 
     def _queue(self, state: NodeState, record: Record) -> int:
         session = self.session
+        if self.known and (record.partition, record.offset) in self.known:
+            redelivery = _redelivery(session, record)
+            if redelivery is not None:
+                self.deliveries.append(redelivery)
+            return 1
         plan = self._plan(state, record.topic)
         if not plan.may_read:
             state.stats.reads_denied += 1
-            return 1
-        if self.known and (record.partition, record.offset) in self.known:
             return 1
         matching = plan.matching
         steps = 1 + len(matching)
@@ -331,6 +347,15 @@ def _known_places(session: Session) -> set[tuple[int, int]]:
         for delivery in session.lane.queue:
             known.add((delivery.message.partition, delivery.message.offset))
     return known
+
+
+def _redelivery(session: Session, record: Record) -> Redelivery | None:
+    """The delivery of a record that is inflight, if its message waits for the cursor."""
+    ahead = inflight_ahead(session)
+    if ahead is None or (record.partition, record.offset) not in ahead:
+        return None
+    message = message_of(record)
+    return Redelivery(message, message.qos, message.retain, None)
 
 
 def _queue(reader: Session | Group, delivery: Delivery) -> None:

@@ -7,10 +7,11 @@ from holdfast.broker.promise import Promise
 from holdfast.broker.recorded_state import WITHHELD
 from holdfast.broker.recovery.state_records import log_changes, note_progress
 from holdfast.broker.rights import may_read
+from holdfast.broker.routing import subscription_at, subscriptions_of
 from holdfast.broker.session.additions import Additions
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.rarities import frees_first
+from holdfast.broker.session.rarities import frees_first, pop_ahead
 from holdfast.broker.session.session import FREED, Group, Inflight, Session, Subscription
 from holdfast.broker.state import NodeState
 from holdfast.protocol.mqtt.encode import encode_ack
@@ -193,10 +194,15 @@ class SendPromise(Promise):
         if entry.qos == 1:
             # Its group gives it to another member.
             entry.group = None
-        if session.unsent is None:
-            session.unsent = deque()
-        session.unsent.append(self.packet_id)
-        state.arm(state.now, WITHHELD, connection)
+        withhold(state, session, connection, self.packet_id)
+
+
+def withhold(state: NodeState, session: Session, connection: Connection, packet_id: int) -> None:
+    """Let `log_replay.send_unsent` decide about a message that cannot be sent as it is."""
+    if session.unsent is None:
+        session.unsent = deque()
+    session.unsent.append(packet_id)
+    state.arm(state.now, WITHHELD, connection)
 
 
 def send_log_qos0(
@@ -297,9 +303,71 @@ def send_inflight(
     return True
 
 
+def redeliver(state: NodeState, session: Session, message: Message) -> None:
+    """Send an inflight message that the cursor has reached, unless it is finished meanwhile; needs
+    can_send()."""
+    connection = session.connection
+    assert connection is not None
+    packet_id = pop_ahead(session, (message.partition, message.offset))
+    if not packet_id:
+        return
+    # It is the last one sent, and so the last one that another connection resends.
+    session.inflight[packet_id] = session.inflight.pop(packet_id)
+    if not may_read(session, message.topic) or not resend(
+        state, session, connection, packet_id, message
+    ):
+        withhold(state, session, connection, packet_id)
+
+
+def resend(
+    state: NodeState, session: Session, connection: Connection, packet_id: int, message: Message
+) -> bool:
+    """Send an inflight message again, behind QoS 2 packets that wait for the log. False: it is
+    larger than the client takes."""
+    entry = session.inflight[packet_id]
+    retain = entry.is_retained
+    inflight = session.owed_inflight
+    if inflight and retain and not _is_retained(state, message):
+        # No resumed set will come to it.
+        inflight.discard((message.partition, message.offset))
+    matching = subscriptions_of(state, session, message.topic.decode())
+    subscription = subscription_at(matching, message.partition, message.offset)
+    additions = None if subscription is None else subscription.additions
+    if subscription is not None:
+        retain = retain or (message.retain and subscription.retain_as_published)
+    frame = message.frame_special(
+        connection.version,
+        entry.qos,
+        retain,
+        True,
+        packet_id,
+        state.wall_us,
+        additions,
+        connection.topic_of(message.topic),
+        0,
+    )
+    if not 0 < len(frame) <= connection.packet_bytes_max:
+        return False
+    if session.promised_sends:
+        state.promise(SendPromise(connection, session, frame, message.topic, packet_id))
+        return True
+    state.stats.publish_sent += 1
+    connection.send(frame, state.dirty)
+    return True
+
+
+def _is_retained(state: NodeState, message: Message) -> bool:
+    """Whether a message is still the retained one of its topic."""
+    found = state.retained.get(message.topic.decode())
+    if found is None:
+        return False
+    return found.partition == message.partition and found.offset == message.offset
+
+
 def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
     """Free the packet id and record that the message is finished."""
     del session.inflight[packet_id]
+    pop_ahead(session, (entry.partition, entry.offset), packet_id)
     if session.unsent is not None and packet_id in session.unsent:
         session.unsent.remove(packet_id)
     if entry.group is not None:

@@ -61,7 +61,7 @@ from holdfast.broker.session.session import (
     Subscription,
     new_subscription,
 )
-from holdfast.broker.session.state import CursorState, cursor_in, in_sending_order
+from holdfast.broker.session.state import CursorState, cursor_in, in_log_order
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.topics.names import (
     InvalidTopic,
@@ -468,7 +468,7 @@ class Recovery(SenderPacketIds):
         return session
 
     def _complete_inflight(self, session: Session) -> None:
-        session.inflight = in_sending_order(session.inflight)
+        session.inflight = in_log_order(session.inflight)
         for entry in session.inflight.values():
             entry.logged = True
         session.replaying = bool(session.inflight or session.done)

@@ -43,6 +43,10 @@ class Delivery:
         self.additions = additions
 
 
+class Redelivery(Delivery):
+    """An inflight message that the cursor has reached: see `Rarities.inflight_ahead`."""
+
+
 LANE_FILTERS_MAX: Final = 20
 """The most filters of replays beside which live messages overtake: each such message is compared
 with all of them."""

@@ -40,6 +40,9 @@ class Rarities:
         self.owed: dict[str, OwedRetained] | None = None
         self.owed_changes: dict[str, OwedRetained] | None = None
         self.owed_inflight: set[tuple[int, int]] | None = None
+        # The packet ids of inflight messages that the cursor has not reached since the connection
+        # began, by place (partition, offset). Each is sent again when the cursor reaches it.
+        self.inflight_ahead: dict[tuple[int, int], int] | None = None
         # Of a cluster's replicated state only. `requests`: the newest numbers of nodes' requests
         # that opened the session, that of its owner last. `trusted`: the newest generation of the
         # log in which it was opened, unless that is 0, and the epoch of the first time. Packet ids
@@ -188,6 +191,24 @@ class RareState(Cursor):
 def rarities_of(session: RareState) -> Rarities:
     """The rarities of a session, of which a module of the replicated state sets some."""
     return session._rare()
+
+
+def inflight_ahead(session: RareState) -> dict[tuple[int, int], int] | None:
+    """`Rarities.inflight_ahead`, or None."""
+    return None if session._rarities is None else session._rarities.inflight_ahead
+
+
+def pop_ahead(session: RareState, place: tuple[int, int], wanted: int = 0) -> int:
+    """Remove and return the packet id of an inflight message ahead of the cursor; 0: it is not
+    ahead, or it is not the `wanted` one."""
+    ahead = inflight_ahead(session)
+    packet_id = 0 if ahead is None else ahead.get(place, 0)
+    if ahead is None or not packet_id or packet_id != (wanted or packet_id):
+        return 0
+    del ahead[place]
+    if not ahead:
+        session._rare().inflight_ahead = None
+    return packet_id
 
 
 def frees_first(session: RareState, packet_id: int) -> bool:

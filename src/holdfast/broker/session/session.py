@@ -25,7 +25,7 @@ from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message, queued_size
 from holdfast.broker.session.no_entries import NoEntries
-from holdfast.broker.session.rarities import RareState
+from holdfast.broker.session.rarities import RareState, inflight_ahead
 from holdfast.broker.session.replay import Replay
 from holdfast.broker.session.will import Will
 from holdfast.protocol.topics.names import is_shared
@@ -277,6 +277,10 @@ class Session(RareState):
         if self.unsent is not None:
             assert len(set(self.unsent)) == len(self.unsent), "a packet id is to be sent twice"
             assert self.inflight.keys() >= set(self.unsent), "a free packet id is to be sent"
+        for place, packet_id in (inflight_ahead(self) or {}).items():
+            entry = self.inflight[packet_id]
+            assert (entry.partition, entry.offset) == place, "another's place ahead of the cursor"
+            assert entry.state == SENT, "a received message is to be sent"
         assert self.filter_bytes == sum(len(each.encode()) for each in self.subscriptions)
         connection = self.connection
         assert connection is None or connection.session is self, "another's connection"
@@ -301,6 +305,9 @@ class Session(RareState):
     def window_is_open(self) -> bool:
         """May another QoS > 0 PUBLISH be sent now? [MQTT-3.3.4-9]"""
         unsent = 0 if self.unsent is None else len(self.unsent)
+        ahead = inflight_ahead(self)
+        if ahead is not None:
+            unsent += len(ahead)
         return len(self.inflight) - unsent < self.inflight_max
 
     def note_done(self, partition: int, offset: int) -> None:

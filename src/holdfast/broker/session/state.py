@@ -180,3 +180,24 @@ def in_sending_order(inflight: dict[int, EntryT]) -> dict[int, EntryT]:
             widest = gap
             oldest = index
     return {packet_id: inflight[packet_id] for packet_id in ids[oldest:] + ids[:oldest]}
+
+
+def in_log_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
+    """The entries of `in_sending_order`, those of the session's own subscriptions in the order of
+    their partition. After a crash the cursor sends QoS 1 messages again under new ids, in between
+    QoS 2 messages that keep theirs. So the ids do not have the order then."""
+    ordered = in_sending_order(inflight)
+    by_partition: dict[int, list[int]] = {}
+    for packet_id, entry in ordered.items():
+        if not entry.is_retained and not entry.group_tag:
+            by_partition.setdefault(entry.partition, []).append(packet_id)
+    sorted_ids = {
+        partition: iter(sorted(ids, key=lambda each: inflight[each].offset))
+        for partition, ids in by_partition.items()
+    }
+    result: dict[int, Inflight] = {}
+    for packet_id, entry in ordered.items():
+        if not entry.is_retained and not entry.group_tag:
+            packet_id = next(sorted_ids[entry.partition])
+        result[packet_id] = inflight[packet_id]
+    return result
