@@ -47,7 +47,7 @@ MODELS: Final[dict[str, Model]] = {
     "edges": Model("tests.model.test_federation_edges:cross_an_edge"),
     "put-back": Model("tests.support.sim_put_back:put_back_world"),
     "healing": Model("tests.model.test_federation_healing:heal"),
-    "brokers": Model("tests.transcripts.seeds:compare_brokers"),
+    "brokers": Model("tests.transcripts.seeds:compare_forms"),
     "paper": Model("tests.support.paper_worlds:rough_world"),
 }
 """By the name that the command takes."""

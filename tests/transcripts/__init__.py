@@ -1,7 +1,7 @@
 """Transcripts: text files that say what clients did and what the production cores did then.
 
-A *scene* (`tests/data/transcripts/scenes/`) is played in three forms: by the single broker, by a
-cluster of one and by a cluster of three. Its file has the bytes to each client, decoded, and the
+A *scene* (`tests/data/transcripts/scenes/`) is played in two forms: by a cluster of one and by
+a cluster of three. Its file has the bytes to each client, decoded, and the
 records of the log, side by side where the forms differ. A *story* (`.../stories/`) is told for
 readers: each command is followed by everything that happened, frames between nodes included.
 

@@ -1,15 +1,15 @@
 """Records of the log as lines.
 
-Normalised, because the two brokers must differ in it:
+Normalised, because the two forms must differ in it:
 
-- The epochs of a session and of a group become e1, e2, ... in their order. The cluster takes them
-  from reservations, the single broker counts.
+- The epochs of a session and of a group become e1, e2, ... in their order. They come from
+  reservations.
 - A position in a partition becomes the number of messages below it, and a message has its number.
   State records are in other places, and a cursor that passes them has not moved. So a CURSOR record
   shows only positions that have changed, and one that has nothing else to say is left out.
 - Times become seconds since the first command, in tenths. The time of an fsync is in them.
-- Left out: tickets, the numbers of requests, the owners of sessions and the epochs of batches,
-  because the single broker has none; and `reserve` records, which only the cluster writes.
+- Left out: tickets, the numbers of requests, the owners of sessions, the epochs of batches, and
+  `reserve` records.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Scenes: one transcript of the three forms, side by side.
+"""Scenes: one transcript of the two forms, side by side.
 
 A file begins with what it shows and its commands. Then it has a section for each connection, with
 the packets in the order in which the client sent (`>`) and received (`<`) them, and one for each
-partition of the log. A line that all forms have begins with blanks. The others begin with the forms
-that have it: `s` the single broker, `1` a cluster of one, `3` a cluster of three. So the lines that
-begin with blanks or an `s` are the transcript of the single broker.
+partition of the log. A line that both forms have begins with blanks. The others begin with the form
+that has it: `1` a cluster of one, `3` a cluster of three. So the lines that begin with blanks or a
+`1` are the transcript of a cluster of one.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from tests.transcripts.records import RecordLines
 from tests.transcripts.stage import BEGIN_S, FORMS, Stage
 
 SCENES: Final = Path(__file__).parents[1] / "data" / "transcripts" / "scenes"
-MARKS: Final = "s13"
+MARKS: Final = "13"
 DIFFERS: Final = ("# clients differ:", "# log differs:")
 """The lines that name the reasons, in the order of the sections."""
 

@@ -21,13 +21,11 @@ from tests.sim.network import Item
 from tests.sim.process import Process
 from tests.sim.schedule import Schedule, Violation
 from tests.sim.world import Settings, World
-from tests.transcripts.single import SingleHost
 
-SINGLE: Final = "single"
 ONE: Final = "one"
 THREE: Final = "three"
-FORMS: Final = (SINGLE, ONE, THREE)
-NODES: Final = {SINGLE: 1, ONE: 1, THREE: 3}
+FORMS: Final = (ONE, THREE)
+NODES: Final = {ONE: 1, THREE: 3}
 
 BEGIN_S: Final = 4.0
 """The time of the first command. All nodes are ready long before."""
@@ -124,10 +122,6 @@ class Stage(World):
     def _new_checks(self) -> Checks:
         return StageChecks(self, self.settings.partitions)
 
-    def _new_host(self, name: str, creates_cluster: bool, is_witness: bool) -> Host:
-        kind = SingleHost if self.form == SINGLE else Host
-        return kind(self, name, creates_cluster, is_witness)
-
     def node_config(self, name: str) -> NodeConfig:
         config = NodeConfig(node_id=name, partitions=self.settings.partitions, sys_interval_s=0)
         return replace(config, **self.setup.node)
@@ -141,8 +135,6 @@ class Stage(World):
 
     def not_ready(self) -> str:
         """The first thing that is missing before clients can connect; "": nothing."""
-        if self.form == SINGLE:
-            return ""
         metadata = self.newest_metadata()
         if metadata is None or len(metadata.voters) < len(self.hosts):
             return "not all nodes vote"
@@ -184,7 +176,7 @@ class Stage(World):
 
     def check(self) -> None:
         """Check what must hold at the end of every transcript."""
-        if self.form == SINGLE or any(host.process is None for host in self.hosts.values()):
+        if any(host.process is None for host in self.hosts.values()):
             return
         missing = self.checks.at_rest()
         if missing:

@@ -5,7 +5,7 @@ happened: packets (`meter > n1`), frames between nodes (`n1 > n2`), and what a n
 tell of the disk: `n1 writes` when a write group begins, and `n1 has on disk` when fdatasync is
 done. Heartbeats and Raft messages without news are left out.
 
-Its settings: `form single|one|three`, those of `commands`, and `hide FRAME ...`. Of a command
+Its settings: `form one|three`, those of `commands`, and `hide FRAME ...`. Of a command
 behind `quietly` nothing is told. The content of a record is told once, then only its place.
 """
 
@@ -22,7 +22,7 @@ from tests.sim.network import Item
 from tests.transcripts.actors import Peer
 from tests.transcripts.commands import SETUP, Director, read_setup
 from tests.transcripts.frames import NAMES, Frames, metadata_changes
-from tests.transcripts.stage import SINGLE, THREE, Stage
+from tests.transcripts.stage import THREE, Stage
 
 STORIES: Final = Path(__file__).parents[1] / "data" / "transcripts" / "stories"
 INDENT: Final = "    "
@@ -81,7 +81,7 @@ class Teller:
         # Who does something, or between whom it passes; and what.
         self._lines: list[tuple[str, str]] = []
         self._watermarks: dict[str, list[int]] = {}
-        self._metadata = self.stage.newest_metadata() if self._is_cluster else None
+        self._metadata = self.stage.newest_metadata()
         self._director = Director(self.stage, self._packet)
         for host in self.stage.hosts.values():
             self._note_watermarks(host)
@@ -91,10 +91,6 @@ class Teller:
         self.stage.on_note = self._note
         self.stage.on_push(self._frame)
         self.stage.schedule.on_trace = self._trace
-
-    @property
-    def _is_cluster(self) -> bool:
-        return self.stage.form != SINGLE
 
     def play(self, line: str) -> list[str]:
         self._lines = []
@@ -138,8 +134,6 @@ class Teller:
 
     def _turn(self, host: Host) -> None:
         self._note_watermarks(host)
-        if not self._is_cluster:
-            return
         now = self.stage.newest_metadata()
         if now is not None and now is not self._metadata:
             for line in metadata_changes(self._metadata, now):
