@@ -6,7 +6,6 @@ are the longest single call and the CPU time of all of them.
 """
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from holdfast.cluster.qos0_routing import ANNOUNCED_MAX
 from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.cluster.sessions.own_reports import OWNED_MAX
 from holdfast.protocol.mqtt import packets as m
+from holdfast.server.event_loop.loop import COLLECT_S, COLLECTOR, spare_the_collector
 from holdfast.storage.record import SESSION, Record
 from tests.sim.process import Process
 from tests.sim.world import Settings, World
@@ -74,6 +74,7 @@ class Clock:
         self.sum_s = 0.0
         self.played: set[str] = set()
         self._depth = 0
+        self._collect_at = 0.0
 
     def begin(self) -> None:
         self.longest = {}
@@ -84,12 +85,21 @@ class Clock:
         if self._depth:
             return call()
         self._depth += 1
+        try:
+            return self._time(name, call)
+        finally:
+            self._depth -= 1
+            if self._collect_at <= time.thread_time():
+                # As after a turn of the event loop.
+                self._time("collector", COLLECTOR.collect)
+                self._collect_at = time.thread_time() + COLLECT_S
+
+    def _time(self, name: str, call: Callable[[], object]) -> object:
         begun = time.thread_time()
         try:
             return call()
         finally:
             took = time.thread_time() - begun
-            self._depth -= 1
             self.sum_s += took
             self.longest[name] = max(took, self.longest.get(name, 0.0))
 
@@ -169,12 +179,11 @@ class Site:
         self.cluster_node: ClusterNode = self.process.cluster_node
         self.state = self.process.state
         self.images = self.process.images
-        self.images.on_applied = None
         self.clock = Clock()
         self.count = sessions
         self.filters = [f"site/{number % 100}/device/{number}" for number in range(filters)]
         self._fill()
-        freeze()
+        spare_the_collector()
         watch(self.process, self.clock)
         self.runtime = self.process.runtime
 
@@ -234,10 +243,13 @@ class Site:
 
     def settle(self) -> None:
         """Runs turns until n1 has no work left."""
-        until = self.schedule.now + SETTLE_S
         self.process.touch()
         self.schedule.run(0.3)
-        while self.state.work and self.schedule.now < until:
+        self.wait(lambda: not self.state.work)
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        until = self.schedule.now + SETTLE_S
+        while not is_done() and self.schedule.now < until:
             self.schedule.run(0.1)
 
     def frame(self, node: str, kind: int, payload: bytes) -> None:
@@ -250,13 +262,6 @@ class Site:
         longest = self.clock.longest
         entry = max(longest, key=lambda each: longest[each])
         return Row(name, round(longest[entry] * 1e3, 1), entry, round(self.clock.sum_s * 1e3))
-
-
-def freeze() -> None:
-    """Excludes the objects so far from garbage collections, with the thresholds of the server
-    (server/event_loop/loop.py)."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def receive_filters(site: Site) -> None:
@@ -342,6 +347,8 @@ def expire(site: Site) -> None:
 def end_overdue(site: Site) -> None:
     """A partition is won whose sessions have all expired under another leader."""
     endings = site.cluster_node.session_coordinator.endings
+    # n1 may have lost its leaderships when it was stopped.
+    site.wait(lambda: any(site.cluster_node.context.leading))
     partition = next(each for each, epoch in enumerate(site.cluster_node.context.leading) if epoch)
     sessions = [
         session

@@ -20,11 +20,12 @@ import sys
 import time
 from typing import Final
 
-from bench.entries import Clock, freeze, play_all, process_of, started, watch
+from bench.entries import Clock, play_all, process_of, started, watch
 from bench.options import new_parser, write_json
 from holdfast.broker import state
 from holdfast.broker.recovery.session_records import encode_session, open_record
 from holdfast.broker.session.session import Session
+from holdfast.server.event_loop.loop import spare_the_collector
 from holdfast.storage.record import SESSION, Record
 from tests.sim.world import World
 
@@ -37,7 +38,6 @@ def open_sessions(world: World, count: int) -> None:
     """Gives n2 this many sessions, in the replicated state of each node."""
     for name in world.hosts:
         images = process_of(world, name).images
-        images.on_applied = None
         for number in range(count):
             session = Session(f"client-{number}")
             session.epoch = 1
@@ -57,7 +57,7 @@ def node_death(count: int) -> Figures:
     world = started(4)
     world.cpu_clock = time.thread_time
     open_sessions(world, count)
-    freeze()
+    spare_the_collector()
     clock = Clock()
     for name in ("n1", "n3"):
         watch(process_of(world, name), clock)

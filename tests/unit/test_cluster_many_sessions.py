@@ -16,6 +16,7 @@ from holdfast.broker.recovery.session_records import (
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import STEPS_PER_TURN, NodeState
 from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.cluster.sessions import closings
@@ -24,6 +25,7 @@ from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import SESSION, Record
+from tests.sim.world import Settings, World
 
 PARTITIONS = 4
 SLICE = STEPS_PER_TURN // CLOSE_STEPS
@@ -192,3 +194,32 @@ def test_slices_between_other_inputs_close_the_same_sessions(
     sessions = bench.images.state.sessions.values()
     assert set(indexed) == {each for each in sessions if each.owner}
     assert len(indexed) == len(set(indexed))
+
+
+def test_partitions_that_are_won_in_one_turn_make_one_report() -> None:
+    """Each report is a pass over all sessions of the node."""
+    world = World(1, Settings(casts=(), partitions=16, snapshot_s=1e6))
+    for host in world.hosts.values():
+        host.start()
+    world._wait(10.0, world._not_ready, "not ready")
+    world.schedule.run(1.0)
+    process = world.hosts["n1"].process
+    assert process is not None
+    node: ClusterNode = process.cluster_node
+    led = [(each, epoch) for each, epoch in enumerate(node.context.leading) if epoch]
+    assert len(led) > 1
+    reported: list[list[int]] = []
+    begin = node.acquisition.reports.begin
+
+    def note(leader: str, partitions: list[int], asking: list[str]) -> None:
+        if leader == "n1":
+            reported.append(partitions)
+        begin(leader, partitions, asking)
+
+    node.acquisition.reports.begin = note  # type: ignore[method-assign]
+    for partition, epoch in led:
+        node.leadership.stop_leading(partition)
+        node.leadership.lead(partition, epoch)
+    process.touch()
+    world.schedule.run(0.1)
+    assert reported == [[partition for partition, _ in led]]

@@ -41,7 +41,7 @@ class LeadershipChanges:
         self._alignment.lead(partition, epoch, self._applier.tickets(partition))
         self._session_coordinator.start_leading(partition)
         self._groups.start_leading(partition, epoch)
-        self._acquisition.tell_owned(self._node_id, [partition])
+        self._won.append(partition)
         self._acquisition.leader_changed(partition)
 
     def report_won(self) -> None:

@@ -34,6 +34,7 @@ from holdfast.server.disk.journal_writer import JournalWriter
 from holdfast.server.disk.storage import Storage
 from holdfast.server.event_loop.identity_checks import IdentityChecks
 from holdfast.server.event_loop.log_reads import LogReads
+from holdfast.server.event_loop.loop import COLLECT_S, COLLECTOR
 from holdfast.server.event_loop.note_ring import NOTE_LINES, NoteRing
 from holdfast.server.event_loop.password_checks import PasswordChecks
 from holdfast.server.sockets.transport import ClientTransport
@@ -100,6 +101,7 @@ class Broker:
         """Whether the process is about to stop. No turn runs, so no promise is resolved."""
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
+        self._collect_at = 0.0
         self.nobody_left: asyncio.Future[None] | None = None
         self.runtime = self.new_runtime()
 
@@ -133,6 +135,10 @@ class Broker:
             return
         runtime = self.runtime
         runtime.turn()
+        now = runtime.state.now
+        if now >= self._collect_at:
+            self._collect_at = now + COLLECT_S
+            COLLECTOR.collect()
         when = runtime.timer()
         if when is not None and (self.timer is None or when < self.timer_at):
             if self.timer is not None:
