@@ -1,9 +1,9 @@
 """The cost of a message in the core alone: no socket, no file, one thread.
 
-    python -m bench.core [--rows qos1,shared] [--forms single,one,three] [--rounds 300]
+    python -m bench.core [--rows qos1,shared] [--forms one,three] [--rounds 300]
 
-Each row runs in every form at once, in alternation: `single` is the single broker, `one` a cluster
-of one node, `three` a cluster of three nodes whose clients are spread over them. Every round
+Each row runs in every form at once, in alternation: `one` is a cluster of one node, `three` a
+cluster of three nodes whose clients are spread over them. Every round
 publishes 20 messages of 64 bytes from each publisher, and ends when all of them are delivered and
 acknowledged. A round of a row of connects disconnects each subscriber and connects it again, which
 counts as a message. The clock advances by 10 ms a round.
@@ -27,7 +27,6 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.effects import Effect, ReadLog, ResumeInput
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.runtime import Runtime
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.cluster.failure.detector import DetectorConfig
@@ -64,8 +63,8 @@ AWAY_S: Final = 0.1
 START_S: Final = 5.0
 """The time in which a cluster must have begun to serve."""
 WALL_US: Final = 1_700_000_000_000_000
-FORMS: Final = {"single": 0, "one": 1, "three": 3}
-"""The nodes of each form; 0: a single broker."""
+FORMS: Final = {"one": 1, "three": 3}
+"""The nodes of each form."""
 REPLIES: Final = {m.PUBREC: b"\x62\x02", m.PUBREL: b"\x70\x02"}
 
 
@@ -148,7 +147,7 @@ class Machine:
     def __init__(self, core: "Core", name: str) -> None:
         self.core = core
         self.name = name
-        journal = Journal(PARTITIONS, replicated=core.is_cluster)
+        journal = Journal(PARTITIONS, replicated=True)
         journal.continue_at([0] * PARTITIONS, 0)
         config = NodeConfig(node_id=name, partitions=PARTITIONS, sys_interval_s=0)
         self.node = Node(config, journal)
@@ -164,16 +163,11 @@ class Machine:
         self.groups = 0
         self.group_bytes = 0
         self.node.tick(core.now, WALL_US)
-        self.runtime: Runtime
-        if core.is_cluster:
-            self._join(core.nodes)
-        else:
-            self.runtime = Runtime(self.node, self.disk, Reads(self), self)
-            self.runtime.begin(core.now, WALL_US)
-            self.became_ready()
+        self.runtime = self._join(core.nodes)
 
-    def _join(self, nodes: int) -> None:
-        """Make this machine a node of the cluster. The first one founds it."""
+    def _join(self, nodes: int) -> ClusterRuntime:
+        """Make this machine a node of the cluster, and return its runtime. The first one founds
+        the cluster."""
         node, core, name = self.node, self.core, self.name
         features = ",".join((*RECORD_FEATURES, releases.FEATURE))
         self.presence = Presence(name, f"{name}:1", f"{name}:2", "", features)
@@ -189,17 +183,17 @@ class Machine:
         )
         ports = ClusterPorts(self.disk, Reads(self), self, _Raft(self), _Links(self), self)
         replacement = Replacement(name, node.state, "")
-        self.runtime = ClusterRuntime(cluster_node, ports, replacement, 1.0)
-        self.runtime.begin(core.now, WALL_US)
+        runtime = ClusterRuntime(cluster_node, ports, replacement, 1.0)
+        runtime.begin(core.now, WALL_US)
         if not core.machines:
             info = NodeInfo(name, name, f"{name}:1", f"{name}:2", "")
             replicas, insync = min(nodes, 3), min(nodes, 2)
             meta.create_cluster("bench", PARTITIONS, replicas, insync, info, core.now)
         self.is_touched = True
+        return runtime
 
     def connect_to(self, other: "Machine") -> None:
         """Handle the link to another node."""
-        assert isinstance(self.runtime, ClusterRuntime)
         self.runtime.link_up(other.name, other.presence, DATA)
 
     # The ports
@@ -253,11 +247,9 @@ class Machine:
             runtime.group_written(group)
         for _ in range(len(self.frames)):
             name, kind, data = self.frames.popleft()
-            assert isinstance(runtime, ClusterRuntime)
             runtime.handle_frame(name, kind, data, self.core.now)
         while self.raft_writes:
             self.raft_writes -= 1
-            assert isinstance(runtime, ClusterRuntime)
             runtime.raft_written()
         results, self.results = self.results, []
         for result in results:
@@ -324,11 +316,10 @@ class _Client:
 class Core:
     """A broker in one of the forms, with the clients of a row."""
 
-    def __init__(self, row: Row, form: str = "single") -> None:
+    def __init__(self, row: Row, form: str = "one") -> None:
         self.row = row
         self.now = NOW_S
-        self.is_cluster = form != "single"
-        self.nodes = max(1, FORMS[form])
+        self.nodes = FORMS[form]
         self.has_begun = False
         self.took_ns = 0
         self.frames = 0
@@ -369,10 +360,7 @@ class Core:
 
     def _is_settled(self) -> bool:
         """Whether every node serves, and every partition has all its replicas in sync."""
-        runtime = self.machines[0].runtime
-        if not isinstance(runtime, ClusterRuntime):
-            return True
-        metadata = runtime.cluster_node.context.metadata
+        metadata = self.machines[0].runtime.cluster_node.context.metadata
         assert metadata is not None
         wanted = min(self.nodes, 3)
         leaders = {info.leader for info in metadata.partitions}

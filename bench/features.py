@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from holdfast_lab.targets.target import free_port
-
 RULES = 10_000
 """The lines of the access control list."""
 
@@ -18,9 +16,6 @@ def settings(feature: str, directory: Path) -> str:
         return f'[security]\nallow_anonymous = true\nacl_file = "{directory}/acl"\n'
     if feature.startswith("io-workers-"):
         return f"[server]\nio_workers = {feature.rpartition('-')[2]}\n"
-    if feature == "cluster-of-one":
-        replicas = "replication_factor = 1\nmin_insync = 1\nwait_for_init = false\n"
-        return f'[cluster]\npeer_bind = "127.0.0.1"\npeer_port = {free_port()}\n{replicas}'
     assert feature == "hooks"
     metadata = directory / "bench_hooks-1.dist-info"
     metadata.mkdir()
