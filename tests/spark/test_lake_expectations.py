@@ -73,10 +73,12 @@ def test_rows_are_counted_quarantined_or_stop_the_table(
     }
     assert report.counts["readings"] == {"failed hot": 1, "failed cold": 1}
     rows = lake.table("readings").orderBy("offset", "position").collect()
-    assert [row.value_double for row in rows] == [5.0, None, -1.0, 30.0, 2.0]
+    assert [row.value_double for row in rows] == [5.0, None, None, -1.0, 30.0, 2.0]
+    assert [row.metric for row in rows][:3] == ["a", "$quarantined", "text"]
     assert [row.v for row in lake.table("per_device").collect()] == [10.0]
     bad = {row.table: row for row in lake.table("quarantine").collect()}
     assert bad["readings"].reason == "fails hot: value_double < 100"
+    assert bad["readings"].code == "expectation"
     assert (bad["readings"].topic, bad["readings"].offset) == ("t", 1)
     assert json.loads(bytes(bad["readings"].payload))["value_double"] == 150.0
     assert json.loads(bytes(bad["doubled"].payload)) == {"device": "t", "v": 60.0}
@@ -90,12 +92,32 @@ def test_rows_are_counted_quarantined_or_stop_the_table(
         text = str(report.errors["readings"])
         assert "1 rows fail the expectation clock (claimed_time IS NULL), and nothing was" in text
         assert '"value_double":8.0' in text
-        assert lake.table("readings").count() == 5
+        assert lake.table("readings").count() == 6
     calm = readings_table()
     report = Lake(lake.path, spark=spark, tables=[calm, DOUBLED, PER_DEVICE]).run(names)
     assert report.ok, report.errors
-    assert lake.table("readings").count() == 7
+    assert lake.table("readings").count() == 8
     assert counts(lake)["readings"] == {"failed hot": 1, "failed cold": 1}
+
+
+def test_no_expectation_hides_a_message(spark: SparkSession, tmp_path: Path) -> None:
+    """Else a device whose values are all implausible is down, and a gap before them is lost."""
+    journal = Journal(tmp_path / "data", partitions=1)
+    for number in [*range(60), *range(65, 90)]:
+        hot = {"seq": number, "a": 999.0 if number > 20 else 5.0, "b": number}
+        at_us = TIME_US + number * 1_000_000
+        journal.append(0, [record("t", json.dumps(hot).encode(), timestamp_us=at_us)])
+    found = []
+    for name, tables in (("checked", [READINGS]), ("free", [])):
+        lake = Lake(tmp_path / name, spark=spark, tables=tables)
+        report = lake.run("all", source=str(journal.directory))
+        assert report.ok, report.errors
+        found.append({
+            table: sorted(map(str, lake.table(table).collect()))
+            for table in ("gaps", "missing", "outages", "availability", "quality", "latency")
+        })  # fmt: skip
+    assert found[0] == found[1]
+    assert found[0]["missing"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
+from holdfast.pipeline.decoders.decoded import CODES
 from holdfast.pipeline.lake import folding
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.lake.table import RECORDS
@@ -153,6 +154,7 @@ def test_quarantine(lake: Lake, day: tuple[Journal, Expected]) -> None:
     for row, wanted in zip(found, expected, strict=True):
         told = row.asDict()
         assert told.pop("reason").startswith(wanted.pop("reason"))
+        assert told.pop("code") in CODES
         told["timestamp"] = told["timestamp"].astimezone(UTC)
         told["payload"] = bytes(told["payload"])
         assert told == wanted

@@ -105,7 +105,7 @@ def _stream(row: tuple[Any, ...]) -> str:
 
 
 def value(row: dict[str, Any]) -> Any:
-    for name in ("value_double", "value_string", "value_boolean"):
+    for name in ("value_double", "value_boolean", "value_string"):
         if row[name] is not None:
             return row[name]
     return None

@@ -26,6 +26,8 @@ class Value:
     time_us: int | None = None
     """Its own time."""
     is_historical: bool = False
+    word: str | None = None
+    """The word for true or false."""
 
 
 @dataclass
@@ -187,7 +189,7 @@ class Day:
                 lines.append(f"{time_us // 1000},{temperature},on,x")
                 values += [
                     Value("temperature", temperature, time_us // 1000 * 1000),
-                    Value("ok", True, time_us // 1000 * 1000),
+                    Value("ok", True, time_us // 1000 * 1000, word="on"),
                 ]
             first_us = values[0].time_us
             said = Said(at, topic, b"", f"client-{number}", topic, [Part(topic, values)],
@@ -339,7 +341,7 @@ class Day:
             kind = chance.randrange(6)
             said = Said(at, topic, b"", client, topic)
             if kind == 0:
-                said.payload, said.parts = b"on", [Part(topic, [Value("value", True)])]
+                said.payload, said.parts = b"on", [Part(topic, [Value("value", True, word="on")])]
             elif kind == 1:
                 said.payload = "grün".encode()
                 said.parts = [Part(topic, [Value("value", "grün")])]

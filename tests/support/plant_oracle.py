@@ -134,17 +134,15 @@ class Expected:
         place = stream.place(said)
         position = 0
         for part in said.parts:
-            event_us, claimed_us = believed(said, said.time_us)
-            late = False
-            if said.time_us is not None and claimed_us is None:
-                newest_us = stream.newest_us.get(part.device, event_us)
-                late = event_us < newest_us - LATENESS_US
-                stream.newest_us[part.device] = max(newest_us, event_us)
+            before_us = stream.newest_us.get(part.device)
             for value in part.values:
-                if value.time_us is not None:
-                    event_us, claimed_us = believed(said, value.time_us)
-                else:
-                    event_us, claimed_us = believed(said, said.time_us)
+                own_us = said.time_us if value.time_us is None else value.time_us
+                event_us, claimed_us = believed(said, own_us)
+                late = False
+                if own_us is not None and claimed_us is None:
+                    late = before_us is not None and event_us < before_us - LATENESS_US
+                    newest_us = stream.newest_us.get(part.device, event_us)
+                    stream.newest_us[part.device] = max(newest_us, event_us)
                 self.readings.append(
                     {
                         "device": part.device, "metric": value.metric,
@@ -154,7 +152,7 @@ class Expected:
                         "partition": said.partition, "offset": said.offset,
                         "position": position, "message_id": said.id, "stream": said.stream,
                         **place, "is_late": late, "is_historical": value.is_historical,
-                        "date": day_of(said.at_us),
+                        "quality": None, "date": day_of(said.at_us),
                     }
                 )  # fmt: skip
                 position += 1
@@ -162,7 +160,8 @@ class Expected:
     def _repeat(self, said: Said) -> None:
         """A repetition leaves one row, and nothing else."""
         names = ("value_double", "value_string", "value_boolean", "sent_time", "claimed_time",
-                 "message_id", "run", "sequence", "gap_before", "gap_opened_at")  # fmt: skip
+                 "message_id", "run", "sequence", "gap_before", "gap_opened_at",
+                 "quality")  # fmt: skip
         at = moment(said.at_us)
         self.readings.append(
             {
@@ -363,7 +362,7 @@ def columns_of(value: Value) -> Row:
     row: Row = dict.fromkeys(("value_double", "value_string", "value_boolean"))
     content = value.value
     if isinstance(content, bool):
-        row["value_boolean"] = content
+        row["value_boolean"], row["value_string"] = content, value.word
     elif isinstance(content, str):
         row["value_string"] = content
     elif content is not None:

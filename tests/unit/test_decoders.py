@@ -164,7 +164,7 @@ def test_json_numbers_that_fit_nowhere_are_errors_of_their_own() -> None:
         (b'{"a":1}x', "trailing characters (byte 8)"),
         (b'{"a":"\xff"}', "not UTF-8: invalid start byte at byte 6"),
         (b'\xff{"a":1}', "not UTF-8: invalid start byte at byte 0"),
-        (b"\x1f\x8b\x08\x00\x00", "gzip"),
+        (b"\x28\xb5\x2f\xfd\x00", "zstd"),
         (b"   ", "white space"),
         (b"{'a':1}", "no JSON"),
         (b"[" * 100_000, "deep"),

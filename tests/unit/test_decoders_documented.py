@@ -34,6 +34,12 @@ def test_every_decoder_and_field_of_a_rule_is_documented() -> None:
         assert f"`{name}`" in PAGE
 
 
+def test_codes_are_documented() -> None:
+    for code, meaning in decoded.CODES.items():
+        assert f"| `{code}` | {meaning} |" in PAGE
+    assert f"at most {stream.NOISE_MAX} rows" in PAGE
+
+
 def test_bounds_are_documented() -> None:
     for bound in (
         f"{decoded.PAYLOAD_BYTES_MAX >> 20} MiB", f"{decoded.READINGS_MAX:,} readings",

@@ -2,15 +2,17 @@
 
 import json
 import struct
+import zlib
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pipeline.decoders.decoded import Decoded, DecodeError
+from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, Decoded, DecodeError
 from holdfast.pipeline.decoders.sparkplug import Metric, add_metric, parse_payload
 from tests.support import sparkplug_wire as wire
+from tests.support.fold_log import Found, Log
 
 
 def read(*metrics: bytes) -> dict[str, Any]:
@@ -237,3 +239,78 @@ def test_garbage_is_refused_or_read(garbage: bytes) -> None:
 def test_what_is_wrong_is_told_with_its_place(data: bytes, reason: str) -> None:
     with pytest.raises(DecodeError, match=reason):
         parse_payload(data)
+
+
+def compressed(data: bytes, form: bytes = b"SPBV1.0_COMPRESSED") -> bytes:
+    """A payload as Tahu compresses it."""
+    algorithm = wire.metric("DEFLATE", wire.STRING, name="algorithm")
+    body = wire.block(4, form) + wire.block(5, zlib.compress(data))
+    return wire.payload(algorithm, seq=0) + body
+
+
+def edge(*messages: tuple[str, bytes]) -> Found:
+    log = Log()
+    for kind, data in messages:
+        log.add(f"spBv1.0/G/{kind}/E", data, stream="spBv1.0/G/E")
+    return log.read()
+
+
+def test_compressed_payloads_are_read() -> None:
+    birth = wire.payload(wire.metric(1, wire.INT32, name="t", alias=7), seq=0)
+    data = wire.payload(wire.metric(-5, wire.INT32, alias=7, typed=False), seq=1)
+    found = edge(("NBIRTH", compressed(birth)), ("NDATA", compressed(data)))
+    assert found.values() == [("G/E", "$online", True), ("G/E", "t", 1.0), ("G/E", "t", -5.0)]
+    assert found.quarantine == []
+    assert [row["sequence"] for row in found.readings] == [0, 0, 1]
+
+
+def test_compressed_payloads_are_bounded_and_damage_is_told() -> None:
+    bomb = wire.payload(wire.metric("0" * (PAYLOAD_BYTES_MAX + 1), wire.STRING, name="t"))
+    for data, code in (
+        (compressed(bomb), "limit"),
+        (compressed(b"x")[:-3], "format"),
+        (compressed(b"", b"other"), "format"),
+    ):
+        assert [row["code"] for row in edge(("NDATA", data)).quarantine] == [code]
+
+
+def quality(code: int) -> bytes:
+    """The properties of a metric."""
+    value = wire.integer(1, wire.INT32) + wire.integer(3, code)
+    return wire.block(9, wire.block(1, b"Unit") + wire.block(1, b"Quality")
+                      + wire.block(2, wire.integer(1, wire.STRING) + wire.block(8, b"C"))
+                      + wire.block(2, value))  # fmt: skip
+
+
+def test_bad_and_stale_values_are_left_out_with_a_reason() -> None:
+    metrics = [wire.metric(999.0, wire.DOUBLE, name=f"q{code}") + quality(code)
+               for code in (0, 64, 192, 500)]  # fmt: skip
+    found = edge(("NBIRTH", wire.payload(*metrics, wire.metric(1.0, wire.DOUBLE, name="v"), seq=0)))
+    assert {row["metric"]: (row["value_double"], row["quality"]) for row in found.readings} == {
+        "$online": (None, None), "q0": (None, 0), "q64": (999.0, 64), "q192": (999.0, 192),
+        "q500": (None, 500), "v": (1.0, None),
+    }  # fmt: skip
+    (bad,) = found.quarantine
+    assert bad["code"] == "bad"
+    assert bad["reason"] == (
+        "q0 is of quality 0, so its value is left out; q500 is of quality 500, so its value is "
+        "left out"
+    )
+
+
+def test_the_definition_of_a_template_is_no_reading() -> None:
+    member = wire.block(2, wire.metric(0.0, wire.DOUBLE, name="rpm"))
+    types = wire.metric(member + wire.integer(5, 1), wire.TEMPLATE, name="_types_/Motor")
+    motor = wire.metric(member + wire.integer(5, 0), wire.TEMPLATE, name="m1")
+    assert read(types, motor) == {"m1/rpm": 0.0}
+
+
+def test_an_integer_without_a_type_that_may_be_negative_is_refused() -> None:
+    metrics = [wire.metric(content, kind, name=name, typed=False)
+               for name, content, kind in (("a", -5, wire.INT32), ("b", 5, wire.INT32),
+                                           ("c", -5, wire.INT64), ("d", 5, wire.INT64))
+               ]  # fmt: skip
+    found = edge(("NDATA", wire.payload(*metrics, seq=3)))
+    assert found.values() == [("G/E", "b", 5.0), ("G/E", "d", 5.0)]
+    assert [row["code"] for row in found.quarantine] == ["name"]
+    assert "4294967291 may be negative" in found.reasons()[0]

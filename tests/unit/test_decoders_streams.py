@@ -125,7 +125,7 @@ def test_memory_has_bounds() -> None:
     for number in range(0, 4 * GAPS_MAX, 2):
         follow(state, number, 0, 0)
     for number in range(3 * SEEN_MAX):
-        was_seen(state, str(number))
+        was_seen(state, str(number), number)
         is_repeated(state, number, 0)
         is_repetition(state, f"p{number}", 0, 1)
     for number in range(2 * DEVICES_MAX):
@@ -223,7 +223,10 @@ def test_bad_payloads_are_quarantined_with_their_place() -> None:
     assert f"{PAYLOAD_BYTES_MAX} are decoded at most" in rows["big"]["reason"]
     assert rows["big"]["payload"] is None
     assert rows["half"]["reason"] == "a is inf, which is no number"
-    assert "gzip" in rows["x"]["reason"]
+    assert "cannot be decompressed" in rows["x"]["reason"]
+    assert [row["code"] for row in found.quarantine] == [
+        "limit", "device", "value", "value", "format"
+    ]  # fmt: skip
     assert len(rows["x"]["payload"]) == 4096
     assert [(row["partition"], row["offset"]) for row in found.quarantine] == [
         (0, 2), (0, 1), (0, 3), (0, 0), (0, 4)

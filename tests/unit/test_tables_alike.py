@@ -166,7 +166,7 @@ def alike(count: int, payload: str, topic: str = "any", **more: Any) -> Log:
     "payload",
     [
         '{"seq":%d,"v":1.5,"on":true,"unit":"C","none":null}',
-        '{"seq":%d,"v":1,"v":2}',
+        '{"seq":%d , "v" : 1}',
         '{"v":%d}',
         '{"ts":179000%04d,"v":1}',
         '{"msg_id":"%d","v":1}',

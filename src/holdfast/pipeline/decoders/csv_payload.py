@@ -5,11 +5,12 @@ A column named `_` is left out.
 
 import csv
 import io
+from dataclasses import replace
 from typing import Final
 
 from holdfast.pipeline.decoders.decoded import Decoded, DecodeError, own_name, utf8
 from holdfast.pipeline.decoders.json_payload import Fields, extract_fields
-from holdfast.pipeline.decoders.text_payload import boolean, number
+from holdfast.pipeline.decoders.text_payload import is_word, plain_value
 
 SKIPPED: Final = "_"
 """The name of a column to leave out."""
@@ -32,24 +33,23 @@ def decode_csv(
         if len(set(columns)) != len(columns) or not all(columns):
             raise DecodeError(f"the first line names columns twice or not at all: {columns}")
     if len(lines) > 1:  # sequence, id and sent time of one line are not those of the message
-        fields = Fields(time=fields.time, device=fields.device, required=fields.required)
+        fields = replace(fields, sent=(), sequence=(), id=())
     decoded = Decoded()
     times: list[int | None] = []
     is_first = True
     for at, line in enumerate(lines, 1):
         if len(line) != len(columns):
-            decoded.refuse(f"line {at} has {len(line)} columns instead of {len(columns)}")
+            decoded.refuse(f"line {at} has {len(line)} columns instead of {len(columns)}", "format")
             continue
-        row = {
-            name: _cell(text.strip())
-            for name, text in zip(columns, line, strict=True)
-            if name != SKIPPED
+        cells = {
+            name: text.strip() for name, text in zip(columns, line, strict=True) if name != SKIPPED
         }
+        row = {name: _value(text) for name, text in cells.items()}
         of_line = Decoded()
         try:
             extract_fields(row, fields, of_line)
         except DecodeError as error:
-            decoded.refuse(f"line {at}: {error}")
+            decoded.refuse(f"line {at}: {error}", error.code)
             continue
         if is_first:
             decoded.sequence, decoded.id = of_line.sequence, of_line.id
@@ -58,16 +58,19 @@ def decode_csv(
             is_first = False
         elif of_line.device != decoded.device:
             decoded.refuse(
-                f"line {at} is of {of_line.device}, the lines before of {decoded.device}"
+                f"line {at} is of {of_line.device}, the lines before of {decoded.device}",
+                "device",
             )
             continue
         for reason in of_line.errors or ():
-            decoded.refuse(f"line {at}: {reason}")
+            decoded.refuse(f"line {at}: {reason}", of_line.code)
         for name, value in row.items():
             decoded.add(own_name(name), value)
+            if is_word(value, cells[name]):
+                decoded.add_text_of(cells[name])
         times.extend([of_line.time_us] * (len(decoded.names) - len(times)))
     if not decoded.names and decoded.errors:
-        raise DecodeError(decoded.reason() or "")
+        raise DecodeError(decoded.reason() or "", decoded.code)
     decoded.times = times
     return decoded
 
@@ -75,11 +78,11 @@ def decode_csv(
 def _lines(text: str, delimiter: str) -> list[list[str]]:
     lines: list[list[str]] = []
     if text.count(delimiter) >= CELLS_MAX:
-        raise DecodeError(f"more than {CELLS_MAX} cells")
+        raise DecodeError(f"more than {CELLS_MAX} cells", "limit")
     try:
         for line in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True):
             if len(lines) >= LINES_MAX:
-                raise DecodeError(f"more than {LINES_MAX} lines")
+                raise DecodeError(f"more than {LINES_MAX} lines", "limit")
             if line:
                 lines.append(line)
     except csv.Error as error:
@@ -89,10 +92,6 @@ def _lines(text: str, delimiter: str) -> list[list[str]]:
     return lines
 
 
-def _cell(text: str) -> float | int | bool | str | None:
-    if not text:
-        return None
-    value: float | int | bool | None = number(text)
-    if value is None:
-        value = boolean(text)
-    return text if value is None else value
+def _value(text: str) -> float | int | bool | str | None:
+    value = plain_value(text) if text else None
+    return value if value is not None else text or None

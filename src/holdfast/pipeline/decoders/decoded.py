@@ -1,6 +1,7 @@
 """The result of a decoder for one message, and the bounds that all decoders share."""
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 PAYLOAD_BYTES_MAX: Final = 16 << 20
@@ -22,11 +23,33 @@ EXACT_MAX: Final = 1 << 53
 Value = float | str | bool | None
 
 
+CODES: Final = {
+    "format": "the payload is not of the format that its rule or its look says",
+    "encoding": "a text is not UTF-8",
+    "value": "a value is no number, or none that a column can express",
+    "time": "a time cannot be read",
+    "sequence": "a sequence number is none",
+    "device": "the device is not known",
+    "name": "a metric has no name or type: the birth that says it is missing",
+    "bad": "the device itself says that the value is bad",
+    "key": "an object has a key twice; the last value counts",
+    "limit": "a bound is exceeded",
+    "package": "a Python package that the decoder needs is missing",
+    "expectation": "a row fails an expectation of the table",
+}
+"""The kinds of rows in the quarantine, by their code."""
+
+
 class DecodeError(ValueError):
-    """A payload cannot be decoded. The text says what is wrong and where."""
+    """A payload cannot be decoded. The text says what is wrong and where, the code which kind."""
+
+    def __init__(self, text: str, code: str = "format") -> None:
+        super().__init__(text)
+        assert code in CODES
+        self.code = code
 
 
-RESERVED: Final = frozenset({"$online", "$sequence", "$repeated"})
+RESERVED: Final = frozenset({"$online", "$sequence", "$repeated", "$quarantined"})
 """The metrics that the pipeline itself makes. A payload cannot make one: a device that sends
 `{"$online": false}` would be down in `outages`."""
 
@@ -44,18 +67,21 @@ class Decoded:
     readings and bad ones.
     """
 
-    __slots__ = ("device", "errors", "exact", "historical", "id", "more_errors", "names", "sent_us",
-                 "sequence", "time_us", "times", "values")  # fmt: skip
+    __slots__ = ("code", "device", "errors", "exact", "historical", "id", "more_errors", "names",
+                 "qualities", "sent_us", "sequence", "time_us", "times", "values")  # fmt: skip
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.values: list[Value] = []
         self.exact: dict[int, str] | None = None
-        """The digits, by position, of integers that a double cannot express."""
+        """The texts, by position, of values that have another form as well: the digits of integers
+        that a double cannot express, and words such as `off`."""
         self.times: list[int | None] | None = None
         """The readings' own times. None if there are none."""
         self.historical: list[bool] | None = None
         """True for each reading from the past (Sparkplug)."""
+        self.qualities: dict[int, int] | None = None
+        """The quality, by position, of readings whose device reports one."""
         self.time_us: int | None = None
         self.sent_us: int | None = None
         self.sequence: int | None = None
@@ -65,6 +91,8 @@ class Decoded:
         self.errors: list[str] | None = None
         """The first ERRORS_MAX errors."""
         self.more_errors = 0
+        self.code = "value"
+        """The code of the first error."""
 
     def add(self, name: str, value: Value | int) -> None:
         """Add one reading. A value that the columns cannot express becomes an error.
@@ -72,11 +100,12 @@ class Decoded:
         Raises DecodeError if the message exceeds a bound.
         """
         if len(self.names) >= READINGS_MAX:
-            raise DecodeError(f"more than {READINGS_MAX} values in one message")
+            raise DecodeError(f"more than {READINGS_MAX} values in one message", "limit")
         if len(name) > NAME_LENGTH_MAX:
             raise DecodeError(
                 f"a metric's name of {len(name)} characters, the maximum is {NAME_LENGTH_MAX}: "
-                f"{name[:40]!r}..."
+                f"{name[:40]!r}...",
+                "limit",
             )
         kind = type(value)
         if kind is float:
@@ -96,15 +125,43 @@ class Decoded:
         self.names.append(name)
         self.values.append(value)
 
+    def set_number(self, at: int, value: float | int | None) -> None:
+        """Replace a text by its number, and keep the digits that a double cannot express. Another
+        text stays."""
+        if value is None or not math.isfinite(value):
+            return
+        if type(value) is int and not INTEGER_MIN <= value <= INTEGER_MAX:
+            return
+        if type(value) is int and not -EXACT_MAX <= value <= EXACT_MAX:
+            self.exact = (self.exact or {}) | {at: str(value)}
+        self.values[at] = float(value) + 0.0
+
+    def keep(self, positions: Sequence[int]) -> None:
+        """Leave out the readings at all other positions."""
+        self.names = [self.names[at] for at in positions]
+        self.values = [self.values[at] for at in positions]
+        if self.times is not None:
+            self.times = [self.times[at] for at in positions]
+        if self.exact is not None:
+            self.exact = {new: self.exact[at] for new, at in enumerate(positions)
+                          if at in self.exact}  # fmt: skip
+
     def add_only(self, name: str, value: int) -> None:
         """Add the one reading of a message that has no other."""
         self.add(name, value)
         self.times = self.historical = None
 
-    def refuse(self, reason: str) -> None:
-        """Note an error."""
+    def add_text_of(self, text: str) -> None:
+        """Keep the text of the last reading beside its value."""
+        if self.exact is None:
+            self.exact = {}
+        self.exact[len(self.names) - 1] = text
+
+    def refuse(self, reason: str, code: str = "value") -> None:
+        """Note an error, with one of CODES."""
         if self.errors is None:
             self.errors = []
+            self.code = code
         if len(self.errors) < ERRORS_MAX:
             self.errors.append(reason)
         else:
@@ -127,14 +184,14 @@ def utf8(payload: bytes) -> str:
         return payload.decode()
     except UnicodeDecodeError as error:
         raise DecodeError(
-            f"not UTF-8: {error.reason} at byte {error.start}{_known_format(payload)}"
+            f"not UTF-8: {error.reason} at byte {error.start}{_known_format(payload)}",
+            "encoding",
         ) from None
 
 
 def _known_format(payload: bytes) -> str:
     """Return a hint for a payload that begins like a compressed file."""
     for magic, name in (
-        (b"\x1f\x8b", "gzip"),
         (b"\x28\xb5\x2f\xfd", "zstd"),
         (b"PK\x03\x04", "zip"),
     ):

@@ -6,9 +6,12 @@ objects. A field that is used becomes no reading.
 """
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -30,6 +33,8 @@ from holdfast.pipeline.decoders.times import parse_time
 _parse: Final = msgspec.json.Decoder().decode
 UNREADABLE_TIMES: Final = (str, int, float)
 """The types of a default time field that is reported if it is no time. An object is a reading."""
+KEY_END: Final = re.compile(rb'"\s*:')
+"""The end of a key in a JSON text. It may be inside of a text as well."""
 VALUE: Final = "value"
 """The name of a reading that is a whole payload."""
 
@@ -44,6 +49,14 @@ class Fields:
     sequence: tuple[str, ...] = ()
     id: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
+    pairs: tuple[str, str] | None = None
+    """The names of key and value in lists of pairs."""
+    zone: ZoneInfo | None = None
+    """The zone of times that name none. None: UTC."""
+    time_format: str | None = None
+    """The format of times as texts, for `strptime`."""
+    near_us: int = 0
+    """The time of the message by the broker. An hour that the zone has twice is resolved by it."""
     required: frozenset[str] = frozenset()
     """The roles (`time`, ...) that a rule has asked for. An unusable field in such a role is an
     error; in another role it is a reading like any other."""
@@ -51,8 +64,22 @@ class Fields:
 
 def decode_json(payload: bytes, fields: Fields) -> Decoded:
     """Decode a JSON payload. Raises DecodeError."""
-    document = parse_json(payload)
+    return decode_parsed(payload, parse_json(payload), fields)
+
+
+def decode_parsed(payload: bytes, document: Any, fields: Fields) -> Decoded:
+    """Decode a document that `parse_json` found in a payload. Raises DecodeError."""
+    keys = _count_keys(document)
+    decoded = decode_document(document, fields)
+    _refuse_repeated_keys(payload, keys, decoded)
+    return decoded
+
+
+def decode_document(document: Any, fields: Fields) -> Decoded:
+    """Decode a document of dicts, lists and plain values. Raises DecodeError."""
     decoded = Decoded()
+    if fields.pairs is not None:
+        document = _without_pairs(document, *fields.pairs, 1)
     if type(document) is dict:
         extract_fields(document, fields, decoded)
         flatten("", document, decoded, 1)
@@ -65,15 +92,62 @@ def decode_json(payload: bytes, fields: Fields) -> Decoded:
     return decoded
 
 
+def _without_pairs(value: Any, key: str, of_key: str, depth: int) -> Any:
+    """Return a document in which each list of pairs is an object: [{"key": "v", "value": 1}] is
+    {"v": 1}. Raises DecodeError."""
+    if depth > DEPTH_MAX:
+        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep", "limit")
+    if type(value) is dict:
+        return {name: _without_pairs(each, key, of_key, depth + 1) for name, each in value.items()}
+    if type(value) is not list:
+        return value
+    if value and all(type(each) is dict and {key, of_key} <= each.keys() for each in value):
+        names = [each[key] for each in value]
+        if all(type(name) is str for name in names) and len(set(names)) == len(names):
+            return {each[key]: each[of_key] for each in value}
+    return [_without_pairs(each, key, of_key, depth + 1) for each in value]
+
+
+def _count_keys(value: Any) -> int:
+    """Return the number of keys of all objects in a document."""
+    keys, parts = 0, [value]
+    while parts:
+        part = parts.pop()
+        if type(part) is dict:
+            keys += len(part)
+            part = part.values()
+        elif type(part) is not list:
+            continue
+        parts += [each for each in part if type(each) is dict or type(each) is list]
+    return keys
+
+
+def _refuse_repeated_keys(payload: bytes, keys: int, decoded: Decoded) -> None:
+    """Note keys that an object has twice. `parse_json` takes the last value of each.
+
+    `keys` is the number of keys that it found. Each of them ends like KEY_END in the payload.
+    """
+    if len(KEY_END.findall(payload)) <= keys:
+        return
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        counts = Counter(name for name, _ in pairs)
+        for name, count in counts.items():
+            if count > 1:
+                decoded.refuse(f"{_shown(name)} is there {count} times: the last counts", "key")
+
+    json.loads(payload, object_pairs_hook=note)
+
+
 def parse_json(payload: bytes) -> Any:
     """Parse a JSON payload. Raises DecodeError."""
     try:
         return _parse(payload)
     except UnicodeDecodeError:
         utf8(payload)  # raises with the position
-        raise DecodeError("not UTF-8 inside a text") from None
+        raise DecodeError("not UTF-8 inside a text", "encoding") from None
     except RecursionError:
-        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep") from None
+        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep", "limit") from None
     except msgspec.ValidationError:
         return _with_no_numbers(payload)
     except (msgspec.DecodeError, ValueError) as error:
@@ -118,12 +192,21 @@ def extract_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -
                 decoded.id = text
                 del holder[key]
                 break
-    for name in fields.device:
+    if fields.device:
+        decoded.device = _extract_device(document, fields.device)
+
+
+def _extract_device(document: dict[str, Any], names: tuple[str, ...]) -> str:
+    """Return the device of one or several fields. Raises DecodeError."""
+    parts = []
+    for name in names:
         found, holder, key = _find(document, name)
-        decoded.device = _identifier(found)
-        if holder is None or decoded.device is None:
-            raise DecodeError(f"no device: {name} is {_shown(found)}")
+        part = _identifier(found)
+        if holder is None or part is None:
+            raise DecodeError(f"no device: {name} is {_shown(found)}", "device")
         del holder[key]
+        parts.append(part)
+    return "/".join(parts)
 
 
 def _extract_event_time(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
@@ -139,7 +222,7 @@ def _extract_event_time(document: dict[str, Any], fields: Fields, decoded: Decod
     for name in fields.time:
         found = document.get(name)
         if type(found) in UNREADABLE_TIMES:
-            decoded.refuse(f"{name} is {_shown(found)}, no time: the broker's time is used")
+            decoded.refuse(f"{name} is {_shown(found)}, no time: the broker's time is used", "time")
             return
 
 
@@ -149,11 +232,11 @@ def _extract_time(
     found, holder, key = _find(document, name)
     if holder is None or found is None:
         return None
-    time_us = parse_time(found)
+    time_us = parse_time(found, fields.zone, fields.near_us, fields.time_format)
     if time_us is not None:
         del holder[key]
     elif role in fields.required:
-        decoded.refuse(f"{name} is {_shown(found)}, no time")
+        decoded.refuse(f"{name} is {_shown(found)}, no time", "time")
     return time_us
 
 
@@ -167,7 +250,7 @@ def _extract_sequence(
         decoded.sequence = found
         del holder[key]
     elif "sequence" in fields.required:
-        decoded.refuse(f"{name} is {_shown(found)}, no sequence number")
+        decoded.refuse(f"{name} is {_shown(found)}, no sequence number", "sequence")
 
 
 def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | None, str]:
@@ -187,14 +270,14 @@ def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | No
 def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) -> None:
     """Decode a list of readings. If each has its own time, the names need no index."""
     if len(items) > READINGS_MAX:
-        raise DecodeError(f"a list of {len(items)} objects, the maximum is {READINGS_MAX}")
+        raise DecodeError(f"a list of {len(items)} objects, the maximum is {READINGS_MAX}", "limit")
     times: list[int | None] = []
-    inner = Fields(time=fields.time, required=fields.required)
+    inner = replace(fields, sent=(), sequence=(), id=(), device=())
     for index, item in enumerate(items):
         of_item = Decoded()
         extract_fields(item, inner, of_item)
         for error in of_item.errors or ():
-            decoded.refuse(f"{index}: {error}")
+            decoded.refuse(f"{index}: {error}", of_item.code)
         prefix = "" if of_item.time_us is not None else f"{index}."
         flatten(prefix, item, decoded, 2)
         times.extend([of_item.time_us] * (len(decoded.names) - len(times)))
@@ -205,7 +288,7 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
     """Add the values of an object or array as readings. Raises DecodeError if a bound is
     exceeded."""
     if depth > DEPTH_MAX:
-        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep, at {prefix[:80]}")
+        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep, at {prefix[:80]}", "limit")
     if len(prefix) > NAME_LENGTH_MAX and value:
         decoded.add(prefix, None)  # raises: every name below it is even longer
     names, values = decoded.names, decoded.values
@@ -234,13 +317,13 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
             names.append(name)
             values.append(item)
     if len(names) > READINGS_MAX:
-        raise DecodeError(f"more than {READINGS_MAX} values in one message")
+        raise DecodeError(f"more than {READINGS_MAX} values in one message", "limit")
 
 
 def _check_values(items: Iterable[Any]) -> None:
     """Check the number of values before millions of names are made. Raises DecodeError."""
     if sum(type(item) is not dict and type(item) is not list for item in items) > READINGS_MAX:
-        raise DecodeError(f"more than {READINGS_MAX} values in one message")
+        raise DecodeError(f"more than {READINGS_MAX} values in one message", "limit")
 
 
 def _identifier(value: Any) -> str | None:

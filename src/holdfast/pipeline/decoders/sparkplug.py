@@ -19,6 +19,7 @@ from holdfast.pipeline.decoders.decoded import (
     DecodeError,
     own_name,
 )
+from holdfast.pipeline.decoders.layers import inflated
 from holdfast.pipeline.decoders.protobuf import (
     BYTES,
     FIXED32,
@@ -45,6 +46,10 @@ _WIRES: Final = {
     BOOLEAN_VALUE: VARINT, STRING_VALUE: BYTES, BYTES_VALUE: BYTES, DATASET_VALUE: BYTES,
     TEMPLATE_VALUE: BYTES, EXTENSION_VALUE: BYTES,
 }  # fmt: skip
+COMPRESSED: Final = "SPBV1.0_COMPRESSED"
+"""The format of a body that is another payload, compressed."""
+QUALITY: Final = "Quality"
+"""The property of a metric that says whether its value is good."""
 CELLS_MAX: Final = 100_000
 """The most cells of a data set, or values of an array."""
 
@@ -64,6 +69,8 @@ class Metric:
     raw: int | bytes = 0
     position: int = 0
     """The position of the value in the payload."""
+    quality: int | None = None
+    """The property QUALITY."""
 
 
 @dataclass(slots=True)
@@ -73,20 +80,39 @@ class Payload:
     time_ms: int | None = None
     sequence: int | None = None
     metrics: list[Metric] = field(default_factory=list)
+    format: str = ""
+    """The format of the body."""
+    body: bytes = b""
 
 
 def parse_payload(data: bytes) -> Payload:
-    """Parse a payload. Raises DecodeError."""
+    """Parse a payload, also one that Tahu has compressed. Raises DecodeError."""
+    payload = _parse_fields(data)
+    if payload.format == COMPRESSED:
+        inner = _parse_fields(inflated(payload.body, "Sparkplug B"))
+        if inner.sequence is None:
+            inner.sequence = payload.sequence
+        if inner.time_ms is None:
+            inner.time_ms = payload.time_ms
+        return inner
+    return payload
+
+
+def _parse_fields(data: bytes) -> Payload:
     payload = Payload()
     for number, wire, value, position in fields(data):
         if number == 1 and wire == VARINT:
             payload.time_ms = _integer(value)
         elif number == 2 and wire == BYTES:
             if len(payload.metrics) >= READINGS_MAX:
-                raise DecodeError(f"more than {READINGS_MAX} metrics")
+                raise DecodeError(f"more than {READINGS_MAX} metrics", "limit")
             payload.metrics.append(_parse_metric(_data(value), position))
         elif number == 3 and wire == VARINT:
             payload.sequence = _integer(value)
+        elif number == 4 and wire == BYTES:
+            payload.format = _text(value, position)
+        elif number == 5 and wire == BYTES:
+            payload.body = _data(value)
         elif number <= 3:
             raise DecodeError(f"no Sparkplug B: field {number} is of wire type {wire}")
     return payload
@@ -101,6 +127,8 @@ def _parse_metric(data: bytes, base: int) -> Metric:
             metric.kind, metric.raw, metric.position = number, value, position
         elif number == 1 and wire == BYTES:
             metric.name = _text(value, position)
+        elif number == 9 and wire == BYTES:
+            metric.quality = _quality(_data(value), position)
         elif 2 <= number <= 7 and wire == VARINT:
             flag = _integer(value)
             if number == 2:
@@ -121,15 +149,43 @@ def _parse_metric(data: bytes, base: int) -> Metric:
     return metric
 
 
+def _quality(properties: bytes, base: int) -> int | None:
+    """Return the quality in a set of properties, or None if it has none."""
+    names: list[str] = []
+    values: list[int | None] = []
+    for number, wire, value, position in fields(properties, base):
+        if number == 1 and wire == BYTES:
+            names.append(_text(value, position))
+        elif number == 2 and wire == BYTES:
+            parts = fields(_data(value), position)
+            found = [each for part, kind, each, _ in parts if part in (3, 4) and kind == VARINT]
+            values.append(_integer(found[0]) if found else None)
+    return dict(zip(names, values, strict=False)).get(QUALITY)
+
+
+def is_bad(quality: int) -> bool:
+    """Return whether a value of this quality is none: 0 is bad, 64 uncertain, 192 good, 500
+    stale."""
+    return not 64 <= quality < 256
+
+
 def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth: int = 1) -> None:
     """Add the readings of one metric, several for a template. Raises DecodeError."""
     name = own_name(name)
+    first = len(decoded.names)
     if metric.is_null or metric.kind == 0:
+        decoded.add(name, None)
+    elif metric.quality is not None and is_bad(metric.quality):
+        decoded.refuse(f"{name} is of quality {metric.quality}, so its value is left out", "bad")
         decoded.add(name, None)
     elif metric.kind == TEMPLATE_VALUE:
         _add_template(decoded, name, metric, depth)
     else:
         decoded.add(name, value_of(metric, datatype))
+    if metric.quality is not None and len(decoded.names) > first:
+        if decoded.qualities is None:
+            decoded.qualities = {}
+        decoded.qualities |= dict.fromkeys(range(first, len(decoded.names)), metric.quality)
 
 
 def value_of(metric: Metric, datatype: int) -> float | int | str | bool:
@@ -138,7 +194,12 @@ def value_of(metric: Metric, datatype: int) -> float | int | str | bool:
     if kind == BOOLEAN_VALUE:
         return bool(raw)
     if kind in (INT_VALUE, LONG_VALUE):
-        return signed(_integer(raw), datatype)
+        number = _integer(raw)
+        if datatype == 0 and number >> (31 if kind == INT_VALUE else 63):
+            raise DecodeError(
+                f"{number} may be negative: no birth of this edge node before has its type", "name"
+            )
+        return signed(number, datatype)
     data = _data(raw)
     if kind == FLOAT_VALUE:
         return float32(data)
@@ -167,8 +228,11 @@ def signed(raw: int, datatype: int) -> int:
 
 def _add_template(decoded: Decoded, name: str, metric: Metric, depth: int) -> None:
     if depth > DEPTH_MAX:
-        raise DecodeError(f"templates nested more than {DEPTH_MAX} deep, at {name[:80]}")
-    for number, wire, value, position in fields(_data(metric.raw), metric.position):
+        raise DecodeError(f"templates nested more than {DEPTH_MAX} deep, at {name[:80]}", "limit")
+    parts = list(fields(_data(metric.raw), metric.position))
+    if any(number == 5 and wire == VARINT and value for number, wire, value, _ in parts):
+        return  # the definition of a type has no values, only defaults
+    for number, wire, value, position in parts:
         if number == 2 and wire == BYTES:
             member = _parse_metric(_data(value), position)
             if member.name is None:
@@ -210,7 +274,7 @@ def dataset_text(data: bytes, base: int = 0) -> str:
             row = _row(_data(value), position, types)
             cells += len(row)
             if cells > CELLS_MAX or len(columns) > CELLS_MAX:
-                raise DecodeError(f"a data set of more than {CELLS_MAX} cells")
+                raise DecodeError(f"a data set of more than {CELLS_MAX} cells", "limit")
             if len(row) != len(columns):
                 raise DecodeError(
                     f"row {len(rows)} of a data set has {len(row)} of {len(columns)} columns"
@@ -269,7 +333,7 @@ def _check_length(count: int) -> None:
     Raises DecodeError.
     """
     if count > CELLS_MAX:
-        raise DecodeError(f"an array of {count} values, the maximum is {CELLS_MAX}")
+        raise DecodeError(f"an array of {count} values, the maximum is {CELLS_MAX}", "limit")
 
 
 def _packed(data: bytes, base: int) -> list[int]:
@@ -294,4 +358,6 @@ def _text(value: int | bytes, position: int) -> str:
     try:
         return _data(value).decode()
     except UnicodeDecodeError as error:
-        raise DecodeError(f"not UTF-8: {error.reason} at byte {position + error.start}") from None
+        raise DecodeError(
+            f"not UTF-8: {error.reason} at byte {position + error.start}", "encoding"
+        ) from None

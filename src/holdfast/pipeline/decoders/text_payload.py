@@ -1,14 +1,15 @@
 """The decoders of payloads that are one value: a number, a boolean, a text, online or offline."""
 
 import re
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
 from holdfast.pipeline.decoders.decoded import Decoded, DecodeError, utf8
 from holdfast.pipeline.decoders.json_payload import (
     VALUE,
     Fields,
     decode_json,
-    extract_fields,
+    decode_parsed,
     parse_json,
 )
 
@@ -19,13 +20,19 @@ TEXT_LENGTH_MAX: Final = 4096
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
 _INTEGER: Final = re.compile(r"[+-]?\d{1,400}", re.ASCII)
+_IDENTIFIER: Final = re.compile(r"\+?0\d+|\d+[eE]\d+", re.ASCII)
+"""Digits that may be a name: the code of a card, 0004567890, is another one than 4567890."""
 _TRUE: Final = frozenset({"true", "on", "yes"})
 _FALSE: Final = frozenset({"false", "off", "no"})
-_ONLINE: Final = frozenset({"online", "connected", "alive", "up", "ready", "1"}) | _TRUE
-_OFFLINE: Final = (
-    frozenset({"offline", "disconnected", "lost", "dead", "down", "sleeping", "0"}) | _FALSE
-)
+_JSON_TRUTHS: Final = frozenset({"true", "false"})
+_PRESENT: Final = frozenset({"online", "connected", "alive"})
+_ABSENT: Final = frozenset({"offline", "disconnected", "lost", "dead"})
+_ONLINE: Final = frozenset({"up", "ready", "1"}) | _PRESENT | _TRUE
+_OFFLINE: Final = frozenset({"down", "sleeping", "0"}) | _ABSENT | _FALSE
 _STATUS_FIELDS: Final = ("online", "connected", "status", "state", "availability")
+_PRESENCE_FIELDS: Final = {"online": True, "connected": True, "status": False,
+                           "availability": False}  # fmt: skip
+"""The fields of a message that may say whether the device is online. True: any word does."""
 
 
 def number(text: str) -> float | int | None:
@@ -45,67 +52,112 @@ def decode_number(payload: bytes, metric: str = VALUE) -> Decoded:
     """Decode a number or a boolean. Raises DecodeError."""
     text = utf8(payload).strip()
     if len(text) > TEXT_LENGTH_MAX:
-        raise DecodeError(f"a number of {len(text)} characters, the maximum is {TEXT_LENGTH_MAX}")
+        raise DecodeError(
+            f"a number of {len(text)} characters, the maximum is {TEXT_LENGTH_MAX}", "limit"
+        )
     value: float | int | bool | None = number(text)
     if value is None:
         value = boolean(text)
     if value is None:
-        raise DecodeError(f"neither a number nor a boolean: {text[:40]!r}")
+        raise DecodeError(f"neither a number nor a boolean: {text[:40]!r}", "value")
     decoded = Decoded()
     decoded.add(metric, value)
     return decoded
 
 
-def decode_text(payload: bytes, metric: str = VALUE) -> Decoded:
-    """Decode a number, a boolean, or a text of printable characters. Raises DecodeError."""
+def decode_text(payload: bytes, metric: str = VALUE, *, keeps_text: bool = True) -> Decoded:
+    """Decode a text of printable characters, which may also be a number or a boolean.
+
+    The text is kept in each case with `keeps_text`, and otherwise where the value has less: a word
+    such as `off` has its text too, so that one topic's texts stay texts. Raises DecodeError.
+    """
     text = utf8(payload).strip()
-    value: float | int | bool | str | None = number(text)
-    if value is None:
-        value = boolean(text)
+    decoded = Decoded()
+    add_text(decoded, metric, text, keeps_text=keeps_text)
+    return decoded
+
+
+def add_text(decoded: Decoded, metric: str, text: str, *, keeps_text: bool = False) -> None:
+    """Add the value of a text, see `decode_text`. Raises DecodeError."""
+    value: float | int | bool | str | None = plain_value(text)
     if value is None:
         if len(text) > TEXT_LENGTH_MAX:
-            raise DecodeError(f"a text of {len(text)} characters, the maximum is {TEXT_LENGTH_MAX}")
+            raise DecodeError(
+                f"a text of {len(text)} characters, the maximum is {TEXT_LENGTH_MAX}", "limit"
+            )
         if any(character < " " and character not in "\t\r\n" for character in text):
-            raise DecodeError("a text with control characters")
+            raise DecodeError("a text with control characters", "value")
         value = text
-    decoded = Decoded()
+    before = len(decoded.names)
     decoded.add(metric, value)
-    return decoded
+    if (keeps_text or is_word(value, text)) and len(decoded.names) > before:
+        decoded.add_text_of(text)
+
+
+def plain_value(text: str) -> float | int | bool | None:
+    """Parse a number or a word for true or false. None: the text is neither, or may be a name."""
+    value = None if _IDENTIFIER.fullmatch(text) else number(text)
+    return boolean(text) if value is None else value
+
+
+def is_word(value: object, text: str) -> bool:
+    """Return whether a boolean came from a word such as `off`, which may have others beside it."""
+    return type(value) is bool and text.lower() not in _JSON_TRUTHS
 
 
 def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:
-    """Decode a payload by its look: JSON if it begins like JSON, else a text. Raises
-    DecodeError."""
-    if payload.lstrip(b" \t\r\n")[:1] in (b"{", b"["):
+    """Decode a payload by its look: JSON if it begins like an object, a list or a text of JSON,
+    else a text. Raises DecodeError."""
+    begin = payload.lstrip(b" \t\r\n")[:1]
+    if begin in (b"{", b"["):
         return decode_json(payload, fields)
-    return decode_text(payload, metric)
+    if begin == b'"':
+        with suppress(DecodeError):  # a text that only begins with a quotation mark
+            decoded = Decoded()
+            decoded.add(metric, parse_json(payload))
+            return decoded
+    return decode_text(payload, metric, keeps_text=False)
 
 
-def decode_status(payload: bytes, fields: Fields) -> Decoded:
-    """Decode online or offline: a word, a number, or a field of a JSON object.
+def decode_status(payload: bytes, fields: Fields, *, any_word: bool = True) -> Decoded:
+    """Decode online or offline: a word, a number, or a field of a JSON object, whose other fields
+    are readings.
 
-    Any other payload is decoded like `auto`. Raises DecodeError.
+    Without `any_word`, only words that mean nothing else count: a heat pump that is `off` is
+    online. Any other payload is decoded like `auto`. Raises DecodeError.
     """
     if payload[:1] == b"{":
         document = parse_json(payload)
-        decoded = Decoded()
         if type(document) is dict:
-            extract_fields(document, fields, decoded)
-            for name in _STATUS_FIELDS:
-                state = presence(str(document.get(name, "")))
-                if state is not None:
-                    decoded.add(ONLINE, state)
-                    return decoded
+            name, state = _presence_in(document, any_word)
+            if name:
+                del document[name]
+            decoded = decode_parsed(payload, document, fields)
+            if state is not None:
+                decoded.add(ONLINE, state)
+            return decoded
         return decode_json(payload, fields)
-    state = presence(utf8(payload[:64]).strip()) if len(payload) <= 64 else None
-    if state is None:
+    found = presence(utf8(payload[:64]).strip(), any_word) if len(payload) <= 64 else None
+    if found is None:
         return decode_any(payload, fields)
     decoded = Decoded()
-    decoded.add(ONLINE, state)
+    decoded.add(ONLINE, found)
     return decoded
 
 
-def presence(text: str) -> bool | None:
+def _presence_in(document: dict[str, Any], any_word: bool) -> tuple[str, bool | None]:
+    """Return the field that says whether the device is online, and the state."""
+    for name in _STATUS_FIELDS if any_word else _PRESENCE_FIELDS:
+        is_any = any_word or _PRESENCE_FIELDS[name]
+        state = presence(str(document.get(name, "")), is_any)
+        if state is not None:
+            return name, state
+    return "", None
+
+
+def presence(text: str, any_word: bool = True) -> bool | None:
     """Parse a word for online or offline."""
     folded = text.lower()
-    return True if folded in _ONLINE else False if folded in _OFFLINE else None
+    if folded in (_ONLINE if any_word else _PRESENT):
+        return True
+    return False if folded in (_OFFLINE if any_word else _ABSENT) else None

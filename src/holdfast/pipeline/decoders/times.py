@@ -1,9 +1,12 @@
 """The times in payloads: numbers since 1970 in several units, and ISO 8601."""
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +20,45 @@ milliseconds."""
 _MILLISECONDS_BELOW: Final = _SECONDS_BELOW * 1000
 _MICROSECONDS_BELOW: Final = _MILLISECONDS_BELOW * 1000
 _NANOSECONDS_BELOW: Final = _MICROSECONDS_BELOW * 1000
-_TEXT_LENGTH_MAX: Final = 40
+_TEXT_LENGTH_MAX: Final = 64
 """The most characters of a text that may be a time."""
+AHEAD_US: Final = 300_000_000
+"""The microseconds by which a device's clock may be ahead of the broker's."""
+_BASIC: Final = re.compile(r"\d{8}T\d{4}(\d\d([.,]\d+)?)?(Z|[+-]\d\d:?\d\d)?")
+_DATE: Final = re.compile(
+    r"(?:(\d\d?)\.(\d\d?)\.(\d{4})|(\d{4})/(\d\d?)/(\d\d?))[ T](\d\d:\d\d(?::\d\d.*)?)"
+)
+"""A date of which the order is certain: 28.11.2026 or 2026/11/28. 3/4/2026 has two meanings."""
+_ASP_DATE: Final = re.compile(r"/Date\((\d+)(?:[+-]\d{4})?\)/")
+_ODD_SECONDS: Final = re.compile(r"^(.{11})(24:00:00|23:59:60|\d\d:\d\d:60)(.*)$")
 
 
-def parse_time(value: Any) -> int | None:
+def parse_time(
+    value: Any, zone: ZoneInfo | None = None, near_us: int = 0, time_format: str | None = None
+) -> int | None:
     """Return microseconds since 1970 UTC, or None for a value that is no time.
 
     The size of a number determines its unit: seconds (also with a fraction) below 1e11, then
-    milliseconds, microseconds below 1e17, nanoseconds. A text is ISO 8601, UTC unless it names a
-    zone, or such a number.
+    milliseconds, microseconds below 1e17, nanoseconds. A text is such a number, ISO 8601, or
+    another format that means one time only. Without a zone in the text it is of `zone`, or UTC. If
+    the zone has that hour twice, it is the last one that is not after `near_us`.
     """
     kind = type(value)
     if kind is int or kind is float:
         return _from_number(value)
     if kind is str and 0 < len(value) <= _TEXT_LENGTH_MAX:
-        return _from_text(value.strip())
+        text = value.strip()
+        if time_format is not None:
+            try:
+                return _microseconds(datetime.strptime(text, time_format), zone, near_us)
+            except (ValueError, OverflowError):
+                return None
+        return _from_text(text, zone, near_us)
+    if kind is dict and len(value) == 1:  # MongoDB's JSON
+        ((key, inner),) = value.items()
+        if key in ("$date", "$numberLong") and type(inner) is not dict:
+            return parse_time(inner)
+        return parse_time(inner) if key == "$date" and "$numberLong" in inner else None
     return None
 
 
@@ -98,15 +124,70 @@ def _from_number(value: int | float) -> int | None:
     return round(value if value < _MICROSECONDS_BELOW else value / 1000)
 
 
-def _from_text(text: str) -> int | None:
+def _from_text(text: str, zone: ZoneInfo | None, near_us: int) -> int | None:
     if text.isascii() and text.replace(".", "", 1).isdigit():
         return _from_number(float(text) if "." in text else int(text))
+    seconds = 0
     if len(text) < len("2026-01-01T00") or text[4] != "-":
-        return None  # what datetime would take as well: a date alone, week dates
+        # A date alone and week dates, which datetime would accept as well, are no times.
+        text = _as_iso(text)
+    elif not text[-1].isdigit():
+        text = _with_offset(text)
+    match = _ODD_SECONDS.search(text)
+    if match is not None:  # the end of a day, and a leap second
+        text = match[1] + ("00:00:00" if match[2] == "24:00:00" else match[2][:6] + "59") + match[3]
+        seconds = 86_400 if match[2] == "24:00:00" else 1
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         return None
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=UTC)
-    return (found - _EPOCH) // _MICROSECOND
+    return _microseconds(found, zone, near_us) + seconds * 1_000_000
+
+
+def _as_iso(text: str) -> str:
+    """Return a time of another format as ISO 8601, or an empty text."""
+    if _BASIC.fullmatch(text):
+        return text
+    match = _DATE.fullmatch(text)
+    if match is not None:
+        year, month, day = (match[3], match[2], match[1]) if match[3] else match.group(4, 5, 6)
+        return _with_offset(f"{year}-{int(month):02}-{int(day):02}T{match[7]}")
+    match = _ASP_DATE.fullmatch(text)
+    if match is not None:  # its offset is that of the text's author, and changes nothing
+        found_us = _from_number(int(match[1]))
+        return "" if found_us is None else (_EPOCH + found_us * _MICROSECOND).isoformat()
+    if text[:1].isalpha():
+        try:
+            # RFC 2822, and the ctime of C.
+            found = (
+                parsedate_to_datetime(text)
+                if "," in text
+                else datetime.strptime(text, "%a %b %d %H:%M:%S %Y")
+            )
+        except (ValueError, TypeError, OverflowError):
+            return ""
+        return found.isoformat()
+    return ""
+
+
+def _with_offset(text: str) -> str:
+    """Return a time without the name of a zone: `Z[UTC]`, ` UTC`, ` GMT`."""
+    text = text.split("[", 1)[0]
+    for name in (" UTC", " GMT"):
+        if text.endswith(name):
+            return f"{text.removesuffix(name)}+00:00"
+    return text
+
+
+def _microseconds(found: datetime, zone: ZoneInfo | None, near_us: int) -> int:
+    """Return the time of a datetime, which is of `zone` or UTC if it has no zone itself."""
+    if found.tzinfo is not None:
+        return (found - _EPOCH) // _MICROSECOND
+    if zone is None:
+        return (found.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+    first, second = (
+        (found.replace(tzinfo=zone, fold=fold) - _EPOCH) // _MICROSECOND for fold in (0, 1)
+    )
+    # In the hour that summer time leaves out, the second is the earlier one, and the clock of the
+    # device was not set yet.
+    return second if first < second <= near_us + AHEAD_US else first

@@ -284,8 +284,9 @@ def _check_staged(engine: Engine, table: Table, step: Step) -> None:
 
 
 def _stage_quarantine(table: Table, step: Step, frame: DataFrame, rows_in: int) -> None:
-    if "client_id" not in frame.columns:
-        frame = frame.withColumn("client_id", functions.lit(None))
+    for name in ("client_id", "code"):
+        if name not in frame.columns:
+            frame = frame.withColumn(name, functions.lit(None))
     frame = cast_to(frame, names_of(QUARANTINE_COLUMNS), f"{table.name} (quarantine)")
     dated = frame.withColumn("date", functions.to_date("timestamp")).coalesce(1)
     dated = dated.sortWithinPartitions("date", "partition", "offset")

@@ -77,8 +77,9 @@ QUARANTINE_COLUMNS: Final = (
     Column("timestamp", "timestamp", "when the broker stored the message"),
     Column("payload", "binary", "the payload as it came"),
     Column("client_id", "string", "client id of the publisher; null if not known"),
+    Column("code", "string", "the kind of error, see tables.md; null in rows of older versions"),
 )
-"""The columns of the quarantine that a silver build returns. `client_id` may be left out. The
+"""The columns of the quarantine that a silver build returns. The last two may be left out. The
 stored table also has `table` (the table of that build) and `date`."""
 
 
@@ -241,6 +242,16 @@ def expect(
     return Expectation(name, condition, on_fail)
 
 
+@dataclass(frozen=True)
+class Emptied:
+    """The rows that an expectation does not move to the quarantine: they stay without values."""
+
+    condition: str
+    """SQL that is true for such rows."""
+    values: tuple[tuple[str, str | None], ...]
+    """The columns that are replaced, and their values then."""
+
+
 SilverBuild: TypeAlias = "Callable[..., DataFrame | Outputs] | StreamFold"
 GoldBuild: TypeAlias = "Callable[[DataFrame], DataFrame] | GrainFold"
 
@@ -274,6 +285,8 @@ class Table:
     """The grain, required for gold."""
     expectations: tuple[Expectation, ...] = ()
     """The conditions that every row should meet."""
+    emptied: Emptied | None = None
+    """The rows that no expectation removes (silver). None: it may remove any."""
     date_of_source: bool = False
     """True if the `date` by which the table is partitioned is that of the source row (silver). A
     backfill of some days then needs no later days, and replaces only those. It makes any other

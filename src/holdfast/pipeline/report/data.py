@@ -202,7 +202,7 @@ class Stored:
 
     def read_quarantine(self) -> pyarrow.Table:
         """Return the newest rows of the quarantine without the payloads. Raises LakeError."""
-        texts = ("reason", "topic", "client_id")
+        texts = ("reason", "topic", "client_id", "code")
         schema = pyarrow.schema(
             [*((name, pyarrow.string()) for name in texts), ("timestamp", _arrow_type("timestamp"))]
         )

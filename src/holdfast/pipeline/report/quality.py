@@ -32,7 +32,8 @@ DEVICES_MAX: Final = 25
 SPANS_MAX: Final = 1000
 """The most outages in that chart, the longest ones."""
 REASON_LENGTH: Final = 60
-"""The characters of a reason by which the quarantine is grouped. The rest quotes the payload."""
+"""The characters of a reason that are shown. Rows of older versions, which have no code, are
+grouped by them."""
 
 
 def add_quality(page: Page, stored: Stored, span: ShortSpan | None) -> None:
@@ -152,16 +153,19 @@ def _quarantine(page: Page, stored: Stored) -> None:
     _bars(page, part, "Quarantined", counted, "timestamp", {"count": ("rows", charts.RED)})
     groups: dict[str, dict[str, Any]] = {}
     for row in rows.sort_by("timestamp").to_pylist():
-        reason = _short(row["reason"] or "")
-        group = groups.setdefault(reason, {"reason": reason, "count": 0, "topics": set()})
+        reason = row["reason"] or ""
+        code = row["code"] or _short(reason)
+        group = groups.setdefault(code, {"code": code, "count": 0, "topics": set()})
         group["count"] += 1
         group["topics"].add(row["topic"])
-        group |= {"last": row["timestamp"], "topic": row["topic"], "client_id": row["client_id"]}
-    found = sorted(groups.values(), key=lambda group: (-group["count"], group["reason"]))
+        group |= {"last": row["timestamp"], "topic": row["topic"], "client_id": row["client_id"],
+                  "reason": _short(reason)}  # fmt: skip
+    found = sorted(groups.values(), key=lambda group: (-group["count"], group["code"]))
     shown = [{**group, "topics": len(group["topics"])} for group in found]
     headings = [
-        Heading("reason", "reason"), Heading("count", "rows"), Heading("topics", "topics"),
-        Heading("last", "last (UTC)"), Heading("topic", "its topic"),
+        Heading("code", "code"), Heading("count", "rows"), Heading("topics", "topics"),
+        Heading("last", "last (UTC)"), Heading("reason", "its reason"),
+        Heading("topic", "its topic"),
         Heading("client_id", "its client"),
     ]  # fmt: skip
     part.html.append(table(headings, shown, "Reasons"))

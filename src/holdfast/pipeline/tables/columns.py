@@ -50,6 +50,7 @@ READINGS: Final = pa.schema(
         ("gap_opened_at", TIME),
         ("is_late", pa.bool_()),
         ("is_historical", pa.bool_()),
+        ("quality", pa.int32()),
     ]
 )
 """The columns of the table `readings` without its partition column."""
@@ -62,6 +63,7 @@ UNREADABLE: Final = pa.schema(
         ("timestamp", TIME),
         ("payload", pa.binary()),
         ("client_id", pa.string()),
+        ("code", pa.string()),
     ]
 )
 STATES: Final = pa.schema([("stream", pa.string()), ("state", pa.string()), ("last_time", TIME)])
@@ -80,7 +82,9 @@ HEAD: Final = (
 They are columns of READINGS, the position of the first reading in the message, its event time, and
 the claimed time. Times are integers, in microseconds since 1970.
 """
-_REPEATED: Final = tuple(name for name in HEAD if name in READINGS.names)
+_REPEATED: Final = tuple(name for name in HEAD if name in READINGS.names and name != "is_late")
+OwnTime = tuple[int, int | None, bool]
+"""The event time and the claimed time of a reading, and whether it is late."""
 
 
 class Output:
@@ -99,8 +103,9 @@ class Output:
         self.names: list[str] = []
         self.values: list[Any] = []
         self.exact: list[tuple[int, str]] = []
-        self.own: list[tuple[int, int, int | None]] = []
-        """The index of a reading with its own time, its event time and its claimed time."""
+        self.own: list[tuple[int, OwnTime]] = []
+        """The indexes of the readings with their own times, and these."""
+        self.qualities: list[tuple[int, int]] = []
         self.historical: list[int] = []
         self._bytes = 0
 
@@ -108,11 +113,10 @@ class Output:
         self,
         head: tuple[Any, ...],
         decoded: Decoded,
-        own: list[tuple[int, int | None]] | None,
+        own: list[OwnTime] | None,
         payload_bytes: int,
     ) -> None:
-        """Add the readings of a message. `own` has the event and claimed time of each reading with
-        its own time."""
+        """Add the readings of a message. `own` has the times of each reading with its own time."""
         if not decoded.names:
             return
         at = len(self.names)
@@ -124,14 +128,16 @@ class Output:
         if decoded.exact is not None:
             self.exact += [(at + index, digits) for index, digits in decoded.exact.items()]
         if own is not None:
-            self.own += [(at + index, *times) for index, times in enumerate(own)]
+            self.own += [(at + index, times) for index, times in enumerate(own)]
+        if decoded.qualities is not None:
+            self.qualities += [(at + index, code) for index, code in decoded.qualities.items()]
         if decoded.historical is not None:
             self.historical += [
                 at + index for index, is_it in enumerate(decoded.historical) if is_it
             ]
 
-    def quarantine(self, message: Any, reason: str) -> None:
-        """Add a message that could not be read, with the reason."""
+    def quarantine(self, message: Any, reason: str, code: str) -> None:
+        """Add a message that could not be read, with the reason and its code."""
         payload = message.payload
         if len(reason) > REASON_LENGTH_MAX:
             reason = f"{reason[:REASON_LENGTH_MAX]}..."
@@ -139,6 +145,7 @@ class Output:
             (
                 reason, message.topic, message.partition, message.offset, message.store_us,
                 None if payload is None else payload[:QUARANTINED_BYTES_MAX], message.client_id,
+                code,
             )
         )  # fmt: skip
 
@@ -187,6 +194,10 @@ class Output:
         columns["position"] = pa.array(positions.astype(np.int32))
         columns["metric"] = _array("metric", self.names)
         columns |= self._times(fields, of_head)
+        qualities = dict(self.qualities)
+        columns["quality"] = pa.array(
+            [qualities.get(at) for at in range(total)] if qualities else [None] * total, pa.int32()
+        )
         columns |= self._values()
         historical = np.zeros(total, np.bool_)
         historical[self.historical] = True
@@ -197,16 +208,21 @@ class Output:
 
     def _times(self, fields: dict[str, Any], of_head: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
         events = np.array(fields["event_us"], np.int64)[of_head]
+        late = np.array(fields["is_late"], np.bool_)[of_head]
         claimed: Any = [None if time is None else min(time, TIME_END_US - 1)
                         for time in fields["claimed_us"]]  # fmt: skip
         claims = _array("claimed_time", claimed).take(pa.array(of_head))
         if self.own:
             listed = claims.cast(pa.int64()).to_pylist()
-            for index, event_us, claimed_us in self.own:
-                events[index] = event_us
+            for index, (event_us, claimed_us, is_late) in self.own:
+                events[index], late[index] = event_us, is_late
                 listed[index] = None if claimed_us is None else min(claimed_us, TIME_END_US - 1)
             claims = _array("claimed_time", listed)
-        return {"event_time": pa.array(events).cast(TIME), "claimed_time": claims}
+        return {
+            "event_time": pa.array(events).cast(TIME),
+            "claimed_time": claims,
+            "is_late": pa.array(late),
+        }
 
     def _values(self) -> dict[str, pa.Array]:
         values = self.values

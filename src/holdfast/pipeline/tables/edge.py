@@ -154,6 +154,8 @@ def _learn_names(birth: Birth, device: str, found: Payload) -> None:
 def _add_metrics(decoded: Decoded, device: str, found: Payload, birth: Birth | None) -> None:
     """Add the metrics with their names. A metric that cannot be read becomes an error of the
     message."""
+    if found.body:
+        decoded.refuse(f"a body of the format {found.format[:40]!r} is not decoded", "format")
     times: list[int | None] = [None] * len(decoded.names)
     historical: list[bool] = [False] * len(decoded.names)
     for metric in found.metrics:
@@ -162,14 +164,15 @@ def _add_metrics(decoded: Decoded, device: str, found: Payload, birth: Birth | N
             decoded.refuse(
                 f"alias {metric.alias} is not known: no birth of this edge node before has it"
                 if metric.alias is not None
-                else "a metric without name and alias"
+                else "a metric without name and alias",
+                "name",
             )
             continue
         before = len(decoded.names)
         try:
             add_metric(decoded, name, metric, datatype)
         except DecodeError as error:
-            decoded.refuse(f"{name}: {error}")
+            decoded.refuse(f"{name}: {error}", error.code)
         added = len(decoded.names) - before
         times += [_time_us(metric.time_ms, name, decoded)] * added
         historical += [metric.is_historical] * added
@@ -181,7 +184,7 @@ def _time_us(time_ms: int | None, what: str, decoded: Decoded) -> int | None:
     if time_ms is None or time_ms == 0:
         return None
     if time_ms > TIME_MAX_MS:
-        decoded.refuse(f"{what}: {time_ms} is no time in milliseconds")
+        decoded.refuse(f"{what}: {time_ms} is no time in milliseconds", "time")
         return None
     return time_ms * 1000
 

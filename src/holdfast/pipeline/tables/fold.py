@@ -8,6 +8,7 @@ If many messages of a stream have the same fields, they are read together, by co
 All others are read one by one. Invariant: both ways give the same rows and the same state.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -22,20 +23,23 @@ from holdfast.pipeline.lake.files.commits import COUNTS, ROWS
 from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, ColumnBatch
 from holdfast.pipeline.tables.columnar.marks import SPAN_MIN
 from holdfast.pipeline.tables.columnar.parse import FieldGroup, read_flat
-from holdfast.pipeline.tables.columns import Output, Piece
+from holdfast.pipeline.tables.columns import Output, OwnTime, Piece
 from holdfast.pipeline.tables.edge import Emission, edge_device, read_edge
 from holdfast.pipeline.tables.messages import Rows, TableMessage
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import (
     IDLE_US_MAX,
+    NOISE_MAX,
     NOWHERE,
     REPEATED,
     StreamPosition,
     StreamState,
+    count_error,
     follow,
     is_late,
     is_repeated,
     is_repetition,
+    note_newest,
     producer_key,
     was_seen,
 )
@@ -43,6 +47,9 @@ from holdfast.pipeline.tables.topics import Reader, Topics
 
 REPETITIONS: Final = "repetitions"
 """The name of the count of repetitions."""
+NOISE: Final = "errors that are only counted"
+"""The name of the count of messages that are not in the quarantine because it has enough like
+them."""
 SEQUENCE: Final = "$sequence"
 """The metric of a numbered message that has no other."""
 
@@ -64,7 +71,7 @@ class Folder:
         """The stream's state as it came. It is decoded when a message needs it."""
         self.state: StreamState | None = None
         self.last_us = 0
-        self.repetitions = 0
+        self.counts: Counter[str] = Counter()
 
     def fold(
         self, batches: Iterator[pa.RecordBatch], states: Mapping[str, tuple[str, int]]
@@ -80,11 +87,9 @@ class Folder:
             yield from self.output.batches(least=False)
         self._end_stream()
         yield from self.output.batches(least=True)
-        if self.repetitions:
-            yield (
-                COUNTS,
-                pa.RecordBatch.from_pydict({"name": [REPETITIONS], "count": [self.repetitions]}),
-            )
+        if self.counts:
+            names, counts = list(self.counts), list(self.counts.values())
+            yield COUNTS, pa.RecordBatch.from_pydict({"name": names, "count": counts})
 
     def _batch(self, rows: Rows) -> Iterator[Piece]:
         alike = ColumnBatch(rows, self._groups(rows) if self.together else [], self.topics)
@@ -182,7 +187,7 @@ class Folder:
         try:
             emissions, place = self._read(message, reader)
         except DecodeError as error:
-            self.output.quarantine(message, str(error))
+            self._quarantine(message, str(error), error.code)
             return
         if place.sequence is not None and emissions and not emissions[0].decoded.names:
             # Without this reading no row would show that the number has come.
@@ -191,11 +196,21 @@ class Folder:
         for emission in emissions:
             decoded = emission.decoded
             if decoded.names == [REPEATED]:
-                self.repetitions += 1
+                self.counts[REPETITIONS] += 1
             if decoded.errors is not None:
-                self.output.quarantine(message, decoded.reason() or "")
+                self._quarantine(message, decoded.reason() or "", decoded.code)
             self._emit(message, reader, emission, place, first)
             first += len(decoded.names)
+
+    def _quarantine(self, message: TableMessage, reason: str, code: str) -> None:
+        """Put a message into the quarantine, unless the day has many of its stream and code."""
+        count = count_error(self._loaded_state(), code, message.store_us)
+        if count == NOISE_MAX:
+            reason = f"{reason} (the {count}th of this day: more of this code are only counted)"
+        if count <= NOISE_MAX:
+            self.output.quarantine(message, reason, code)
+        else:
+            self.counts[NOISE] += 1
 
     def _was_sent_before(self, message: TableMessage) -> bool:
         producer_id = message.producer_id
@@ -212,7 +227,8 @@ class Folder:
         payload = message.payload
         if payload is None or message.bytes > PAYLOAD_BYTES_MAX:
             raise DecodeError(
-                f"a payload of {message.bytes} bytes, {PAYLOAD_BYTES_MAX} are decoded at most"
+                f"a payload of {message.bytes} bytes, {PAYLOAD_BYTES_MAX} are decoded at most",
+                "limit",
             )
         if reader.rule.decode == "sparkplug":
             at = (message.store_us, message.rank, message.partition, message.offset)
@@ -221,7 +237,8 @@ class Folder:
         decoded = emission.decoded
         number = decoded.sequence
         if decoded.id is not None:
-            if was_seen(self._loaded_state(), decoded.id):
+            content = None if "id" in reader.fields.required else crc32(payload)
+            if was_seen(self._loaded_state(), decoded.id, content):
                 return [_repetition(emission.device)], NOWHERE
         elif (
             number is not None
@@ -247,7 +264,7 @@ class Folder:
             elif message.payload is not None and message.bytes <= PAYLOAD_BYTES_MAX:
                 device = reader.read(message, message.payload).device
         if device is not None:
-            self.repetitions += 1
+            self.counts[REPETITIONS] += 1
             self._emit(message, reader, _repetition(device), NOWHERE, 0)
 
     def _emit(
@@ -263,6 +280,9 @@ class Folder:
         store_us, time_us = message.store_us, decoded.time_us
         event_us, claimed_us = _believed(time_us, store_us, reader.future_us)
         believed = time_us is not None and claimed_us is None
+        before_us = None
+        if decoded.times is not None:
+            before_us = self._loaded_state().latest.get(emission.device)
         late = believed and is_late(
             self._loaded_state(), emission.device, event_us, reader.lateness_us
         )
@@ -274,13 +294,38 @@ class Folder:
         )  # fmt: skip
         own = None
         if decoded.times is not None:
-            own = [
-                (event_us, claimed_us)
-                if own_us is None
-                else _believed(own_us, store_us, reader.future_us)
-                for own_us in decoded.times
-            ]
+            of_message = (event_us, claimed_us, late)
+            own = self._own_times(emission, of_message, before_us, store_us, reader)
         self.output.add(head, decoded, own, message.bytes)
+
+    def _own_times(
+        self,
+        emission: Emission,
+        of_message: OwnTime,
+        before_us: int | None,
+        store_us: int,
+        reader: Reader,
+    ) -> list[OwnTime]:
+        """Return the times of readings that have their own.
+
+        Each is compared with the newest time before the message, so that a list which begins with
+        its newest reading makes no other of its own late.
+        """
+        found = []
+        newest_us = None
+        for own_us in emission.decoded.times or ():
+            if own_us is None:
+                found.append(of_message)
+                continue
+            event_us, claimed_us = _believed(own_us, store_us, reader.future_us)
+            late = False
+            if claimed_us is None:
+                late = before_us is not None and event_us < before_us - reader.lateness_us
+                newest_us = event_us if newest_us is None else max(newest_us, event_us)
+            found.append((event_us, claimed_us, late))
+        if newest_us is not None:
+            note_newest(self._loaded_state(), emission.device, newest_us)
+        return found
 
 
 def _repetition(device: str) -> Emission:

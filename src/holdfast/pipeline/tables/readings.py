@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
 from holdfast.pipeline.lake.files.commits import ROWS, STATE
 from holdfast.pipeline.lake.files.writer import with_date
-from holdfast.pipeline.lake.table import RECORDS, Column, Expectation, Table
+from holdfast.pipeline.lake.table import RECORDS, Column, Emptied, Expectation, Table
 from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX, STATES, Piece
 from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.messages import INPUT, Names, names_of
@@ -32,8 +32,8 @@ COLUMNS: Final = (
            "is there"),
     Column("event_time", "timestamp", "when it was read: by the payload, else store_time"),
     Column("value_double", "double", "the value if it is a number"),
-    Column("value_string", "string", "the value if it is a text; of an integer beyond 2^53, which "
-           "a double cannot hold, its digits"),
+    Column("value_string", "string", "the value if it is a text; the word of a boolean such as "
+           "`off`; of an integer beyond 2^53, which a double cannot hold, its digits"),
     Column("value_boolean", "boolean", "the value if it is true or false; all three null: null"),
     Column("store_time", "timestamp", "when the broker stored the message"),
     Column("sent_time", "timestamp", "when it was published, by the payload, which may have only "
@@ -58,6 +58,8 @@ COLUMNS: Final = (
     Column("is_late", "boolean", "the event time is older than the device's newest by more than "
            "the rule's lateness"),
     Column("is_historical", "boolean", "Sparkplug: sent as a value of the past"),
+    Column("quality", "int", "the quality that the device reports (Sparkplug): 192 good, 0 bad, "
+           "500 stale; a bad or stale value is null; null without a report"),
     Column("date", "date", "day of store_time, UTC"),
 )  # fmt: skip
 
@@ -67,6 +69,8 @@ STATE_COLUMNS: Final = (
     Column("last_time", "timestamp", "store_time of its last message"),
 )
 
+REMOVED: Final = "$quarantined"
+"""The metric of a message's first reading if an expectation has moved it to the quarantine."""
 BATCH_ROWS: Final = 8192
 """The most messages that are read together."""
 BATCH_BYTES: Final = 32 << 20
@@ -97,7 +101,9 @@ def readings_table(
         date_of_source=True,
         state=STATE_COLUMNS,
         expectations=tuple(expectations),
-    )
+        emptied=Emptied("position = 0", (("metric", REMOVED), ("value_double", None),
+                        ("value_string", None), ("value_boolean", None))),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

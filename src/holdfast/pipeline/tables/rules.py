@@ -12,13 +12,20 @@ The first rule whose filter matches applies. DEFAULT_RULES follow a user's rules
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.pipeline.decoders.decoded import DecodeError
 from holdfast.pipeline.decoders.json_payload import Fields
+from holdfast.pipeline.decoders.layers import LAYERS
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
-DECODERS: Final = ("auto", "json", "csv", "number", "text", "status", "sparkplug", "ignore")
+DECODERS: Final = (
+    "auto", "json", "csv", "number", "text", "status", "presence", "sparkplug", "cbor",
+    "messagepack", "senml", "ignore",
+)  # fmt: skip
+WITH_LAYERS: Final = frozenset(DECODERS) - {"sparkplug", "ignore"}
+"""The decoders that a layer can stand before."""
 SPARKPLUG: Final = "spBv1.0"
 TIME_FIELDS: Final = ("ts", "timestamp", "time", "event_time")
 SENT_FIELDS: Final = ("sent", "sent_at", "published_at")
@@ -42,14 +49,32 @@ class Rule:
 
     filter: str
     """The MQTT topic filter."""
-    decode: str = "auto"
-    """One of DECODERS. `auto` reads JSON if the payload begins like JSON, else a number, boolean or
-    text."""
+    decode: str | Callable[[str, bytes], Any] = "auto"
+    """One of DECODERS, with layers before it: `base64+cbor`. `auto` reads JSON if the payload
+    begins like JSON, else a number, boolean or text. A function gets the topic and the payload, and
+    returns a document like those of JSON; what it raises is quarantined."""
     device: str = "topic"
     """The source of the device: `topic`, `level 2`, `levels 1-3` (negative from the end: `levels
-    1--2`), `client` (the client id), or `field name` (of the payload)."""
+    1--2`), `client` (the client id), `field name` (of the payload), or `fields model id`, joined by
+    a slash."""
     metric: str = "value"
-    """The name of the metric if the payload is one value, or `level 3`, `level -1`."""
+    """The name of the metric if the payload is one value, or `level 3`, `level -1`, `levels 3--1`.
+    """
+    value: str | None = None
+    """The field of an object that has the one value: {"value": 13.2} with `value="value"` is like
+    the payload 13.2."""
+    prefix: str = ""
+    """The level of the topic that comes before the metrics of an object, such as `level -1`."""
+    drop: tuple[str, ...] = ()
+    """The metrics that are left out. `*` stands for any characters."""
+    numbers: tuple[str, ...] = ()
+    """The metrics whose texts are numbers, such as "21.5". `*` stands for any characters."""
+    pairs: tuple[str, str] | None = None
+    """The names of key and value in lists of pairs: [{"key": "temp", "value": 3}] is temp."""
+    zone: str | None = None
+    """The zone of times that name none, such as Europe/Berlin. None: UTC."""
+    time_format: str | None = None
+    """The format of times as texts, like %d/%m/%Y %H:%M:%S."""
     time: Names = TIME_FIELDS
     """The fields (or CSV columns) with the event time. An unreadable value is an error only in a
     field that the rule names, not in a default one."""
@@ -60,7 +85,7 @@ class Rule:
     """The fields with a number that grows by one with each message, for gaps."""
     id: Names = ID_FIELDS
     """The fields with a text that differs in every message. A second message with the same text is
-    dropped."""
+    dropped. With a default field it must have the same payload, too."""
     sequence_per: str = "topic"
     """The unit that counts: `topic` or `device`. `device` needs a device made from levels or the
     client."""
@@ -80,8 +105,16 @@ class Rule:
             raise RuleError(f"rule {self.filter!r}: {error}") from None
         if self.filter.startswith("$share/"):
             raise RuleError(f"rule {self.filter!r}: write the filter without $share")
-        if self.decode not in DECODERS:
-            raise self._wrong(f"decode={self.decode!r}; there are {', '.join(DECODERS)}")
+        if isinstance(self.decode, str):
+            *layers, decoder = self.decode.split("+")
+            if decoder not in DECODERS or (layers and decoder not in WITH_LAYERS):
+                raise self._wrong(f"decode={self.decode!r}; there are {', '.join(DECODERS)}")
+            if not LAYERS.keys() >= set(layers):
+                raise self._wrong(
+                    f"decode={self.decode!r}; before the + there are {', '.join(LAYERS)}"
+                )
+        if self.zone is not None:
+            self._zone()
         if self.columns and self.decode != "csv":
             raise self._wrong("columns are for decode='csv'")
         if len(self.delimiter) != 1:
@@ -93,7 +126,14 @@ class Rule:
             raise self._wrong(f"sequence_per={self.sequence_per!r}; there are topic, device")
         if not (0 <= self.lateness_s <= SECONDS_MAX and 0 <= self.future_s <= SECONDS_MAX):
             raise self._wrong(f"lateness_s and future_s are seconds, 0 to {SECONDS_MAX:,}")
-        field = self.device.startswith("field ")
+        for name in ("drop", "numbers", "columns"):
+            if isinstance(getattr(self, name), str):
+                raise self._wrong(f"{name} is a text; it is a tuple of them: ({name!r},)")
+        if self.pairs is not None and len(self.pairs) != 2:
+            raise self._wrong(f"pairs={self.pairs!r}; the names of key and value")
+        if self.prefix and self._levels(self.prefix) is None:
+            raise self._wrong(f"prefix={self.prefix!r}; such as 'level -1'")
+        field = self._device_fields()
         if field and self.sequence_per == "device":
             raise self._wrong("sequence_per='device' with a device from the payload; use levels")
         if not field:
@@ -103,9 +143,37 @@ class Rule:
     def _wrong(self, what: str) -> RuleError:
         return RuleError(f"rule {self.filter!r}: {what}")
 
+    def _device_fields(self) -> tuple[str, ...]:
+        """Return the fields that name the device. A field may have spaces in its name."""
+        if self.device.startswith("field "):
+            return (self.device.removeprefix("field "),)
+        return tuple(self.device.split()[1:]) if self.device.startswith("fields ") else ()
+
+    def _zone(self) -> ZoneInfo:
+        try:
+            return ZoneInfo(self.zone or "")
+        except (ZoneInfoNotFoundError, ValueError):
+            raise self._wrong(
+                f"zone={self.zone!r} is not known; a name such as 'Europe/Berlin' (where no zone "
+                "is known: pip install tzdata)"
+            ) from None
+
+    @property
+    def decoder(self) -> str:
+        """The name of the decoder without layers. `function`: the user's own."""
+        return self.decode.split("+")[-1] if isinstance(self.decode, str) else "function"
+
+    @property
+    def is_special(self) -> bool:
+        """True if its messages are read one by one, because of how times or metrics are made."""
+        return bool(
+            self.zone or self.time_format or self.pairs or self.value or self.prefix
+            or self.drop or self.numbers
+        )  # fmt: skip
+
     def fields(self) -> Fields:
         """Return the fields that the decoders look for."""
-        device = (self.device.removeprefix("field "),) if self.device.startswith("field ") else ()
+        device = self._device_fields()
         required = {
             role
             for role, default in (("time", TIME_FIELDS), ("sent", SENT_FIELDS))
@@ -113,12 +181,17 @@ class Rule:
         }
         if self.sequence != SEQUENCE_FIELDS:
             required.add("sequence")
+        if self.id != ID_FIELDS:
+            required.add("id")
         return Fields(
             time=_names(self.time),
             sent=_names(self.sent),
             sequence=_names(self.sequence),
             id=_names(self.id),
             device=device,
+            pairs=self.pairs,
+            zone=None if self.zone is None else self._zone(),
+            time_format=self.time_format,
             required=frozenset(required),
         )
 
@@ -134,8 +207,8 @@ class Rule:
         found = self._levels(self.device)
         if found is None:
             raise self._wrong(
-                f"device={self.device!r}; there are topic, client, 'level 2', 'levels 1-3' and "
-                "'field name'"
+                f"device={self.device!r}; there are topic, client, 'level 2', 'levels 1-3', "
+                "'field name' and 'fields a b'"
             )
         begin, end = found
         return lambda topic, client_id: _some_levels(topic, begin, end)
@@ -145,12 +218,16 @@ class Rule:
 
         It raises DecodeError for a topic with too few levels.
         """
-        if not self.metric.startswith("level "):
+        if not self.metric.startswith(("level ", "levels ")):
             name = self.metric
             return lambda topic: name
-        found = self._levels(self.metric)
+        return self.levels_of(self.metric)
+
+    def levels_of(self, text: str) -> Callable[[str], str]:
+        """Return the function from a topic to some of its levels. Raises RuleError."""
+        found = self._levels(text)
         if found is None:
-            raise self._wrong(f"metric={self.metric!r}; a name, or 'level 3'")
+            raise self._wrong(f"{text!r}; a name, 'level 3' or 'levels 3-4'")
         begin, end = found
         return lambda topic: _some_levels(topic, begin, end)
 
@@ -208,17 +285,18 @@ def _some_levels(topic: str, begin: int, end: int) -> str:
     if not 0 <= first < last <= len(levels):
         raise DecodeError(
             f"the topic has {len(levels)} levels, the rule wants level {begin}"
-            + (f" to {end}" if end != begin else "")
+            + (f" to {end}" if end != begin else ""),
+            "device",
         )
     return "/".join(levels[first:last])
 
 
-STATUS_LEVELS: Final = ("status", "availability", "LWT")
+STATUS_LEVELS: Final = {"status": "presence", "availability": "status", "LWT": "status"}
 DEFAULT_RULES: Final = (
     Rule(f"{SPARKPLUG}/#", decode="sparkplug"),
     *(
-        Rule("+/" * depth + name, decode="status", device="levels 1--2")
-        for name in STATUS_LEVELS
+        Rule("+/" * depth + name, decode=decode, device="levels 1--2")
+        for name, decode in STATUS_LEVELS.items()
         for depth in range(1, 7)
     ),
     Rule("#"),

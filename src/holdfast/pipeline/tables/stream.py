@@ -21,7 +21,10 @@ PRODUCERS_MAX: Final = 256
 once per partition."""
 IDLE_DAYS_MAX: Final = 7
 """The days without a message after which the state is dropped."""
-IDLE_US_MAX: Final = IDLE_DAYS_MAX * 86_400_000_000
+DAY_US: Final = 86_400_000_000
+IDLE_US_MAX: Final = IDLE_DAYS_MAX * DAY_US
+NOISE_MAX: Final = 100
+"""The most messages of a stream, day and code in the quarantine. More are counted."""
 DEVICES_MAX: Final = 1000
 """The most devices per stream whose newest event time is kept."""
 GAPS_MAX: Final = 64
@@ -64,8 +67,9 @@ class StreamState(msgspec.Struct, omit_defaults=True):
     raw: int = 0
     """The number on the wire for `high` (Sparkplug)."""
     gaps: list[Gap] = []
-    seen: dict[str, bool] = {}
-    """The ids of the last messages, oldest first."""
+    seen: dict[str, bool | int] = {}
+    """The ids of the last messages, oldest first, with the checksum of the payload. True: the
+    payload does not matter, or an older version has not noted it."""
     contents: dict[int, int] = {}
     """The checksum of the payload per number of the last messages, oldest first."""
     producers: dict[str, tuple[int, int]] = {}
@@ -76,6 +80,8 @@ class StreamState(msgspec.Struct, omit_defaults=True):
     births: list[Birth] = []
     online: dict[str, bool] = {}
     """The devices of the edge node, and whether each is online (Sparkplug)."""
+    errors: dict[str, tuple[int, int]] = {}
+    """The day of the last error, as a number, and the errors of that day, by code."""
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
@@ -112,16 +118,31 @@ def is_repetition(state: StreamState, producer: str, epoch: int, sequence: int) 
     return False
 
 
-def was_seen(state: StreamState, id: str) -> bool:
-    """Return whether a message with this id has come, and note the id."""
+def was_seen(state: StreamState, id: str, checksum: int | None) -> bool:
+    """Return whether a message with this id has come, and note the id.
+
+    With a checksum, it must have had this content: a field that happens to be named `msg_id` may be
+    the type of the message, or a counter that has begun again.
+    """
     if len(id) > ID_LENGTH_MAX:
         id = blake2b(id.encode(), digest_size=16).hexdigest()
-    if id in state.seen:
+    known = state.seen.get(id)
+    if known is not None and (known is True or checksum is None or known == checksum):
         return True
-    state.seen[id] = True
+    state.seen.pop(id, None)
+    state.seen[id] = True if checksum is None else checksum
     if len(state.seen) > SEEN_MAX:
         del state.seen[next(iter(state.seen))]
     return False
+
+
+def count_error(state: StreamState, code: str, store_us: int) -> int:
+    """Count an error of a stream, and return how many of this code the day has with it."""
+    day = store_us // DAY_US
+    last, count = state.errors.get(code, (day, 0))
+    count = count + 1 if last == day else 1
+    state.errors[code] = (day, count)
+    return count
 
 
 def is_repeated(state: StreamState, number: int, checksum: int) -> bool:
@@ -144,13 +165,18 @@ def is_repeated(state: StreamState, number: int, checksum: int) -> bool:
 def is_late(state: StreamState, device: str, event_us: int, lateness_us: int) -> bool:
     """Return whether an event time is late for its device, and note it if it is the newest."""
     newest = state.latest.get(device)
+    note_newest(state, device, event_us)
+    return newest is not None and event_us < newest - lateness_us
+
+
+def note_newest(state: StreamState, device: str, event_us: int) -> None:
+    """Note an event time of a device if it is the newest."""
+    newest = state.latest.get(device)
     if newest is None or event_us > newest:
         state.latest.pop(device, None)
         state.latest[device] = event_us
         if len(state.latest) > DEVICES_MAX:
             del state.latest[next(iter(state.latest))]
-        return False
-    return event_us < newest - lateness_us
 
 
 def follow(

@@ -2,22 +2,27 @@
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from holdfast.pipeline.decoders.csv_payload import decode_csv
-from holdfast.pipeline.decoders.decoded import DecodeError
-from holdfast.pipeline.decoders.json_payload import decode_json
+from holdfast.pipeline.decoders.decoded import Decoded, DecodeError
+from holdfast.pipeline.decoders.documents import decode_senml, parse_cbor, parse_messagepack, plain
+from holdfast.pipeline.decoders.json_payload import Fields, decode_document, decode_json, parse_json
+from holdfast.pipeline.decoders.layers import GZIP_BEGIN, LAYERS, inflated
 from holdfast.pipeline.decoders.text_payload import (
+    ONLINE,
     decode_any,
     decode_number,
     decode_status,
     decode_text,
+    number,
 )
 from holdfast.pipeline.tables.columnar.parse import Way
 from holdfast.pipeline.tables.edge import Emission
 from holdfast.pipeline.tables.messages import TableMessage
-from holdfast.pipeline.tables.rules import SPARKPLUG, Rule
+from holdfast.pipeline.tables.rules import SPARKPLUG, WITH_LAYERS, Rule
 
 TOPICS_KNOWN_MAX: Final = 10_000
 """The most topics that are cached."""
@@ -35,28 +40,86 @@ class Reader:
         self.metric_of = rule.metric_of()
         self.lateness_us = round(rule.lateness_s * 1_000_000)
         self.future_us = round(rule.future_s * 1_000_000)
+        self.decoder = rule.decoder
+        layers = rule.decode.split("+")[:-1] if isinstance(rule.decode, str) else ()
+        self._layers = [LAYERS[name] for name in layers]
+        self._needs_time = self.fields.zone is not None or self.decoder == "senml"
+        self._prefix_of = rule.levels_of(rule.prefix) if rule.prefix else None
+        self._drops, self._numbers = _any_of(rule.drop), _any_of(rule.numbers)
 
     def read(self, message: TableMessage, payload: bytes) -> Emission:
         """Decode a message. Raises DecodeError."""
-        decode = self.rule.decode
-        payload = payload.removeprefix(BOM_UTF8)
-        if decode == "json":
-            decoded = decode_json(payload, self.fields)
-        elif decode == "auto":
-            decoded = decode_any(payload, self.fields, self.metric_of(message.topic))
-        elif decode == "csv":
-            decoded = decode_csv(payload, self.rule.columns, self.fields, self.rule.delimiter)
-        elif decode == "number":
-            decoded = decode_number(payload, self.metric_of(message.topic))
-        elif decode == "text":
-            decoded = decode_text(payload, self.metric_of(message.topic))
-        else:
-            decoded = decode_status(payload, self.fields)
+        for layer in self._layers:
+            payload = layer(payload)
+        if payload.startswith(GZIP_BEGIN) and self.decoder in WITH_LAYERS:
+            payload = inflated(payload)
+        fields = self.fields
+        if self._needs_time:
+            fields = replace(fields, near_us=message.store_us)
+        decoded = self._decode(message.topic, payload.removeprefix(BOM_UTF8), fields)
+        if self.rule.is_special:
+            self._change_metrics(message.topic, decoded)
         if self.device_of is not None:
             return Emission(self.device_of(message.topic, message.client_id or ""), decoded)
         if decoded.device is None:
-            raise DecodeError(f"no device: the payload has no {self.fields.device[0]}")
+            raise DecodeError(f"no device: the payload has no {', '.join(fields.device)}", "device")
         return Emission(decoded.device, decoded)
+
+    def _decode(self, topic: str, payload: bytes, fields: Fields) -> Decoded:
+        decode = self.decoder
+        if decode == "json":
+            return decode_json(payload, fields)
+        if decode == "auto":
+            return decode_any(payload, fields, self.metric_of(topic))
+        if decode == "csv":
+            return decode_csv(payload, self.rule.columns, fields, self.rule.delimiter)
+        if decode == "number":
+            return decode_number(payload, self.metric_of(topic))
+        if decode == "text":
+            return decode_text(payload, self.metric_of(topic))
+        if decode == "cbor":
+            return decode_document(parse_cbor(payload), fields)
+        if decode == "messagepack":
+            return decode_document(parse_messagepack(payload), fields)
+        if decode == "senml":
+            is_json = payload.lstrip()[:1] == b"["
+            return decode_senml(parse_json(payload) if is_json else parse_cbor(payload), fields)
+        if decode == "function":
+            return decode_document(self._call(topic, payload), fields)
+        return decode_status(payload, fields, any_word=decode == "status")
+
+    def _call(self, topic: str, payload: bytes) -> Any:
+        """Return what the user's function makes of a payload. Raises DecodeError."""
+        assert callable(self.rule.decode)
+        try:
+            return plain(self.rule.decode(topic, payload))
+        except DecodeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code, of which all is shown
+            name = getattr(self.rule.decode, "__name__", "the function")
+            raise DecodeError(f"{name}: {type(error).__name__}: {error}") from None
+
+    def _change_metrics(self, topic: str, decoded: Decoded) -> None:
+        """Apply the parts of the rule that name, drop or convert metrics."""
+        if self._drops is not None:
+            drops = self._drops
+            decoded.keep([at for at, name in enumerate(decoded.names) if not drops(name)])
+        for at, name in enumerate(decoded.names):
+            value = decoded.values[at]
+            if self._numbers is not None and type(value) is str and self._numbers(name):
+                decoded.set_number(at, number(value.strip()))
+            if name == self.rule.value:
+                decoded.names[at] = self.metric_of(topic)
+            elif self._prefix_of is not None and name != ONLINE:
+                decoded.names[at] = f"{self._prefix_of(topic)}.{name}"
+
+
+def _any_of(patterns: Sequence[str]) -> Callable[[str], object] | None:
+    """Return the test whether a name matches one of some patterns with `*`."""
+    if not patterns:
+        return None
+    parts = (".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns)
+    return re.compile("|".join(parts), re.DOTALL).fullmatch
 
 
 class Topic(NamedTuple):
@@ -115,7 +178,7 @@ class Topics:
     ) -> tuple[Way | None, str | None]:
         """Return the way in which the messages are read together, and the device of all of them."""
         decode = reader.rule.decode
-        if decode not in ("auto", "json", "number"):
+        if decode not in ("auto", "json", "number") or reader.rule.is_special:
             return None, None
         try:
             metric = None if decode == "json" else reader.metric_of(name)

@@ -52,7 +52,23 @@ def checked(frame: DataFrame, table: Table, step: Step) -> tuple[DataFrame, Data
         for each, bad in out.items()
     ]
     reason = functions.concat_ws("; ", *reasons)
-    return frame.where(~any_fails), _quarantined(frame.where(any_fails), reason)
+    return _without(frame, any_fails, table), _quarantined(frame.where(any_fails), reason)
+
+
+def _without(frame: DataFrame, fails: SparkColumn, table: Table) -> DataFrame:
+    """Return the rows that do not fail. One that stands for its message is emptied instead.
+
+    The tables of messages take the first reading of each. Without it a device that sends only
+    implausible values would be down, and a gap before them would be forgotten.
+    """
+    if table.emptied is None:
+        return frame.where(~fails)
+    values = {
+        name: functions.when(fails, functions.lit(value)).otherwise(frame[name]).alias(name)
+        for name, value in table.emptied.values
+    }
+    kept = frame.where(~fails | functions.expr(table.emptied.condition))
+    return kept.select(*(values.get(name, functions.col(name)) for name in frame.columns))
 
 
 def _fails(frame: DataFrame, table: Table, each: Expectation) -> SparkColumn:
@@ -80,6 +96,7 @@ def _quarantined(bad: DataFrame, reason: SparkColumn) -> DataFrame:
     time = next((name for name in TIMES if name in bad.columns), None)
     found = {
         "reason": reason,
+        "code": functions.lit("expectation"),
         "timestamp": functions.col(time) if time is not None else functions.lit(None),
         "payload": _as_json().cast("binary"),
     }

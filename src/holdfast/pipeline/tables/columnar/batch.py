@@ -118,7 +118,8 @@ class ColumnBatch:
         group = self.groups[self._group[begin]]
         producer, ids, numbers = self._numbers(begin, end)
         payloads = self.rows.payloads[begin:end]
-        remember(state, producer, ids, numbers, payloads)  # type: ignore[arg-type]
+        any_content = "id" in self._readers[self._group[begin]].fields.required
+        remember(state, producer, ids, numbers, payloads, any_content=any_content)  # type: ignore[arg-type]
         marks = self.marks
         store_us = marks.store_us[begin:end]
         if numbers is not None:

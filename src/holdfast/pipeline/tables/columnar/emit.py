@@ -75,6 +75,7 @@ def readings(rows: Rows, devices: Names, marks: Marks, group: FieldGroup) -> pa.
         "gap_opened_at": _optional(marks.gaps_opened_us, of).cast(TIME),
         "is_late": pa.array(marks.late[of]),
         "is_historical": pa.array(np.zeros(len(of), np.bool_)),
+        "quality": pa.nulls(len(of), pa.int32()),
     }
     columns |= _values(group.values, places, cell, metric)
     return pa.RecordBatch.from_arrays([columns[name] for name in READINGS.names], schema=READINGS)

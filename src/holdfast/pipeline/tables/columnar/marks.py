@@ -113,14 +113,23 @@ def remember(
     ids: Sequence[str] | None,
     numbers: Integers | None,
     payloads: Sequence[bytes],
+    *,
+    any_content: bool,
 ) -> None:
-    """Note that these messages have come. `length_in_order` must hold for all of them."""
+    """Note that these messages have come. `length_in_order` must hold for all of them.
+
+    With `any_content` a repeated id is a repetition whatever the payload.
+    """
     if producer is not None:
         state.producers.pop(producer.id, None)
         state.producers[producer.id] = (producer.epoch, int(producer.sequences[-1]))
         _trim(state.producers, PRODUCERS_MAX)
     if ids is not None:
-        state.seen.update(dict.fromkeys(ids[-SEEN_MAX:], True))
+        last_ids = ids[-SEEN_MAX:]
+        if any_content:
+            state.seen.update(dict.fromkeys(last_ids, True))
+        else:
+            state.seen.update(zip(last_ids, map(crc32, payloads[-SEEN_MAX:]), strict=True))
         _trim(state.seen, SEEN_MAX)
     elif numbers is not None and producer is None:
         last = numbers[-SEEN_MAX:].tolist()

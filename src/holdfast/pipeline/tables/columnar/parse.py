@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.pipeline.decoders.decoded import EXACT_MAX, NAME_LENGTH_MAX, RESERVED
-from holdfast.pipeline.decoders.json_payload import UNREADABLE_TIMES, Fields
+from holdfast.pipeline.decoders.json_payload import KEY_END, UNREADABLE_TIMES, Fields
 from holdfast.pipeline.decoders.times import parse_times
 from holdfast.pipeline.tables.stream import ID_LENGTH_MAX
 
@@ -137,15 +137,19 @@ def _add_alike(
     if first is not None and first.takes_objects and set(map(type, documents)) == {dict}:
         shapes = set(map(tuple, documents))
         if len(shapes) == 1:
-            rows = range(begin, begin + len(documents))
-            _of_shape(found, first, shapes.pop()).add(rows, documents)
-            return
+            names = shapes.pop()
+            if all(_has_each_once(payload, len(names)) for payload in payloads):
+                rows = range(begin, begin + len(documents))
+                _of_shape(found, first, names).add(rows, documents)
+                return
     several: dict[Any, tuple[Way, tuple[str, ...] | None, list[int], list[Any]]] = {}
     for at, (way, document) in enumerate(zip(ways, documents, strict=True)):
         if way is None or document is _BAD:
             continue
         if type(document) is dict and way.takes_objects:
             shape = tuple(document)
+            if not _has_each_once(payloads[at], len(shape)):
+                continue
         elif way.metric is not None and _is_plain(document, payloads[at]):
             shape = None
         else:
@@ -177,6 +181,13 @@ def _documents(payloads: Sequence[bytes | None]) -> list[Any]:
         except (ValueError, TypeError, RecursionError, msgspec.MsgspecError):
             documents.append(_BAD)
     return documents
+
+
+def _has_each_once(payload: bytes | None, keys: int) -> bool:
+    """Return whether an object certainly has no key twice. `keys` are those that were found."""
+    assert payload is not None
+    ends = payload.count(b'":')
+    return ends == keys or (ends < keys and len(KEY_END.findall(payload)) == keys)
 
 
 def _is_plain(document: Any, payload: bytes | None) -> bool:

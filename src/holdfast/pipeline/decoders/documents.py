@@ -1,0 +1,143 @@
+"""The decoders of binary documents (CBOR, MessagePack) and of SenML, which JSON and CBOR can carry.
+
+A binary document becomes what JSON would be: keys are texts, bytes are base64, times are ISO 8601.
+"""
+
+import base64
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.pipeline.decoders.decoded import (
+    DEPTH_MAX,
+    NAME_LENGTH_MAX,
+    READINGS_MAX,
+    Decoded,
+    DecodeError,
+    own_name,
+)
+from holdfast.pipeline.decoders.json_payload import Fields
+
+RELATIVE_BELOW: Final = 1 << 28
+"""The bound of SenML times that are seconds from now. Later ones are since 1970."""
+_PLAIN: Final = (int, float, bool, str, type(None))
+_BASES: Final = ("bn", "bt", "bv", "bs")
+
+
+def parse_messagepack(payload: bytes) -> Any:
+    """Parse MessagePack. Raises DecodeError."""
+    try:
+        return plain(msgspec.msgpack.decode(payload))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise DecodeError(f"no MessagePack: {error}") from None
+
+
+def parse_cbor(payload: bytes) -> Any:
+    """Parse CBOR. Raises DecodeError."""
+    try:
+        import cbor2
+    except ImportError:
+        raise DecodeError(
+            "CBOR needs the package cbor2 on the machines of the tasks: pip install cbor2",
+            "package",
+        ) from None
+    try:
+        return plain(cbor2.loads(payload))
+    except DecodeError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        # The library decodes tags with Python's own types, which raise many kinds of errors.
+        raise DecodeError(f"no CBOR: {error}") from None
+
+
+def plain(value: Any, depth: int = 1) -> Any:
+    """Return a value of the types of JSON. Raises DecodeError if it is too deep."""
+    if type(value) in _PLAIN:
+        return value
+    if depth > DEPTH_MAX:
+        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep", "limit")
+    if isinstance(value, dict):
+        return {_key(key): plain(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each, depth + 1) for each in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
+def _key(key: Any) -> str:
+    return key if type(key) is str else str(key)
+
+
+def decode_senml(document: Any, fields: Fields) -> Decoded:
+    """Decode the records of SenML (RFC 8428). Raises DecodeError.
+
+    The metric is the base name and the name. With `device="field bn"` in the rule, the base name is
+    the device, and the metric is the name.
+    """
+    if type(document) is not list or not all(type(each) is dict for each in document):
+        raise DecodeError("no SenML: it is a list of objects")
+    if len(document) > READINGS_MAX:
+        raise DecodeError(
+            f"a list of {len(document)} objects, the maximum is {READINGS_MAX}", "limit"
+        )
+    decoded = Decoded()
+    times: list[int | None] = []
+    base: dict[str, Any] = {"bn": "", "bt": 0, "bv": 0, "bs": 0}
+    for index, record in enumerate(document):
+        base |= {name: record[name] for name in _BASES if name in record}
+        if type(base["bn"]) is not str:
+            raise DecodeError(f"no SenML: record {index} has the base name {base['bn']!r:.40}")
+        value = _senml_value(record, base, decoded)
+        if value is _NOTHING:
+            continue
+        name = record.get("n", "")
+        if type(name) is not str or len(base["bn"]) + len(name) > NAME_LENGTH_MAX:
+            raise DecodeError(f"no SenML: record {index} has the name {name!r:.40}")
+        if fields.device:
+            device = base["bn"].rstrip(":/")
+            if not device or decoded.device not in (None, device):
+                decoded.refuse(f"record {index} is of the device {device!r:.40}", "device")
+                continue
+            decoded.device = device
+        metric = name if fields.device else f"{base['bn']}{name}"
+        decoded.add(own_name(metric or "value"), value)
+        time_us = _senml_time(base["bt"], record.get("t", 0), fields.near_us)
+        times.extend([time_us] * (len(decoded.names) - len(times)))
+    if not decoded.names and not decoded.errors:
+        raise DecodeError("no SenML: no record has a value")
+    decoded.times = times
+    return decoded
+
+
+_NOTHING: Final = object()
+
+
+def _senml_value(record: dict[str, Any], base: dict[str, Any], decoded: Decoded) -> Any:
+    """Return the value of a record, with its base. _NOTHING: it has none, or it was refused."""
+    for name, name_of_base in (("v", "bv"), ("s", "bs")):
+        if name in record or (name == "v" and "bv" in record and "n" in record):
+            value, added = record.get(name, 0), base[name_of_base]
+            if any(type(each) not in (int, float) for each in (value, added)):
+                decoded.refuse(f"{name} of {record.get('n')!r:.40} is no number")
+                return _NOTHING
+            return value + added
+    for name in ("vs", "vb", "vd"):
+        if name in record:
+            return record[name] if type(record[name]) in _PLAIN else str(record[name])
+    return _NOTHING
+
+
+def _senml_time(base: Any, offset: Any, near_us: int) -> int | None:
+    """Return the time of a record. None: the time of the message."""
+    if any(type(each) not in (int, float) for each in (base, offset)):
+        return None
+    time_s = base + offset
+    if time_s == 0 or not -(1 << 40) < time_s < 1 << 40:
+        return None
+    since_us: int = round(time_s * 1_000_000)
+    return since_us if time_s >= RELATIVE_BELOW else near_us + since_us
