@@ -10,7 +10,6 @@ from functools import partial
 from typing import TypeVar
 
 from holdfast.broker.recovery.maintenance_plan import MaintenanceLimits, MaintenancePlan
-from holdfast.broker.recovery.state_records import log_progress
 from holdfast.config.schema import Config
 from holdfast.server.disk.journal_writer import Worker
 from holdfast.server.disk.storage import SNAPSHOTS_KEPT, Storage
@@ -145,7 +144,6 @@ class Maintenance:
         async with self._snapshot_lock:
             broker = self._broker
             state = broker.node.state
-            journal = self._storage.journal
             grown_bytes = self._plan.grown_bytes()
             sequence = self._plan.snapshot_sequence(always=always)
             if sequence is None:
@@ -163,11 +161,6 @@ class Maintenance:
                     elif count % SLICE_ENTRIES == 0:
                         await asyncio.sleep(0)
                 await self._in_thread(partial(file.write, encoder.finish()))
-                if not journal.replicated:
-                    # Groups are written after their sessions, so at a later moment. A record
-                    # assigned in between must be inflight in the log. Otherwise neither the group
-                    # nor a session would have it after a restart.
-                    log_progress(state)
                 # The snapshot must not contain state whose records the journal could still lose.
                 await broker.drain_journal()
                 await self._in_thread(file.finish)

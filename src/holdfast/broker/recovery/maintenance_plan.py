@@ -56,17 +56,13 @@ class MaintenancePlan:
 
         `always`: write it even then, because the state contains more than the records define.
         """
-        journal = self._journal
         newest = self._snapshots[-1] if self._snapshots else -1
-        sequence = journal.committed_sequence
-        if journal.replicated:
-            # The settled sequence is coarse and may decrease when records are appended. But settled
-            # records stay settled, so the newest snapshot's sequence is a lower bound.
-            # Committed records that are not applied are not in the snapshot.
-            applied = self._runtime.recorded_state().delivered
-            sequence = max(newest, journal.snapshot_sequence(applied))
-        is_due = journal.replicated and self.is_snapshot_due()
-        return sequence if sequence != newest or is_due or always else None
+        # The settled sequence is coarse and may decrease when records are appended. But settled
+        # records stay settled, so the newest snapshot's sequence is a lower bound.
+        # Committed records that are not applied are not in the snapshot.
+        applied = self._runtime.recorded_state().delivered
+        sequence = max(newest, self._journal.snapshot_sequence(applied))
+        return sequence if sequence != newest or self.is_snapshot_due() or always else None
 
     def snapshot_written(self, sequence: int, grown_bytes: int) -> None:
         """Note a durable snapshot. `grown_bytes`: those at its begin."""

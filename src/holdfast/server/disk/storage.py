@@ -8,9 +8,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.broker.recovery.recovery import Recovery
-from holdfast.broker.state import NodeState
 from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open
 from holdfast.storage.files.filesystem import Lock
 from holdfast.storage.files.layout import DataDirectory
@@ -90,7 +88,7 @@ class Storage:
         self.reader = LogReader(opened.journal, opened.store, threading.Lock())
         # The sequences of the snapshots that recovery relies on, oldest first.
         self.snapshots: list[int] = []
-        # A replica's newest snapshot. It is read at opening, because it proves what is committed.
+        # The newest snapshot. It is read at opening, because it proves what is committed.
         self._snapshot: Snapshot | None = None
         # Per partition, the first offset that was replayed over the snapshot.
         self.replayed_from: list[int] = [0] * opened.journal.partitions
@@ -144,8 +142,7 @@ class Storage:
             time.monotonic() - started,
         )
         storage = cls(path, directory, lock, opened)
-        if directory.manifest.is_replica:
-            storage._advance_to_snapshot()
+        storage._advance_to_snapshot()
         return storage
 
     def _advance_to_snapshot(self) -> None:
@@ -159,33 +156,19 @@ class Storage:
             for partition, offset in enumerate(snapshot.offsets):
                 self.journal.advance(partition, offset)
 
-    def recover_into(self, state: NodeState) -> None:
-        """Rebuild sessions, retained messages and QoS 2 ids. The state's clock must be set."""
-        recovery = NodeRecovery(state)
-        self.replay_into(recovery)
-        recovery.finish()
-
     def replay_into(self, recovery: Recovery) -> None:
-        """Apply the newest snapshot and the records after it.
-
-        A replica applies only records known to be committed: those below the high watermarks.
-        """
+        """Apply the newest snapshot and the records after it that are known to be committed: those
+        below the high watermarks."""
         started = time.monotonic()
         state = recovery.state
-        replica = self.directory.manifest.is_replica
-        snapshot = self._snapshot if replica else self._newest_snapshot()
-        self._snapshot = None
+        snapshot, self._snapshot = self._snapshot, None
         offsets = None
         if snapshot is not None:
             for kind, data in snapshot.entries():
                 recovery.apply_snapshot_entry(kind, data)
             offsets = snapshot.offsets
             self.replayed_from = offsets
-        former = self.directory.manifest.former
-        if former and not replica:
-            recovery.note_put_back(former[-1][1], offsets)
-        limits = self.journal.high_watermark if replica else None
-        for record in replay(self.opened, offsets, limits=limits):
+        for record in replay(self.opened, offsets, limits=self.journal.high_watermark):
             recovery.apply(record)
         logger.info(
             "state_recovered sessions=%d retained=%d snapshot=%s seconds=%.3f",
@@ -196,7 +179,7 @@ class Storage:
         )
 
     def lacking(self) -> list[int]:
-        """Return a replica's partitions whose log begins behind the snapshot.
+        """Return the partitions whose log begins behind the snapshot.
 
         The state derived from the records in between is unknown. Call it after `replay_into`.
         """
@@ -254,11 +237,9 @@ class Storage:
         return None
 
     def _message_counts(self, segment: Segment) -> dict[bytes, int]:
-        """Count a segment's messages per topic; in a replica only the committed ones."""
+        """Count a segment's committed messages per topic."""
         index = self._index(segment)
         journal = self.journal
-        if not journal.replicated:
-            return index.message_counts()
         ends = [
             min(pair) for pair in zip(segment.end_offsets(), journal.high_watermark, strict=True)
         ]
