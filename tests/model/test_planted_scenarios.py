@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +16,8 @@ from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.publish.producers import ProducerTable
 from holdfast.broker.recorded_state import RecordedState
 from holdfast.broker.session.message import Message
+from holdfast.cli.backup import cut
+from holdfast.cli.backup.cut import LogCut
 from holdfast.cluster.failure.cluster_clock import ClusterClock
 from holdfast.cluster.metadata.model import PartitionInfo
 from holdfast.cluster.partitions.disk_position import DiskPosition
@@ -23,6 +27,7 @@ from holdfast.cluster.placement.planning import NodeConditions
 from holdfast.cluster.position_reports import PositionReports
 from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.qos0_routing import Qos0Routing
+from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.closings import Closings
 from holdfast.cluster.sessions.epochs import EpochReservations
 from holdfast.cluster.sessions.ownership_lease import FOREVER, OwnershipLease
@@ -35,8 +40,10 @@ from holdfast.cluster.state.group_members import GroupMembers
 from holdfast.cluster.state.groups import GroupPositions
 from holdfast.cluster.state.offset_ranges import FinishedOffsets
 from holdfast.server.disk import older_copy
+from holdfast.storage.journal.recovery import OpenedJournal
 from tests.model import test_cluster_put_back as put_back
 from tests.support.planted import Plant, fails_with
+from tests.unit import test_backup_files as backup_files
 from tests.unit import test_cluster_bounds as bounds
 from tests.unit import test_cluster_clock as clock
 from tests.unit import test_cluster_doubt as doubt
@@ -96,6 +103,50 @@ def only_members_keep_records() -> AbstractContextManager[object]:
         return kept_by_sessions(positions, key) & mine
 
     return patch.object(GroupPositions, "kept_by_sessions", kept_by_members)
+
+
+def a_barrier_gives_up() -> AbstractContextManager[object]:
+    """After 5 s, so that the records of a lost node go to other members."""
+    has_passed = Barriers.has_passed
+
+    def has_waited(barriers: Barriers, number: int) -> bool:
+        barrier = barriers.waiting.get(number)
+        is_late = barrier is not None and 0 < barrier.asked_at < barriers._state.now - 5.0
+        return is_late or has_passed(barriers, number)
+
+    return patch.object(Barriers, "has_passed", has_waited)
+
+
+def a_cut_reports_nothing_older() -> AbstractContextManager[object]:
+    """A restored replica may lack records from before the cut, and its operator does not know."""
+    return patch.object(cut, "_older_left_out", lambda *_: 0)
+
+
+def a_cut_goes_by_the_last_record() -> AbstractContextManager[object]:
+    """It keeps all that is stored before the last record that is too new."""
+    find = cut.find_cut
+
+    def find_last(opened: OpenedJournal, until_us: int) -> LogCut | None:
+        found = find(opened, until_us)
+        while found is not None:
+            last = found
+            found = find(opened, until_us := until_us + 1_000_000)
+            if found is None:
+                return last
+        return None
+
+    return patch.object(cut, "find_cut", find_last)
+
+
+def with_a_journal(test: Callable[..., None], *arguments: object) -> Callable[[], None]:
+    """For a test of a directory with two hundred messages."""
+
+    def run() -> None:
+        with TemporaryDirectory() as name:
+            journal = backup_files.two_hundred_messages(Path(name))
+            test(journal, Path(name), *arguments)
+
+    return run
 
 
 def finished_offsets_are_forgotten() -> AbstractContextManager[object]:
@@ -301,6 +352,18 @@ PLANTED: dict[str, tuple[Plant, Callable[[], object]]] = {
             group_ended.test_a_qos_2_record_of_a_member_that_unsubscribes_goes_to_nobody_else,
             *(5, "keep"),
         ),
+    ),
+    "a barrier gives up": (
+        a_barrier_gives_up,
+        partial(group_ended.test_a_record_of_a_lost_node_waits_for_the_home_of_its_session, 1),
+    ),
+    "a cut reports nothing older": (
+        a_cut_reports_nothing_older,
+        with_a_journal(backup_files.test_a_cut_reports_older_records_that_it_leaves_out),
+    ),
+    "a cut goes by the last record": (
+        a_cut_goes_by_the_last_record,
+        with_a_journal(backup_files.test_a_cut_at_each_place, 57),
     ),
     "finished offsets are forgotten": (
         finished_offsets_are_forgotten,

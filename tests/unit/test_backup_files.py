@@ -29,8 +29,12 @@ SECOND_US = 1_000_000
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
+    return two_hundred_messages(tmp_path)
+
+
+def two_hundred_messages(path: Path) -> Journal:
     """Two hundred messages, one a second, in segments of some ten."""
-    made = Journal(tmp_path / "data", partitions=2, segment_bytes=2000)
+    made = Journal(path / "data", partitions=2, segment_bytes=2000)
     for number in range(200):
         made.publish(f"t/{number % 3}", b"%d" % number, timestamp_us=TIME_US + number * SECOND_US)
     return made

@@ -201,3 +201,29 @@ def test_a_qos_2_record_of_a_member_that_unsubscribes_goes_to_nobody_else(
     assert two.received == []
     corner.publish("z", qos=2)
     corner.until(lambda: two.received == ["z"])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_record_of_a_lost_node_waits_for_the_home_of_its_session(seed: int) -> None:
+    """The coordinator does not follow the home of the session that keeps the record, and so does
+    not see that it keeps it."""
+    corner = Corner(seed)
+    node = corner.process(corner.right).cluster_node
+    one = Leaver(corner, corner.name("one", corner.hub))
+    home = corner.home(one.client.name)
+    node.replication.suspend(home)
+    corner.connect(one, corner.left)
+    corner.publish("x", "y", qos=2)
+    corner.until(lambda: len(one.received) == 2)
+    two = Receiver(corner.world, corner.name("two", corner.right), corner.filter, 2)
+    corner.connect(two)
+    corner.host(corner.left).kill(power=False)
+    corner.run(AWAY_S)
+    assert two.received == []
+    node.replication.resume(home, node.state.now)
+    one.client.is_quiet = False
+    one.client.connect(corner.host(corner.hub))
+    corner.until(lambda: one.client.is_connected)
+    corner.run(3.0)
+    assert sorted(set(one.received)) == ["x", "y"]
+    assert two.received == []
