@@ -138,6 +138,42 @@ def test_two_copies_both_wait_for_the_one_that_runs(
         story.check()
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("late", ["n1", "n2"])
+def test_nodes_that_were_all_killed_know_the_copy_of_one(seed: int, late: str) -> None:
+    """The disk of n3 is put back while nothing runs. It is a majority with the node that comes
+    first, which may lack what n3 and the late one have acknowledged."""
+    story = Story(seed, ("n3",))
+    before = story.host("n3").incarnations
+    story.stop("n1", "n2", "n3")
+    first = "n2" if late == "n1" else "n1"
+    story.come("n3", first)
+    story.run(LATER_S)
+    assert story.is_apart("n3")
+    story.come(late)
+    story.run(LATER_S)
+    story.check()
+    assert story.host("n3").incarnations == before + 1
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_majority_of_copies_is_not_accepted_by_a_node_that_returns(seed: int) -> None:
+    """Nobody runs meanwhile. An operator decides, not who starts first."""
+    story = Story(seed, ("n2", "n3"))
+    story.stop("n1", "n2", "n3")
+    story.come("n1", "n2", "n3")
+    story.run(LATER_S)
+    assert story.is_apart("n2")
+    assert story.is_apart("n3")
+    assert not story.is_apart("n1")
+    story.stop("n2")
+    assert older_copy.accept(story.host("n2").disk, Path(), 7)
+    with may_take_over():
+        story.come("n2")
+        story.run(LATER_S)
+        story.check()
+
+
 def may_take_over() -> AbstractContextManager[object]:
     """Let a node say that it takes over from a leader that lacks what is committed here."""
     noted = Checks.noted

@@ -428,6 +428,10 @@ PLANTED: dict[str, tuple[Plant, Callable[[], object]]] = {
         a_stop_ends_the_standing_apart,
         partial(put_back.test_two_copies_both_wait_for_the_one_that_runs, *put_back.ORDERS[0]),
     ),
+    "a start forgets the disks of others": (
+        partial(patch.object, older_copy, "load_memory", lambda *_: None),
+        partial(put_back.test_nodes_that_were_all_killed_know_the_copy_of_one, 1, "n1"),
+    ),
     "an accepted copy waits for nobody": (
         an_accepted_copy_waits_for_nobody,
         put_back.test_an_accepted_only_voter_waits_for_every_node_that_is_not_given_up,

@@ -118,6 +118,7 @@ class Cores:
             self.state.now,
             lacking=self.storage.lacking(),
         )
+        older_copy.load_memory(host.disk, self.cluster_node.disk_memory)
         self.applied = AppliedRecords(self.cluster_node.applier)
         if given_up is not None:
             self.cluster_node.attendance.recover(given_up)

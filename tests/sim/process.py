@@ -111,6 +111,9 @@ class Process(EventLoop):
         """By the thread that writes the journal."""
         self.disk.later(0.0, lambda: self.disk.write_watermarks(watermarks))
 
+    def write_remembered(self, content: bytes) -> None:
+        self.disk.later(0.0, lambda: older_copy.remember(self.host.disk, content))
+
     # The links
 
     def link_up(

@@ -1,7 +1,8 @@
 """What a node remembers of the disks of others, and a node that goes on from an older copy."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -109,6 +110,61 @@ def test_nothing_that_was_known_is_forgotten_by_what_comes_late() -> None:
     assert memory.positions["n3"] == ("disk2", DiskPosition(1, 1, 1))
     memory.forget(frozenset({"n1"}))
     assert not memory.positions
+
+
+def loss(memory: DiskMemory, claimed: DiskPosition, incarnation: str = "disk1") -> str:
+    return find_loss(memory.positions, "n3", incarnation, claimed.text(), memory.generations)
+
+
+def test_a_memory_is_the_same_after_a_restart() -> None:
+    memory = DiskMemory()
+    memory.note("n3", "disk1", KNOWN)
+    memory.begin_generation(77)
+    memory.note("n2", "disk7", KNOWN)
+    again = DiskMemory()
+    assert again.load(memory.encode())
+    assert again.positions == memory.positions
+    assert again.generations == [0, 77]
+    assert loss(again, replace(KNOWN, records=890))
+
+
+def test_a_damaged_memory_counts_as_none() -> None:
+    memory = DiskMemory()
+    memory.note("n3", "disk1", KNOWN)
+    content = memory.encode()
+    changed = [
+        content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        for at in range(len(content) - 1)
+    ]
+    other = [b"", b"\n", b"{}\n", content[:-3], content[1:], b"[]\n%08x\n" % crc32(b"[]")]
+    for damaged in changed + other:
+        again = DiskMemory()
+        assert not again.load(damaged)
+        assert again.positions == {}
+
+
+def test_what_was_given_up_in_a_later_generation_is_not_missed() -> None:
+    """n3 was accepted with less while this node was down. A copy from before that is refused."""
+    memory = DiskMemory()
+    memory.note("n3", "disk1", KNOWN)
+    less = replace(KNOWN, records=890)
+    assert loss(memory, less)
+    assert loss(memory, replace(less, generation=77)) == ""
+    memory.begin_generation(77)
+    assert loss(memory, replace(less, generation=77)) == ""
+    memory.note("n3", "disk1", less)
+    assert loss(memory, replace(less, generation=77)) == ""
+    assert loss(memory, replace(less, records=880, generation=77))
+    assert loss(memory, replace(less, records=880))
+
+
+def test_the_generations_that_are_remembered_have_a_bound() -> None:
+    memory = DiskMemory()
+    for number in range(1, 100):
+        memory.begin_generation(number)
+        memory.begin_generation(number)
+    assert memory.generations == [0, *range(91, 100)]
+    assert memory.generation == 99
 
 
 def test_texts_and_frames() -> None:

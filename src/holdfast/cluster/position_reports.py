@@ -118,7 +118,13 @@ class PositionReports:
         After a restart this node cannot tell which of them are committed.
         """
         records = sum(self._context.journal.durable_offset)
-        claim = DiskPosition(self._meta.durable[0], self._meta.log_end[1], records, self._written())
+        claim = DiskPosition(
+            self._meta.durable[0],
+            self._meta.log_end[1],
+            records,
+            self._written(),
+            self._memory.generation,
+        )
         assert claim.written >= self._position.written, "fewer records than were durable"
         return claim.reached(self._position)
 

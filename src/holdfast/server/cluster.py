@@ -209,6 +209,7 @@ class ClusterMembership:
             now,
             lacking=self.storage.lacking(),
         )
+        older_copy.load_memory(self.storage.directory.files, made.disk_memory)
         given_up = older_copy.nodes_given_up(self.storage.directory.files)
         if given_up is not None:
             made.attendance.recover(given_up)

@@ -45,6 +45,7 @@ from holdfast.cli.backup.manifest import (
     write_manifest,
 )
 from holdfast.federation.sidecar.store.file import COPY, COPY_WANTED
+from holdfast.server.disk.older_copy import REMEMBERED
 from holdfast.storage.files.data_directory import open_to_read
 from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
 from holdfast.storage.files.layout import (
@@ -70,7 +71,7 @@ RAFT: Final = ("raft/log", "raft/snapshot")
 FIXED: Final = (*FOLDERS, ASIDE)
 """The folders whose files are replaced and never written again, but for the newest segment."""
 CLAIMED: Final = re.compile(rf"{LEASE}/(\d+)\..*")
-LEFT_OUT: Final = frozenset({LOCK, NAME, "access.lock", "lost+found"})
+LEFT_OUT: Final = frozenset({LOCK, NAME, REMEMBERED, "access.lock", "lost+found"})
 _NO_LINK: Final = (EXDEV, EPERM, EMLINK)
 
 

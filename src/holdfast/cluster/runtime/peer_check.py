@@ -34,7 +34,8 @@ class PeerCheck:
             return None
         lost = ""
         if RECOVERS not in peer.features.split(","):
-            lost = find_loss(known, peer.node_id, peer.incarnation, peer.disk)
+            generations = self._cluster_node.disk_memory.generations
+            lost = find_loss(known, peer.node_id, peer.incarnation, peer.disk, generations)
         if lost or peer.stands_apart:
             self._runtime.clients.touch()
             self._cluster_node.attendance.lacks_disk(peer.node_id)

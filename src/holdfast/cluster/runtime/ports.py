@@ -19,6 +19,10 @@ class LoopPort(ClientPort, Protocol):
         """Sync the records below the high watermarks, unless they are; write the watermarks, and
         call `ClusterRuntime.watermarks_written`. Older ones only make a start slower."""
 
+    def write_remembered(self, content: bytes) -> None:
+        """Store what this node remembers of the other nodes' disks. An older one only notices an
+        older copy less often."""
+
 
 class RaftPort(Protocol):
     """The writer of Raft's files, in the order of submission."""

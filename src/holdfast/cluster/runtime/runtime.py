@@ -19,7 +19,7 @@ from holdfast.broker.runtime import Runtime
 from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import HEARTBEAT
-from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.cluster.metadata.model import NOT_RESTORED, ClusterMetadata
 from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions.effects import ReadBatches
 from holdfast.cluster.placement.client_shares import obstacle
@@ -85,6 +85,7 @@ class ClusterRuntime(Runtime):
         if not durable:
             cluster_node.positions.sync_later()
         self._written_watermarks: Checkpoint | None = None
+        self._remembered = cluster_node.disk_memory.encode()
         # The records that were committed here when the watermarks were last looked at.
         self._looked_at_sequence = 0
 
@@ -223,11 +224,23 @@ class ClusterRuntime(Runtime):
         if now < self._watermarks_at + WATERMARKS_S:
             return
         self._watermarks_at = now
+        self._remember()
         self._looked_at_sequence = self.state.journal.committed_sequence
         watermarks = self.state.journal.checkpoint()
         if watermarks != self._written_watermarks:
             self._written_watermarks = watermarks
             self._loop.write_watermarks(watermarks)
+
+    def _remember(self) -> None:
+        """Store the positions of the other nodes' disks, unless they are as before."""
+        memory = self.cluster_node.disk_memory
+        metadata = self.cluster_node.context.metadata
+        if metadata is not None:
+            memory.begin_generation((metadata.generation or NOT_RESTORED).number)
+        content = memory.encode()
+        if content != self._remembered:
+            self._remembered = content
+            self._loop.write_remembered(content)
 
     def watermarks_written(self, watermarks: Checkpoint) -> None:
         """Note that a checkpoint is on disk, with all records below it."""

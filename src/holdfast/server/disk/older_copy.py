@@ -31,6 +31,7 @@ from typing import Final
 
 from holdfast.cluster.metadata.generation import ACCEPTED
 from holdfast.cluster.metadata.state_machine import peer_id
+from holdfast.cluster.partitions.disk_position import DiskMemory
 from holdfast.server.disk.raft_files import LOG, SNAPSHOT, RaftFiles
 from holdfast.storage.files.data_directory import DirectoryLock, read_manifest
 from holdfast.storage.files.filesystem import FileSystem, OsFileSystem, read_file, replace_file
@@ -43,6 +44,26 @@ APART: Final = "stands-apart"
 RECOVERS: Final = "recovers"
 """The mark of an accepted disk until it has the log of the others (`cluster.attendance`): the ids
 of the nodes that the operator has given up, one a line."""
+
+
+REMEMBERED: Final = "remembered"
+"""The file of the other nodes' positions (`DiskMemory.encode`). A restored directory begins without
+it: the other nodes of a cluster that is put back have less than it says."""
+
+
+def remember(files: FileSystem, content: bytes) -> None:
+    """Store the positions of the other nodes' disks."""
+    try:
+        replace_file(files, REMEMBERED, [content])
+    except OSError as error:
+        # The file from before stays.
+        logger.warning("positions_not_stored error=%r", str(error))
+
+
+def load_memory(files: FileSystem, memory: DiskMemory) -> None:
+    """Take up what this node remembered before its start."""
+    if REMEMBERED in files.list("") and not memory.load(read_file(files, REMEMBERED)):
+        logger.warning("positions_unreadable text='this node remembers nothing of other disks'")
 
 
 def stand_apart(files: FileSystem, text: str) -> None:

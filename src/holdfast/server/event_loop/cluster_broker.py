@@ -14,7 +14,7 @@ from holdfast.cluster.runtime.redirection import LEAVE_CLIENTS_S
 from holdfast.cluster.runtime.replacement import Replacement
 from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.security.passwords import PasswordFile
-from holdfast.server.disk import unsynced
+from holdfast.server.disk import older_copy, unsynced
 from holdfast.server.disk.journal_writer import Done, sync_newest
 from holdfast.server.disk.raft_files import RaftFiles
 from holdfast.server.disk.raft_writer import RaftWriter
@@ -132,6 +132,11 @@ class ClusterBroker(Broker):
                 self.on_failed(error)
 
         self._in_housekeeping(partial(self._write_watermarks, watermarks), done)
+
+    def write_remembered(self, content: bytes) -> None:
+        """Store it in that thread."""
+        work = partial(older_copy.remember, self._directory.files, content)
+        self.writer.housekeeping.submit(work)
 
     def _in_housekeeping(self, work: Callable[[list[int]], None], done: Done) -> None:
         """Call `work` in that thread, with the segments that may not be synced."""
