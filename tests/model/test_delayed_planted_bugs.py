@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.broker.publish import delayed
 from holdfast.broker.publish.delayed_table import Delayed, DelayedTable, is_waiting
+from holdfast.broker.recovery import recovery as recovering
 from holdfast.broker.recovery import snapshot_entries as entries
 from holdfast.broker.recovery.recovery import Recovery
+from holdfast.cluster.publish.admission import STORE, Admission
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.storage.record import Record
 from tests.model.test_delayed_messages import run
@@ -17,17 +18,17 @@ from tests.support.planted import is_found
 
 
 def test_planted_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single node takes a message again, and forgets that its record is under way."""
+    """The leader tries again while its record is under way, and its admission stores both."""
     real = DelayedTable.take_due
 
     def planted(
         table: DelayedTable, wall_us: int, is_ours: object, count_max: int, again_us: int
     ) -> Iterator[Delayed]:
-        for message in real(table, wall_us, is_ours, count_max, 100_000):  # type: ignore[arg-type]
-            message.is_ending = False
-            yield message
+        return real(table, wall_us, is_ours, count_max, 100_000)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DelayedTable, "take_due", planted)
+    monkeypatch.setattr(Admission, "ends_delayed", lambda *_: False)
+    monkeypatch.setattr(Admission, "_admit_due", lambda *_: STORE)
     assert is_found(run, range(60), (AssertionError, KeyError))
 
 
@@ -60,8 +61,8 @@ def test_planted_timer_is_not_armed(monkeypatch: pytest.MonkeyPatch) -> None:
         if not state.delayed.armed_at:  # type: ignore[attr-defined]
             real(state)  # type: ignore[arg-type]
 
-    real = delayed.arm_delayed
-    monkeypatch.setattr(delayed, "arm_delayed", planted)
+    real = recovering.arm_delayed
+    monkeypatch.setattr(recovering, "arm_delayed", planted)
     bench = NodeBench()
     peer = bench.connect("p")
     for number, delay_s in enumerate((50, 1), 1):

@@ -19,7 +19,6 @@ from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
 from holdfast.protocol.mqtt.packets import PUBREL, Ack
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
-from tests.support.one_bench import OneBench
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.test_node_publish import publish
 
@@ -45,8 +44,8 @@ class Session(Peer):
 @dataclass
 class World:
     rng: random.Random
-    origin: OneBench = field(default_factory=OneBench)
-    destination: OneBench = field(default_factory=OneBench)
+    origin: NodeBench = field(default_factory=NodeBench)
+    destination: NodeBench = field(default_factory=NodeBench)
     epoch: int = 0
     is_calm: bool = False
     sequence: int = 0

@@ -174,8 +174,8 @@ class World:
     def save(self) -> None:
         """A piece of a snapshot; the disk has everything before it counts."""
         if self.taking is None:
-            self.begun = list(self.bench.journal.next_offset)
-            self.taking = snapshot_entries(self.bench.node.state)
+            self.begun = list(self.bench.node.state.delivered)
+            self.taking = snapshot_entries(self.bench.recorded())
             self.taken = []
         entry = next(self.taking, None)
         if entry is not None:

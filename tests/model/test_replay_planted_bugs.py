@@ -8,12 +8,12 @@ import pytest
 from holdfast.broker.delivery import delivery, live_lane, log_replay, read_results, replay
 from holdfast.broker.delivery.read_results import QueueRead
 from holdfast.broker.delivery.transmission import send_qos0
-from holdfast.broker.publish import completion
 from holdfast.broker.recovery import session_records
 from holdfast.broker.session.cursor import LiveLane, WaitingQos0
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session, Subscription
 from holdfast.broker.state import NodeState, Route
+from holdfast.cluster.publish import apply
 from holdfast.storage.record import Record
 from tests.model.test_replay_qos0 import run as run_mixed
 from tests.model.test_replay_sessions import run
@@ -155,7 +155,7 @@ def test_planted_frames_before_waiting_qos0(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_planted_logged_qos0_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A logged message of QoS 0 is not delivered at its commit to a reader at the tail."""
-    monkeypatch.setattr(completion, "deliver_committed_qos0", lambda *_: None)
+    monkeypatch.setattr(apply, "deliver_committed_qos0", lambda *_: None)
     assert is_found(run_mixed, range(120))
 
 

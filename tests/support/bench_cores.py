@@ -1,13 +1,12 @@
-"""The two forms of the broker's core that a `NodeBench` drives: a single node, and a cluster of one
-node. Each starts from the batches of the bench's log, and passes what its driver would pass."""
+"""The cores that a `NodeBench` drives: a cluster of one node. It starts from the batches of the
+bench's log, and passes what its driver would pass."""
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from holdfast.broker.cluster_port import RECORD_FEATURES
 from holdfast.broker.effects import Note
 from holdfast.broker.node import Node
 from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.node_recovery import NodeRecovery
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import NodeInfo
@@ -34,42 +33,18 @@ STEPS_MAX = 5000
 """The most steps of a start."""
 
 
-class BenchCore(Protocol):
-    node: Node
-
-    def boot(self, snapshot: Snapshot, offsets: list[int]) -> None:
-        """Start a new process. `offsets`: where the records after the snapshot begin."""
-
-    def tick(self) -> None:
-        """Set the clocks, at the beginning of a turn."""
-
-    def handle_timers(self) -> None: ...
-
-    def end_turn(self) -> bool:
-        """Finish a turn. Returns whether anything was done."""
-
-    def taken(self, group: WriteGroup) -> None:
-        """The disk begins with a group."""
-
-    def durable(self) -> None:
-        """The disk has a group, as the journal knows."""
-
-    def waits(self) -> bool:
-        """Whether a record or a promise waits for the disk."""
-
-
 def new_journal(partitions: int, next_offset: list[int], sequence: int) -> Journal:
     journal = Journal(partitions)
     journal.continue_at(next_offset, sequence)
     return journal
 
 
-def journal_of(bench: "NodeBench", *, is_replicated: bool) -> Journal:
+def journal_of(bench: "NodeBench") -> Journal:
     """A journal behind the log of the bench, which keeps all of it."""
     ends, sequence = [0] * bench.config.partitions, 0
     batches = [Batch(data) for data in bench.log]
     epochs = [(batch.partition, batch.epoch, batch.base_offset) for batch in batches]
-    journal = Journal(bench.config.partitions, replicated=is_replicated, start_epochs=epochs)
+    journal = Journal(bench.config.partitions, replicated=True, start_epochs=epochs)
     for batch in batches:
         ends[batch.partition] = batch.end_offset
         sequence += batch.count
@@ -81,48 +56,6 @@ def journal_of(bench: "NodeBench", *, is_replicated: bool) -> Journal:
 def _is_about_metadata(effect: object) -> bool:
     """Whether it is a line of every start of a cluster, which says nothing about its clients."""
     return isinstance(effect, Note) and effect.event.startswith("metadata_")
-
-
-class SingleCore:
-    """A node without a cluster."""
-
-    def __init__(self, bench: "NodeBench") -> None:
-        self.bench = bench
-
-    def boot(self, snapshot: Snapshot, offsets: list[int]) -> None:
-        bench = self.bench
-        journal = journal_of(bench, is_replicated=False)
-        self.node = Node(bench.config, journal)
-        self.tick()
-        recovery = NodeRecovery(self.node.state)
-        for kind, data in snapshot:
-            recovery.apply_snapshot_entry(kind, data)
-        bench.prepare()
-        for record in bench.records():
-            if record.offset >= offsets[record.partition]:
-                recovery.apply(record)
-        self.node.state.delivered[:] = journal.next_offset
-        recovery.finish()
-        assert recovery.damaged == 0
-
-    def tick(self) -> None:
-        self.node.tick(self.bench.now, self.bench.wall_us)
-
-    def handle_timers(self) -> None:
-        self.node.handle_timers()
-
-    def end_turn(self) -> bool:
-        return False
-
-    def taken(self, group: WriteGroup) -> None:
-        """The journal has it."""
-
-    def durable(self) -> None:
-        """The journal has said it."""
-
-    def waits(self) -> bool:
-        state = self.node.state
-        return bool(state.journal.pending_bytes or state.promises)
 
 
 class ClusterOfOne:
@@ -138,7 +71,7 @@ class ClusterOfOne:
         is_new = self.raft is None
         raft = self.raft = self.raft or RaftState()
         self.boots += 1
-        journal = journal_of(bench, is_replicated=True)
+        journal = journal_of(bench)
         self.node = Node(bench.config, journal)
         self.node.tick(bench.now, bench.wall_us)
         recorded = RecordedState(self.node.state.config, journal)

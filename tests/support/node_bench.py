@@ -1,7 +1,7 @@
-"""Drives a Node without sockets, threads or files: the test decides when the disk is done, when
-it crashes, and what survives. Reads are answered by naive scans over the written batches."""
+"""Drives a cluster of one node without sockets, threads or files: the test decides when the disk is
+done, when it crashes, and what survives. Reads are answered by naive scans over the written
+batches."""
 
-import os
 import random
 from collections.abc import Callable, Iterable
 
@@ -45,10 +45,7 @@ from holdfast.storage.reading.scan import scan_segment
 from holdfast.storage.reading.starts import FoundStart
 from holdfast.storage.record import MESSAGE, Record
 from tests.sim.disk import SimContent, SimReadFile
-from tests.support.bench_cores import BenchCore, ClusterOfOne, SingleCore
-
-IS_ONE = os.environ.get("HOLDFAST_ONE") == "1"
-"""Whether the benches drive clusters of one in place of single nodes."""
+from tests.support.bench_cores import ClusterOfOne
 
 PACKET_BYTES_MAX = 268_435_460
 CHECKED_MAX = 100
@@ -143,8 +140,9 @@ class NodeBench:
         # The records that the next read of the log finds lost.
         self.lost = 0
         self.log: list[bytes] = []
-        self.commits_connects = IS_ONE
-        self.core: BenchCore = ClusterOfOne(self) if IS_ONE else SingleCore(self)
+        # The log and its length for which `_stored` has the messages.
+        self._parsed: tuple[list[bytes], int, list[Record]] = (self.log, 0, [])
+        self.core = ClusterOfOne(self)
         self._boot([])
 
     @property
@@ -176,6 +174,12 @@ class NodeBench:
 
     def messages(self) -> list[Record]:
         return [record for record in self.records() if record.kind == MESSAGE]
+
+    def _stored(self) -> list[Record]:
+        """The messages of the log, parsed once for each of its lengths."""
+        if self._parsed[0] is not self.log or self._parsed[1] != len(self.log):
+            self._parsed = (self.log, len(self.log), self.messages())
+        return self._parsed[2]
 
     def snapshot(self) -> list[tuple[int, bytes]]:
         return list(snapshot_entries(self.recorded()))
@@ -381,7 +385,7 @@ class NodeBench:
         found: list[Record] = []
         size_bytes = 0
         done = True
-        for record in self.messages():
+        for record in self._stored():
             partition = record.partition
             if not positions[partition] <= record.offset < effect.limits[partition]:
                 continue
@@ -418,20 +422,15 @@ class NodeBench:
         keep_alive_s: int = 0,
         commits: bool = True,
     ) -> Peer:
-        """A connected peer; its CONNACK is the first of `received` unless commits are manual. In a
-        cluster of one everything appended is committed until the session is open, if `commits`."""
+        """A connected peer; its CONNACK is the first of `received` unless commits are manual.
+        Everything appended is committed until the session is open, if `commits`."""
         peer = self.peer(version)
         fields: dict[int, object] = dict(properties or {})
         if version >= 5 and expiry_s:
             fields[17] = expiry_s
         packet = m.Connect(version, clean, keep_alive_s, client_id, will, None, None, fields)  # type: ignore[arg-type]
         peer.send(packet)
-        while (
-            commits
-            and self.commits_connects
-            and peer.connection.session is None
-            and self.core.waits()
-        ):
+        while commits and peer.connection.session is None and self.core.waits():
             # The session begins in the log before its CONNACK.
             self.commit()
             self.run()

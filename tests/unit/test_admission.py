@@ -317,7 +317,6 @@ def test_a_user_has_so_many_sessions() -> None:
     assert reason(login(node, "u", "c")) == 0
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_kept_sessions_count_after_a_restart() -> None:
     node = bench(limits(sessions_per_user=1), authenticates_users=True)
     peer = node.peer()
@@ -331,7 +330,6 @@ def test_kept_sessions_count_after_a_restart() -> None:
     assert reason(peer) == reasons.QUOTA_EXCEEDED
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_a_session_without_a_client_counts_until_it_ends() -> None:
     """A user who connects and leaves with ever new client ids has no more than the quota."""
     node = bench(limits(sessions_per_user=2), authenticates_users=True)

@@ -314,7 +314,6 @@ def test_a_name_that_no_client_can_prove_at_a_listener_is_ignored_there() -> Non
     assert reason(connect(world, "e", open_listener, name="device7")) == reasons.NOT_AUTHORIZED
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_rights_by_listener() -> None:
     world = bench()
     state = world.node.state

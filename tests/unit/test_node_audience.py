@@ -14,7 +14,6 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
-from tests.support.one_bench import OneBench
 from tests.unit.test_node_publish import publish, subscribe
 
 G, H = "$share/g/t/#", "$share/h/t/+"
@@ -63,7 +62,7 @@ def consume(peer: Peer) -> list[bytes]:
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_only_those_whom_it_is_for_get_it(qos: int) -> None:
-    bench = OneBench()
+    bench = NodeBench()
     plain, one, other = bench.connect("plain"), bench.connect("g"), bench.connect("h")
     plain.send(subscribe("t/#", 2))
     one.send(subscribe(G, 2))
@@ -80,7 +79,7 @@ def test_only_those_whom_it_is_for_get_it(qos: int) -> None:
 
 
 def test_a_message_that_is_published_here_is_for_everybody() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     peer = bench.connect("g")
     peer.send(subscribe(G, 1), subscribe("t/1", 1))
     bench.connect("p").send(publish("t/1", b"1", 1, 1))
@@ -90,7 +89,7 @@ def test_a_message_that_is_published_here_is_for_everybody() -> None:
 
 @pytest.mark.parametrize("crashes", [False, True])
 def test_who_was_away_reads_the_same_from_the_log(crashes: bool) -> None:
-    bench = OneBench()
+    bench = NodeBench()
     names = {"plain": "t/#", "g": G, "h": H}
     for name, filter in names.items():
         peer = bench.connect(name, expiry_s=1000)
@@ -109,7 +108,7 @@ def test_who_was_away_reads_the_same_from_the_log(crashes: bool) -> None:
 
 def test_a_group_that_begins_before_the_commit_does_not_get_it() -> None:
     """It was not there when the message was given to other members' clients."""
-    bench = OneBench(auto_commit=False)
+    bench = NodeBench(auto_commit=False)
     peer = bench.connect("g")
     arrivals = Arrivals(bench)
     arrivals.publish(b"before", PLAIN)
@@ -121,7 +120,7 @@ def test_a_group_that_begins_before_the_commit_does_not_get_it() -> None:
 
 
 def test_what_is_retained_is_retained_for_all_plain_subscribers() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     arrivals = Arrivals(bench)
     arrivals.publish(b"kept", PLAIN, 1, retain=True)
     for snapshot in (None, bench.snapshot()):
@@ -133,7 +132,7 @@ def test_what_is_retained_is_retained_for_all_plain_subscribers() -> None:
 
 def test_readers_that_fall_behind_get_no_more_than_those_that_do_not() -> None:
     config = NodeConfig(partitions=4, sys_interval_s=0, outbox_messages=3, receive_maximum=5)
-    bench = OneBench(config)
+    bench = NodeBench(config)
     names = {"plain": "t/#", "g": G, "h": H}
     peers = {}
     for name, filter in names.items():
@@ -150,7 +149,7 @@ def test_readers_that_fall_behind_get_no_more_than_those_that_do_not() -> None:
 
 
 def test_a_group_that_was_there_before_a_restart_may_have_anything() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     publisher = bench.connect("p")
     publisher.send(publish("t/1", b"1", 1, 1))
     member = bench.connect("g", expiry_s=1000)
@@ -180,7 +179,7 @@ class World:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         config = NodeConfig(partitions=4, sys_interval_s=0, outbox_messages=4)
-        self.bench = OneBench(config, auto_commit=False)
+        self.bench = NodeBench(config, auto_commit=False)
         self.peers: dict[str, Peer] = {}
         self.arrivals = Arrivals(self.bench)
         self.expected: Counter[tuple[str, bytes]] = Counter()

@@ -2,6 +2,7 @@
 `broker.session.session`."""
 
 from holdfast.broker.session.session import Session
+from holdfast.cluster.metadata.commands import PutGeneration
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
@@ -33,7 +34,10 @@ class Site(NodeBench):
         for packet_id in (1, 2):
             peer.send(publish(HERE, packet_id, False))
         peer.lose()
-        self.own.doubtful = {1, 2}
+        cluster = self.core.cluster
+        cluster.meta.propose(PutGeneration(0, 1, ()), self.now)
+        self.advance(0.1)
+        assert cluster.context.generation == 1
         self.peer: Peer = self.connect("q", clean=False, expiry_s=1000)
         self.peer.take()
 

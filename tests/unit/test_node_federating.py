@@ -15,7 +15,6 @@ from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, encode_block
 from holdfast.security.acl import AclFile
 from tests.support.node_bench import NodeBench, Peer
-from tests.support.one_bench import OneBench
 from tests.unit.test_node_publish import publish, subscribe
 
 
@@ -84,7 +83,7 @@ class Arrivals:
 
 
 def test_what_was_acknowledged_to_a_publisher_is_handed_over_after_a_crash() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     FederationPeer(bench, "a/#")
     publisher = bench.connect("p")
     for number in range(1, 31):
@@ -104,7 +103,7 @@ def test_what_was_acknowledged_to_a_publisher_is_handed_over_after_a_crash() -> 
 
 
 def test_what_was_acknowledged_is_not_handed_over_again() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     peer = FederationPeer(bench, "#")
     publisher = bench.connect("p")
     publisher.send(publish("a", b"1", 1, 1), publish("a", b"2", 2, 2), publish("a", b"3", 1, 3))
@@ -124,7 +123,7 @@ def test_what_was_acknowledged_is_not_handed_over_again() -> None:
 
 
 def test_retain_flag_properties_and_quality_go_along() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     peer = FederationPeer(bench, "#")
     fields: Properties = {CONTENT_TYPE: "text/plain", USER_PROPERTY: [("k", "v"), ("k", "w")]}
     properties = encode_block(fields)
@@ -143,7 +142,7 @@ def test_retain_flag_properties_and_quality_go_along() -> None:
 
 
 def test_own_messages_never_come_out_live_or_from_the_log() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     peer = FederationPeer(bench, "#")
     arrivals = Arrivals(bench)
     for qos in range(3):
@@ -157,7 +156,7 @@ def test_own_messages_never_come_out_live_or_from_the_log() -> None:
 
 
 def test_a_client_gets_neither_the_client_id_nor_the_session() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     peer = FederationPeer(bench, "#")
     thief = bench.connect(FEDERATION, clean=False, expiry_s=100)
     (answer,) = thief.take(m.Connack)
@@ -170,7 +169,7 @@ def test_a_client_gets_neither_the_client_id_nor_the_session() -> None:
 
 
 def test_it_counts_for_no_client() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     state = bench.node.state
     FederationPeer(bench, "#", "a/b")
     values = bench.node.sys_topics.values()
@@ -195,7 +194,7 @@ def test_limits_for_clients_do_not_apply() -> None:
         wildcard_available=False,
         subscriptions_per_session=1,
     )
-    bench = OneBench(config)
+    bench = NodeBench(config)
     bench.node.state.acl = AclFile.parse("user nobody\ntopic read x\n", "acl")
     peer = FederationPeer(bench, "#", "a/b", "a/+")
     assert peer.session.expiry_s == NEVER_EXPIRES
@@ -208,7 +207,7 @@ def test_limits_for_clients_do_not_apply() -> None:
 
 
 def test_end_forgets_what_an_earlier_run_has_left() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     FederationPeer(bench, "#")
     bench.connect("p").send(publish("a", b"1", 1, 1))
     bench.crash()
@@ -223,7 +222,7 @@ def test_end_forgets_what_an_earlier_run_has_left() -> None:
 
 
 def test_a_message_that_comes_again_is_stored_once_at_both_qualities() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     subscriber = bench.connect("s")
     subscriber.send(subscribe("a", 2))
     arrivals = Arrivals(bench)
@@ -245,7 +244,7 @@ def test_a_message_that_comes_again_is_stored_once_at_both_qualities() -> None:
 
 
 def test_done_waits_for_the_disk() -> None:
-    bench = OneBench(auto_commit=False)
+    bench = NodeBench(auto_commit=False)
     arrivals = Arrivals(bench)
     assert arrivals.publish("a", b"1", 1, 1)
     assert arrivals.publish("a", b"1 again", 1, 1)
@@ -255,7 +254,7 @@ def test_done_waits_for_the_disk() -> None:
 
 
 def test_what_the_disk_did_not_have_comes_in_again() -> None:
-    bench = OneBench(auto_commit=False)
+    bench = NodeBench(auto_commit=False)
     arrivals = Arrivals(bench)
     assert arrivals.publish("a", b"1", 2, 1)
     bench.crash()
@@ -266,7 +265,7 @@ def test_what_the_disk_did_not_have_comes_in_again() -> None:
 
 
 def test_without_space_nothing_is_taken_and_nothing_is_lost() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     arrivals = Arrivals(bench)
     bench.node.state.disk_full = True
     assert not arrivals.publish("a", b"1", 1, 1)
@@ -277,7 +276,7 @@ def test_without_space_nothing_is_taken_and_nothing_is_lost() -> None:
 
 
 def test_retained_state_of_another_member_is_set_and_cleared() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     arrivals = Arrivals(bench)
     arrivals.publish("a", b"1", 1, 1, retain=True)
     arrivals.publish("b", b"2", 0, 0, retain=True)
@@ -290,7 +289,7 @@ def test_retained_state_of_another_member_is_set_and_cleared() -> None:
 
 
 def test_a_broker_without_retained_messages_or_quality_takes_what_it_can() -> None:
-    bench = OneBench(NodeConfig(partitions=4, sys_interval_s=0, retain_available=False, qos_max=1))
+    bench = NodeBench(NodeConfig(partitions=4, sys_interval_s=0, retain_available=False, qos_max=1))
     subscriber = bench.connect("s")
     subscriber.send(subscribe("a", 1))
     Arrivals(bench).publish("a", b"1", 2, 1, retain=True)
@@ -303,7 +302,7 @@ def test_a_broker_without_retained_messages_or_quality_takes_what_it_can() -> No
 
 
 def test_interest_begins_and_ends_with_sessions_and_their_subscriptions() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     counts: Counter[str] = Counter()
 
     def watch(filter: str, has_begun: bool) -> None:
@@ -342,7 +341,7 @@ class Retained(Arrivals):
 
 
 def test_what_is_retained_elsewhere_is_retained_here_and_is_no_publication() -> None:
-    bench = OneBench()
+    bench = NodeBench()
     peer = FederationPeer(bench, "#")
     early = bench.connect("early")
     early.send(subscribe("a/+", 1), subscribe("a/#", 2))
@@ -373,7 +372,7 @@ def test_what_is_retained_elsewhere_is_retained_here_and_is_no_publication() -> 
 
 
 def test_retaining_what_is_retained_writes_nothing_and_is_done_when_that_is_durable() -> None:
-    bench = OneBench(auto_commit=False)
+    bench = NodeBench(auto_commit=False)
     retained = Retained(bench)
     assert retained.retain("a", b"1")
     bench.commit()

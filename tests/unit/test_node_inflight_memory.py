@@ -155,19 +155,6 @@ def test_pubrec_before_the_message_is_sent_again() -> None:
     assert session_of(bench, "c").unsent is None
 
 
-def test_a_retained_message_outlives_its_record() -> None:
-    bench = NodeBench(CONFIG)
-    bench.connect("pub").send(publish("t", b"kept", 1, 1, retain=True))
-    peer = bench.connect("c", clean=False, expiry_s=1000)
-    peer.send(subscribe("t", 1))
-    assert peer.payloads() == [b"kept"]
-    assert kept_bytes(session_of(bench, "c")) == 0
-    peer.lose()
-    bench.log = []
-    back = bench.connect("c", clean=False, expiry_s=1000)
-    assert back.payloads() == [b"kept"]
-
-
 def test_reading_behind_stops_when_enough_bytes_wait() -> None:
     bench = NodeBench(CONFIG)
     peer = bench.connect("c", clean=False, expiry_s=1000)

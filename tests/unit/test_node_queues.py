@@ -223,7 +223,7 @@ def test_unsubscribe_leaves_the_queue_and_deletion_ends_it(bench: NodeBench) -> 
     assert answer.reasons == [0]
     publish(bench, publisher, "a/1", "1")
     state = bench.node.state
-    assert [pin.name for pin in pins_of(state, None)] == [KEY]
+    assert [pin.name for pin in pins_of(bench.recorded(), None)] == [KEY]
     assert state.client_sessions() == 2
     outcomes: list[str] = []
     delete_queue(state, KEY, outcomes.append)
@@ -233,6 +233,8 @@ def test_unsubscribe_leaves_the_queue_and_deletion_ends_it(bench: NodeBench) -> 
     assert not bench.recorded().queues
     assert bench.find_session(KEY) is None
     check_routing(state)
+    # The coordinator ends the group.
+    bench.advance(1)
     bench.crash()
     assert not bench.node.state.groups
     reader = bench.connect("r")
@@ -240,7 +242,6 @@ def test_unsubscribe_leaves_the_queue_and_deletion_ends_it(bench: NodeBench) -> 
     assert drain(reader) == []
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_an_old_position_does_not_come_back(bench: NodeBench) -> None:
     """The next queue of the same filter has its own start, after a crash as well."""
     publisher = bench.connect("p")

@@ -4,8 +4,6 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.delivery.replay import SEARCHES_MAX
-from holdfast.cluster.publish.apply import Applier, ApplyingLog
-from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.properties import (
     CONTENT_TYPE,
@@ -13,10 +11,7 @@ from holdfast.protocol.mqtt.properties import (
     encode_block,
 )
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
 from holdfast.storage.reading.starts import FLOOR_BYTES
-from holdfast.storage.record import MESSAGE, Record
 from tests.support.node_bench import NodeBench, Peer
 
 USER_PROPERTY = 0x26
@@ -631,25 +626,15 @@ def test_a_start_that_keeps_too_much_log_is_refused() -> None:
     assert subscribe(reader, "a", "latest").reasons == [1]
 
 
-def test_a_cluster_brings_logged_qos0_to_those_who_read_the_log() -> None:
-    """The others receive it from the publisher's node, before its commit."""
+def test_a_commit_brings_logged_qos0_to_those_who_read_the_log() -> None:
+    """The others receive it before its commit."""
     bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, qos0_logged=["a"]))
-    reader, live = bench.connect("r"), bench.connect("live")
+    reader, live, publisher = bench.connect("r"), bench.connect("live"), bench.connect("p")
     subscribe(reader, "a", "earliest", qos=0)
     subscribe(live, "a", qos=0)
-    state = bench.node.state
-    log = ApplyingLog(bench.journal)
-    recorded = ReplicatedState(state)
-    applier = Applier(state, recorded, log, {}, lambda *_: None, lambda _: None, lambda _: None)
-    builder = BatchBuilder(0, 0)
+    bench.auto_commit = False
     for payload in (b"1", b"2"):
-        builder.add(Record(0, MESSAGE, topic=b"a", client_id=b"p", payload=payload))
-    log.append_batch(Batch(builder.build(0)))
-    bench.commit()
-    assert log.high_watermark == [2]
-    applier.apply_to(0, 1)
-    bench.run()
-    assert (drain(reader), drain(live)) == (["1"], [])
-    applier.apply_to(0, 2)
-    bench.run()
-    assert (drain(reader), drain(live)) == (["2"], [])
+        publisher.send(Publish(b"a", payload, 0, False, False, 0, b"", 0, -1))
+    assert (drain(reader), drain(live)) == ([], ["1", "2"])
+    bench.settle()
+    assert (drain(reader), drain(live)) == (["1", "2"], [])

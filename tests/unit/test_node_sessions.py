@@ -681,7 +681,6 @@ def test_an_unsubscribe_on_its_way_to_the_log_is_not_undone() -> None:
     assert not bench.session("c").subscriptions
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_a_session_that_expired_during_a_stop_is_gone_at_the_start() -> None:
     bench = NodeBench()
     bench.connect("c", expiry_s=1).lose()

@@ -412,7 +412,6 @@ def test_every_answer_gives_its_place_back() -> None:
     assert not peer.closed
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_after_a_refusal_later_ones_wait_for_it() -> None:
     """Window of five, disk full for the second only: the order at the broker stays."""
     bench = Bench()
@@ -454,7 +453,6 @@ def test_a_hole_moves_down_and_is_filled_by_a_lower_one() -> None:
     assert bench.payloads() == [b"2", b"3"]
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_a_hole_is_filled_by_a_repetition_of_something_stored() -> None:
     bench = Bench()
     peer = bench.connect("c")
@@ -471,7 +469,6 @@ def test_a_hole_is_filled_by_a_repetition_of_something_stored() -> None:
     assert publish(peer, "p:0:3", b"3") == 0x10
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_a_new_connection_and_a_new_epoch_have_no_holes() -> None:
     bench = Bench()
     state = bench.node.state
@@ -498,7 +495,6 @@ def test_refusals_for_good_leave_no_hole() -> None:
     assert bench.payloads() == [b"2", b"4"]
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_holes_of_a_connection_are_bounded() -> None:
     config = NodeConfig(partitions=PARTITIONS, sys_interval_s=0, receive_maximum=10)
     bench = Bench(config)
@@ -565,7 +561,6 @@ def test_a_producer_that_begins_anew_is_not_mistaken_after_a_crash() -> None:
     assert bench.payloads() == [b"old", b"old", b"1", b"2"]
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_the_idlest_producer_goes_first() -> None:
     bench = Bench(limited(producers_max=3))
     peer = bench.connect("c")
@@ -589,7 +584,6 @@ def test_the_idlest_producer_goes_first() -> None:
     assert len([note for note in bench.notes if note.event == "producers_evicted"]) == 2
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_places_are_what_is_bounded() -> None:
     bench = Bench(limited(producers_max=4))
     peer = bench.connect("c")
@@ -762,7 +756,6 @@ def test_a_stranger_cannot_make_a_hole_or_a_place() -> None:
     assert publish(alice, "p:0:2") == 0x10
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_what_nobody_owns_becomes_the_first_users() -> None:
     bench = guarded()
     anonymous = bench.connect("anonymous")
@@ -820,7 +813,6 @@ def test_owners_do_not_matter_once_nobody_is_verified() -> None:
     assert publish(login(bench, "alice"), "p:0:4") == 0x10
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_an_old_owner_does_not_come_back_with_an_old_snapshot() -> None:
     bench = guarded(producer_expiry_s=DAY_S)
     assert publish(login(bench, "alice"), "p:0:1") == 0x10
@@ -991,7 +983,6 @@ def test_a_record_that_cannot_be_read_is_counted_and_passed() -> None:
     assert len(state.producers) == 0
 
 
-@pytest.mark.usefixtures("both_forms")
 def test_sys_topics_tell() -> None:
     bench = Bench(limited(producers_max=1))
     peer = bench.connect("c")

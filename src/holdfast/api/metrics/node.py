@@ -141,7 +141,7 @@ class NodeCollector(Collector):
             ("subscriptions", state.subscription_count + subscriptions_away),
             ("filter_bytes", max(state.filters.total, state.cluster.recorded().filters.total)),
             ("shared_groups", len(state.groups) + groups_away),
-            ("retained_messages", state.retained_topics()),
+            ("retained_messages", state.cluster.recorded().retained_topics()),
             ("retained_bytes", state.retained.size_bytes),
             ("delayed_messages", len(state.delayed)),
             ("delayed_bytes", state.delayed.bytes.total),

@@ -123,11 +123,12 @@ class FigureRoutes:
         state = self._node.state
         config = state.config
         sessions, subscriptions, _ = state.cluster.away()
-        filter_bytes = max(state.filters.total, state.cluster.recorded().filters.total)
+        recorded = state.cluster.recorded()
+        filter_bytes = max(state.filters.total, recorded.filters.total)
         rows = [
             LimitUse("limits.connections", state.connections, config.connections),
             LimitUse("limits.sessions", state.client_sessions() + sessions, config.sessions_max),
-            LimitUse("limits.retained_max", state.retained_topics(), config.retained_max),
+            LimitUse("limits.retained_max", recorded.retained_topics(), config.retained_max),
             LimitUse("limits.retained_bytes", state.retained.size_bytes,
                      config.retained_bytes_max),
             LimitUse("limits.producers_max", len(state.producers), config.producers_max),
