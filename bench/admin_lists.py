@@ -21,13 +21,13 @@ from bench.options import new_parser, write_json
 from holdfast.api.routes.session_routes import CHOICES
 from holdfast.api.views.sessions import SessionQuery, SessionScan
 from holdfast.api.views.slices import Slices
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Admin, Config, Sys
 from holdfast.config.schema import Node as NodeSettings
-from holdfast.server.event_loop.loop import spare_the_collector
-from holdfast.server.server import Server
+from holdfast.io.event_loop.loop import spare_the_collector
+from holdfast.node.node_state import NodeState
+from holdfast.node.session.session import Session
+from holdfast.process.server import Server
 
 TARGET_MS: Final = 10.0
 SCRAPE_TARGET_MS: Final = 50.0

@@ -22,34 +22,34 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from holdfast.broker.cluster_port import RECORD_FEATURES
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.effects import Effect, ReadLog, ResumeInput
-from holdfast.broker.node import Node
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.cluster.failure.detector import DetectorConfig
-from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.metadata.model import DATA, NodeInfo
-from holdfast.cluster.metadata.store import MetaStore
-from holdfast.cluster.node import ClusterNode
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.parts import ClusterNodeConfig
-from holdfast.cluster.placement.controller import ControllerConfig
-from holdfast.cluster.raft.log import RaftState
-from holdfast.cluster.runtime.ports import ClusterPorts
-from holdfast.cluster.runtime.replacement import Replacement
-from holdfast.cluster.runtime.runtime import ClusterRuntime
-from holdfast.cluster.sessions import releases
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.io.event_loop.loop import spare_the_collector
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.reading.cursor import ReadResult
+from holdfast.node.cluster_node import ClusterNode
+from holdfast.node.cluster_port import RECORD_FEATURES
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import Effect, ReadLog, ResumeInput
+from holdfast.node.failure.detector import DetectorConfig
+from holdfast.node.failure.health import Presence
+from holdfast.node.metadata.model import DATA, NodeInfo
+from holdfast.node.metadata.store import MetaStore
+from holdfast.node.node import Node
+from holdfast.node.ownership import releases
+from holdfast.node.parts import ClusterNodeConfig
+from holdfast.node.placement.controller import ControllerConfig
+from holdfast.node.raft.log import RaftState
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.runtime.ports import ClusterPorts
+from holdfast.node.runtime.replacement import Replacement
+from holdfast.node.session.connection import OPEN, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.server.event_loop.loop import spare_the_collector
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.reading.cursor import ReadResult
 
 PARTITIONS: Final = 16
 MESSAGES: Final = 20

@@ -13,23 +13,23 @@ from typing import Final
 
 from msgspec import json
 
-from holdfast.broker.connections.session_open import AcceptedConnect, finish_open
-from holdfast.broker.recorded_state import SESSION_EXPIRY
-from holdfast.broker.recovery.session_records import CloseRecord, encode_session, open_record
-from holdfast.broker.session.connection import OPENING, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.session import Session
-from holdfast.cluster import frame_kinds
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.frames import ImageRequest, OwnedSessions, encode_frame
-from holdfast.cluster.interest_frames import Interest
-from holdfast.cluster.node import ClusterNode
-from holdfast.cluster.qos0_routing import ANNOUNCED_MAX
-from holdfast.cluster.runtime.runtime import ClusterRuntime
-from holdfast.cluster.sessions.own_reports import OWNED_MAX
+from holdfast.io.event_loop.loop import COLLECT_S, COLLECTOR, spare_the_collector
+from holdfast.log.record import SESSION, Record
+from holdfast.node import frame_kinds
+from holdfast.node.cluster_node import ClusterNode
+from holdfast.node.connections.session_open import AcceptedConnect, finish_open
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.frames import ImageRequest, OwnedSessions, encode_frame
+from holdfast.node.ownership.own_reports import OWNED_MAX
+from holdfast.node.routing.interest_frames import Interest
+from holdfast.node.routing.qos0_routing import ANNOUNCED_MAX
+from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.session.connection import OPENING, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.session import Session
+from holdfast.node.state.recorded_state import SESSION_EXPIRY
+from holdfast.node.state.session_records import CloseRecord, encode_session, open_record
 from holdfast.protocol.mqtt import packets as m
-from holdfast.server.event_loop.loop import COLLECT_S, COLLECTOR, spare_the_collector
-from holdfast.storage.record import SESSION, Record
 from tests.sim.process import Process
 from tests.sim.world import Settings, World
 from tests.support.wire_samples import CLUSTER, wire_samples
@@ -38,7 +38,7 @@ PARTITIONS: Final = 16
 SETTLE_S: Final = 120.0
 EXPIRY_S: Final = 3600
 SERVER_KINDS: Final = frozenset({frame_kinds.QUESTION, frame_kinds.ANSWER})
-"""The frames that `server.peers.questions` handles, outside the core."""
+"""The frames that `io.peers.questions` handles, outside the core."""
 KINDS: Final = {
     name: kind
     for name, kind in vars(frame_kinds).items()

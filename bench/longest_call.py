@@ -22,11 +22,11 @@ from typing import Final
 
 from bench.entries import Clock, play_all, process_of, started, watch
 from bench.options import new_parser, write_json
-from holdfast.broker import state
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.session.session import Session
-from holdfast.server.event_loop.loop import spare_the_collector
-from holdfast.storage.record import SESSION, Record
+from holdfast.io.event_loop.loop import spare_the_collector
+from holdfast.log.record import SESSION, Record
+from holdfast.node import node_state as state
+from holdfast.node.session.session import Session
+from holdfast.node.state.session_records import encode_session, open_record
 from tests.sim.world import World
 
 LIMIT_MS: Final = 20.0

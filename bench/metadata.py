@@ -20,21 +20,21 @@ from typing import Final
 from msgspec.structs import replace
 
 from bench.options import new_parser, write_json
-from holdfast.cluster.failure.detector import Beat, Detector, DetectorConfig
-from holdfast.cluster.failure.health import Health, Presence
-from holdfast.cluster.failure.heartbeat import Heartbeat, encode_heartbeat
-from holdfast.cluster.metadata import operations
-from holdfast.cluster.metadata.codec import encode_command, encode_metadata
-from holdfast.cluster.metadata.commands import (
+from holdfast.node.failure.detector import Beat, Detector, DetectorConfig
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.failure.heartbeat import Heartbeat, encode_heartbeat
+from holdfast.node.metadata import operations
+from holdfast.node.metadata.codec import encode_command, encode_metadata
+from holdfast.node.metadata.commands import (
     ChangePartitions,
     Command,
     InitCluster,
     PutNode,
     apply,
 )
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.placement.controller import Controller, ControllerConfig
-from holdfast.cluster.placement.ring import placement
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.placement.controller import Controller, ControllerConfig
+from holdfast.node.placement.ring import placement
 
 SHAPES: Final = "3x64,5x64,5x512,5x4096,20x1024,50x2048,100x64,100x4096"
 COPIES: Final = 3

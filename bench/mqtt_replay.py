@@ -43,14 +43,14 @@ from bench.spark import (
     write_log,
 )
 from bench.wire import connect, text
-from holdfast.storage.files.data_directory import read_manifest
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.journal.segment import Segment
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.reading.index import IndexHead
-from holdfast.storage.reading.starts import StartQuery
+from holdfast.log.files.data_directory import read_manifest
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import DataDirectory
+from holdfast.log.journal.recovery import open_journal
+from holdfast.log.journal.segment import Segment
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.reading.index import IndexHead
+from holdfast.log.reading.starts import StartQuery
 
 ALL: Final = "$stream/@earliest/telemetry/#"
 RATE: Final = 2000.0

@@ -28,14 +28,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from bench.options import new_parser, write_json
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files.data_directory import create
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import Manifest
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.partition import partition_of
+from holdfast.log.record import MESSAGE, Record
 from holdfast.pipeline import spark_session
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.files.data_directory import create
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import Manifest
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import MESSAGE, Record
 from holdfast_lab.targets.target import free_port
 
 PARTITIONS: Final = 16

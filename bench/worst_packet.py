@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench import brokers
 from bench.options import new_parser, write_json
-from holdfast.broker.config import NodeConfig
+from holdfast.node.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import FILTERS_MAX
 from holdfast.protocol.mqtt.encode import encode

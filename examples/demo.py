@@ -39,7 +39,7 @@ from console_pictures import Picture
 
 from holdfast.client import Options, Reconnect
 from holdfast.client.blocking import Client
-from holdfast.storage.partition import partition_of
+from holdfast.log.partition import partition_of
 
 NODES = 3
 PARTITIONS = 16

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, Self, cast
 
 if TYPE_CHECKING:
     from holdfast.config.schema import Config
-    from holdfast.server.server import Server
-    from holdfast.server.sockets.transport import ClientTransport
+    from holdfast.io.sockets.transport import ClientTransport
+    from holdfast.process.server import Server
 
 __all__ = ["Broker", "BrokerFailed"]
 
@@ -219,7 +219,7 @@ class InProcessBroker:
 
     def _run(self, started: threading.Event) -> None:
         """Serve until the end: the thread's work."""
-        from holdfast.server.event_loop.loop import new_event_loop
+        from holdfast.io.event_loop.loop import new_event_loop
 
         loop = self._loop = new_event_loop()
         try:
@@ -234,7 +234,7 @@ class InProcessBroker:
             started.set()
 
     async def _serve(self, started: threading.Event) -> None:
-        from holdfast.server.server import Server
+        from holdfast.process.server import Server
 
         config = self._configuration()
         if config.cluster.peer_bind or config.node.standby:

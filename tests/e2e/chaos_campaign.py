@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import holdfast
-from holdfast.storage.partition import partition_of
+from holdfast.log.partition import partition_of
 from holdfast_lab.log import ExperimentLog
 from tests.e2e.chaos_clients import Publisher
 from tests.e2e.chaos_faults import Planned, Scene, wait_whole

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.storage.batch import Batch, CorruptBatch
-from holdfast.storage.record import MESSAGE
+from holdfast.log.batch import Batch, CorruptBatch
+from holdfast.log.record import MESSAGE
 from tests.e2e.chaos_faults import Fault, Scene, kill_nodes
 from tests.e2e.cluster_processes import ClusterNode
 from tests.e2e.paho_clients import payload_of

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.storage.partition import partition_of
+from holdfast.log.partition import partition_of
 from holdfast_lab.targets.namespaces import Host, Network
 from tests.e2e.brokers import IO_WORKERS, Holdfast
 from tests.e2e.chaos_parties import Server

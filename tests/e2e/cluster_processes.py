@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from holdfast.log.partition import partition_of
 from holdfast.security.access.access_file import FILE, AccessFile
 from holdfast.security.access.changes import add_token
-from holdfast.storage.partition import partition_of
 from tests.e2e.brokers import Holdfast
 from tests.support.ports import free_port
 from tests.support.waiting import WAIT_S, until

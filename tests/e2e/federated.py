@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.storage.files.data_directory import open_to_read
+from holdfast.log.files.data_directory import open_to_read
 from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.pair import wait_until
 from tests.support.ports import free_port

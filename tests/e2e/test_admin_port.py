@@ -17,7 +17,7 @@ from starlette.routing import Route
 from holdfast.api.admin import AdminRoutes
 from holdfast.api.log_routes import READS_MAX
 from holdfast.config.schema import Config
-from holdfast.storage.record import MESSAGE
+from holdfast.log.record import MESSAGE
 from tests.e2e import wire
 from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast

@@ -9,13 +9,13 @@ import pytest
 from holdfast.cli.cluster.diverged import LogDirectory, properties_of
 from holdfast.cli.main import main
 from holdfast.client.log import LogClient
+from holdfast.log.record import MESSAGE, Record
 from holdfast.protocol.mqtt.properties import (
     MESSAGE_EXPIRY_INTERVAL,
     USER_PROPERTY,
     Properties,
     encode_block,
 )
-from holdfast.storage.record import MESSAGE, Record
 from holdfast.testing import Broker
 from tests.e2e.wire import Wire
 

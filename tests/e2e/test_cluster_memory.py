@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from holdfast.client.log import LogClient
-from holdfast.server.disk import unsynced
-from holdfast.server.disk.process_identity import boot_identity
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.layout import segment_name
+from holdfast.io.disk import unsynced
+from holdfast.io.disk.process_identity import boot_identity
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.layout import segment_name
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.e2e.wire import Wire
 

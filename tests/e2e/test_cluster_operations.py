@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.context import UNAVAILABLE_S
+from holdfast.node.context import UNAVAILABLE_S
 from tests.e2e.brokers import SOURCE
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.wire import Wire

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.storage.partition import partition_of
+from holdfast.log.partition import partition_of
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.wire import PUBACK, RECEIVE_MAXIMUM, UNSUBACK, Closed, Wire, publish, unsubscribe
 

@@ -121,7 +121,7 @@ def test_pip_install(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("small") / "source"
-    return copy_of_the_source(at, ["protocol/mqtt/reasons.py", "broker/durations.py"])
+    return copy_of_the_source(at, ["protocol/mqtt/reasons.py", "node/durations.py"])
 
 
 def wheel(source: Path, out: Path, **settings: str) -> tuple[str, set[str]]:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.storage.batch import Batch
-from holdfast.storage.files.data_directory import create_or_open
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import MESSAGE, Record
-from holdfast.storage.snapshot import SnapshotEncoder
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.log.batch import Batch
+from holdfast.log.files.data_directory import create_or_open
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.recovery import open_journal
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.partition import partition_of
+from holdfast.log.record import MESSAGE, Record
+from holdfast.log.snapshot import SnapshotEncoder
 
 SOURCE = Path(__file__).parents[2] / "src"
 PARTITIONS = 4

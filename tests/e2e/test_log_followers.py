@@ -14,7 +14,7 @@ from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Assignment, Servers
-from holdfast.storage.columns.decode import decode_rows
+from holdfast.log.columns.decode import decode_rows
 from tests.e2e.cluster_processes import ClusterProcesses, until
 
 MESSAGES = 1200

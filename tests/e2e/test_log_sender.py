@@ -17,9 +17,9 @@ from holdfast.api import log_sender
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
-from holdfast.storage.columns.decode import decode_rows
-from holdfast.storage.reading.topic_filter import Clause, TopicFilter
-from holdfast.storage.record import MESSAGE, SESSION, Record
+from holdfast.log.columns.decode import decode_rows
+from holdfast.log.reading.topic_filter import Clause, TopicFilter
+from holdfast.log.record import MESSAGE, SESSION, Record
 from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast
 from tests.support.journal_files import TIME_US, Journal, record

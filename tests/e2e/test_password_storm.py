@@ -4,9 +4,9 @@ import contextlib
 import socket
 from pathlib import Path
 
+from holdfast.io.event_loop.password_checks import THREADS
 from holdfast.security.password_queue import WAITING_PER_ADDRESS_MAX
 from holdfast.security.passwords import hash_password
-from holdfast.server.event_loop.password_checks import THREADS
 from tests.e2e import wire
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.test_doors import metric

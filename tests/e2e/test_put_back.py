@@ -36,7 +36,7 @@ from holdfast.client.log import (
     Position,
 )
 from holdfast.federation.sidecar.store.identity import IDENTITY, IN_A_BROKER
-from holdfast.storage.files.data_directory import open_to_read
+from holdfast.log.files.data_directory import open_to_read
 from holdfast.testing import Broker
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.federated import Member, line
@@ -254,9 +254,9 @@ def test_a_read_that_was_planned_before(site: PutBack) -> None:
     """The tasks of a Spark query read ranges that the driver has found in the log before."""
     pytest.importorskip("pyspark")
     from holdfast.client.log.reading.offsets import DataLossError
+    from holdfast.log.columns.decode import SCHEMA
     from holdfast.pipeline.source.options import parse
     from holdfast.pipeline.source.source import LogAccess, read_work
-    from holdfast.storage.columns.decode import SCHEMA
 
     options = parse({"servers": site.address})
     with closing(LogAccess(options)) as access:
@@ -274,9 +274,9 @@ def test_a_checkpoint_of_spark(site: PutBack, way: str) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     from holdfast.client.log.reading.offsets import RestoredError
+    from holdfast.log.columns.decode import SCHEMA
     from holdfast.pipeline.source.options import parse
     from holdfast.pipeline.source.source import HoldfastStreamReader, read_work
-    from holdfast.storage.columns.decode import SCHEMA
 
     stopped = ExitStack()
 

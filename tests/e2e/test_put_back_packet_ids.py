@@ -44,7 +44,7 @@ class Story(NamedTuple):
         return f"{int(self.is_held)}-{self.first}-{self.second}"
 
     def stored(self) -> Counter[str]:
-        """Count how often each payload is stored, by the invariant in `broker.session.session`."""
+        """Count how often each payload is stored, by the invariant in `node.session.session`."""
         found, state, number = Counter[str](), FREE, 0
         if self.is_held:
             found["0"], state = 1, DOUBTFUL

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.storage.batch import Batch
-from holdfast.storage.files.data_directory import read_manifest
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.journal.epoch_folders import epoch_folders, read_epoch
-from holdfast.storage.reading.segment_reader import SegmentReader
+from holdfast.log.batch import Batch
+from holdfast.log.files.data_directory import read_manifest
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import DataDirectory
+from holdfast.log.journal.epoch_folders import epoch_folders, read_epoch
+from holdfast.log.reading.segment_reader import SegmentReader
 from tests.e2e.chaos import Crowd, shake
 from tests.e2e.chaos_clients import Publisher, Subscriber
 from tests.e2e.chaos_parties import on_loopback

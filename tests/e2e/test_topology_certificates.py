@@ -17,7 +17,7 @@ from holdfast.federation.sidecar.manager_client.http import (
 )
 from holdfast.federation.sidecar.paper.manager import PaperManager
 from holdfast.federation.sidecar.paper.settings import PaperSettings
-from holdfast.server.peers.complaints import Complaints
+from holdfast.io.peers.complaints import Complaints
 from tests.support.certificates import Authority, Certificate
 from tests.support.manager_process import ManagerProcess, command
 from tests.support.ports import free_port

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.cluster import frame_kinds as kinds
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.sidecar.links import identity_of
+from holdfast.node import frame_kinds as kinds
 from holdfast.security.peer_handshake import (
     CLUSTER,
     FEDERATION,

@@ -31,7 +31,7 @@ SHOWN = 2000
 ROOT = Path(__file__).parents[2]
 IS_COMPILED: Final = "HOLDFAST_INTERPRETED" not in os.environ and any(
     each.name.endswith(tuple(EXTENSION_SUFFIXES))
-    for each in (ROOT / "src" / "holdfast" / "broker").iterdir()
+    for each in (ROOT / "src" / "holdfast" / "node").iterdir()
 )
 """The compiled modules are there, and were not turned off for this command."""
 

@@ -8,26 +8,26 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.broker.promise import Promise
-from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.partitions.follower import FollowerSide
-from holdfast.cluster.partitions.in_sync import InSync
-from holdfast.cluster.partitions.incomplete import Incomplete
-from holdfast.cluster.partitions.progress import LedPartition
-from holdfast.cluster.publish.admission import Admission
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.publish.leader_sync import LeaderSync
-from holdfast.cluster.publish.pending_records import PendingRecord
-from holdfast.cluster.runtime import peer_check
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.sessions.replies import HomeAnswers
-from holdfast.cluster.sessions.reports import SessionReports
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.record import Record
+from holdfast.node.context import ClusterContext
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.ownership.replies import HomeAnswers
+from holdfast.node.ownership.reports import SessionReports
+from holdfast.node.promise import Promise
+from holdfast.node.publish.admission import Admission
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.leader_sync import LeaderSync
+from holdfast.node.publish.pending_records import PendingRecord
+from holdfast.node.replicate.follower import FollowerSide
+from holdfast.node.replicate.in_sync import InSync
+from holdfast.node.replicate.incomplete import Incomplete
+from holdfast.node.replicate.progress import LedPartition
+from holdfast.node.runtime import peer_check
+from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.state.replicated import ReplicatedState
 from tests.sim.casts import TIMED
 from tests.sim.checks import Checks
 from tests.sim.storing import ProcessDisk

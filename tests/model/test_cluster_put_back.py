@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.broker.effects import Note
-from holdfast.cluster.metadata.state_machine import peer_id
-from holdfast.cluster.metadata.store import MetaStore
-from holdfast.server.disk import older_copy
+from holdfast.io.disk import older_copy
+from holdfast.node.effects import Note
+from holdfast.node.metadata.state_machine import peer_id
+from holdfast.node.metadata.store import MetaStore
 from tests.sim.checks import Checks
 from tests.sim.disk import SimDisk
 from tests.sim.host import Host

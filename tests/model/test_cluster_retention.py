@@ -1,11 +1,11 @@
 """Disks are lost and logs are shortened at the same time: what a log no longer tells comes from the
-images of other nodes. See holdfast.cluster.state.transfer."""
+images of other nodes. See holdfast.node.state.transfer."""
 
 from dataclasses import replace
 
 import pytest
 
-from holdfast.cluster.state.transfer import Transfer
+from holdfast.node.state.transfer import Transfer
 from tests.sim.faults import KILL, PAUSE, POWER, WIPE
 from tests.sim.plans import settings_for
 from tests.sim.world import World

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.cluster.partitions.progress import LIVE
-from holdfast.storage.record import Record
+from holdfast.log.record import Record
+from holdfast.node.replicate.progress import LIVE
 from tests.model.test_cluster_put_back import Story
 from tests.sim import checks
 from tests.sim.process import Process

@@ -8,25 +8,25 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.broker.queues import changes
-from holdfast.broker.recovery.recovery import Recovery
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import NEVER_EXPIRES, Session
-from holdfast.cluster.failure.disk_watch import DiskWatch
-from holdfast.cluster.metadata import commands, voters
-from holdfast.cluster.metadata.commands import Applied, PutNode
-from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodeInfo
-from holdfast.cluster.publish.admission import STORE, Admission
-from holdfast.cluster.publish.uncommitted import UncommittedState
-from holdfast.cluster.qos0_routing import Qos0Routing
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.sessions.expiry import Endings
-from holdfast.cluster.sessions.requests import SessionRequest
-from holdfast.cluster.state.packet_ids import NO_EPOCH
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.batch import Batch
-from holdfast.storage.record import Record
+from holdfast.log.batch import Batch
+from holdfast.log.record import Record
+from holdfast.node.failure.disk_watch import DiskWatch
+from holdfast.node.groups import queue_changes as changes
+from holdfast.node.metadata import commands, voters
+from holdfast.node.metadata.commands import Applied, PutNode
+from holdfast.node.metadata.model import WITNESS, ClusterMetadata, NodeInfo
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.ownership.expiry import Endings
+from holdfast.node.ownership.requests import SessionRequest
+from holdfast.node.publish.admission import STORE, Admission
+from holdfast.node.publish.uncommitted import UncommittedState
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.routing.qos0_routing import Qos0Routing
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import NEVER_EXPIRES, Session
+from holdfast.node.state.packet_ids import NO_EPOCH
+from holdfast.node.state.recovery import Recovery
+from holdfast.node.state.replicated import ReplicatedState
 from tests.sim.casts import DEVICES, LOG, QOS0, QUEUES, SCHEDULED, TIMED
 from tests.sim.plans import settings_for
 from tests.sim.storing import RaftDisk

@@ -3,10 +3,10 @@
 
 from unittest.mock import patch
 
-from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.recovery.session_records import SessionEntry
-from holdfast.broker.session.session import Session
-from holdfast.cluster.metadata.model import WITNESS
+from holdfast.node.metadata.model import WITNESS
+from holdfast.node.session.session import Session
+from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.state.session_records import SessionEntry
 from tests.sim.casts import ALL_CASTS, GROUPS, LOG, QOS0, TIMED
 from tests.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE
 from tests.sim.plans import settings_for

@@ -8,10 +8,10 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.metadata import commands
-from holdfast.cluster.metadata.model import PartitionInfo
-from holdfast.cluster.placement import controller, planning
-from holdfast.cluster.placement.planning import NodeConditions
+from holdfast.node.metadata import commands
+from holdfast.node.metadata.model import PartitionInfo
+from holdfast.node.placement import controller, planning
+from holdfast.node.placement.planning import NodeConditions
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_controller import Wrong, life
 

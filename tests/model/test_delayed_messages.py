@@ -3,11 +3,11 @@ the log has is published exactly once, and not before its time."""
 
 import random
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.publish.delayed_table import is_due, is_waiting
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.publish.delayed_table import is_due, is_waiting
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage.record import Record
 from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import run_seeds
 

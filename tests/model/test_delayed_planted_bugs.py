@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.broker.publish.delayed_table import Delayed, DelayedTable, is_waiting
-from holdfast.broker.recovery import recovery as recovering
-from holdfast.broker.recovery import snapshot_entries as entries
-from holdfast.broker.recovery.recovery import Recovery
-from holdfast.cluster.publish.admission import STORE, Admission
+from holdfast.log.record import Record
+from holdfast.node.publish.admission import STORE, Admission
+from holdfast.node.publish.delayed_table import Delayed, DelayedTable, is_waiting
+from holdfast.node.state import recovery as recovering
+from holdfast.node.state import snapshot_entries as entries
+from holdfast.node.state.recovery import Recovery
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage.record import Record
 from tests.model.test_delayed_messages import run
 from tests.support import node_bench
 from tests.support.node_bench import NodeBench

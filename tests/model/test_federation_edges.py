@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.broker import federation_session as federating
-from holdfast.broker.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
-from holdfast.broker.session.session import FEDERATION
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.edge_broker.messages import arrival_of, outgoing, refusal
 from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace
+from holdfast.node import federation_session as federating
+from holdfast.node.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
+from holdfast.node.session.session import FEDERATION
 from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
 from holdfast.protocol.mqtt.packets import PUBREL, Ack
 from holdfast.protocol.mqtt.publish import Publish

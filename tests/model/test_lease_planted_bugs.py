@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.lease.claim import Claim, claim, link_epoch, seal
-from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory, claim_name
-from holdfast.cluster.lease.watch import HolderWatch
-from holdfast.server.disk import mastership, standby
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.server.disk.mastership import Renewal
-from holdfast.server.disk.storage import Storage
-from holdfast.storage.batch import Batch
-from holdfast.storage.files.filesystem import FileSystem, Lock, TemporaryFile
-from holdfast.storage.files.layout import DataDirectory, Manifest
-from holdfast.storage.journal.epoch_folders import EPOCH_FILE, Epoch, newest_epoch
-from holdfast.storage.journal.segment import Segment, WriteGroup
-from holdfast.storage.journal.tailing import JournalFollower
-from holdfast.storage.reading.segment_reader import CHUNK_BYTES, SegmentReader
+from holdfast.io.disk import mastership, standby
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.io.disk.mastership import Renewal
+from holdfast.io.disk.storage import Storage
+from holdfast.log.batch import Batch
+from holdfast.log.files.filesystem import FileSystem, Lock, TemporaryFile
+from holdfast.log.files.layout import DataDirectory, Manifest
+from holdfast.log.journal.epoch_folders import EPOCH_FILE, Epoch, newest_epoch
+from holdfast.log.journal.segment import Segment, WriteGroup
+from holdfast.log.journal.tailing import JournalFollower
+from holdfast.log.reading.segment_reader import CHUNK_BYTES, SegmentReader
+from holdfast.node.lease.claim import Claim, claim, link_epoch, seal
+from holdfast.node.lease.directory import HolderInfo, LeaseDirectory, claim_name
+from holdfast.node.lease.watch import HolderWatch
 from tests.support.planted import Plant, Planted, changed
 from tests.support.sim_node import SimNode
 from tests.support.sim_world import Faults, Idle, World, Wrong

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.storage.batch import ATTRIBUTE_MORE, Batch
-from holdfast.storage.record import FLAG_RETAIN
+from holdfast.log.batch import ATTRIBUTE_MORE, Batch
+from holdfast.log.record import FLAG_RETAIN
 from tests.sim.disk import Crash, SimContent, SimDisk
 from tests.support.log_bench import LogBench, contents
 

@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from holdfast.log.batch import Batch
+from holdfast.log.partition import partition_of
+from holdfast.log.reading import interest as interest_module
+from holdfast.log.reading.interest import ReadInterest
+from holdfast.log.record import MESSAGE, SESSION, Record
 from holdfast.protocol.topics.names import matches
-from holdfast.storage.batch import Batch
-from holdfast.storage.partition import partition_of
-from holdfast.storage.reading import interest as interest_module
-from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.record import MESSAGE, SESSION, Record
 from tests.sim.disk import SimDisk
 from tests.support.log_bench import TIME_US, LogBench
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from holdfast.storage.batch import Batch
-from holdfast.storage.reading.interest import ReadInterest
+from holdfast.log.batch import Batch
+from holdfast.log.reading.interest import ReadInterest
 from tests.sim.disk import Crash, SimContent, SimDisk
 from tests.support.replica_bench import (
     PartitionModel,

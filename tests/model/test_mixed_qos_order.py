@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.session.rarities import inflight_ahead
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.rarities import inflight_ahead
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer

@@ -12,35 +12,35 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.broker.delivery.log_replay import message_of
-from holdfast.broker.publish.producers import ProducerTable
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.session.message import Message
 from holdfast.cli.backup import cut
 from holdfast.cli.backup.cut import LogCut
-from holdfast.cluster.failure.cluster_clock import ClusterClock
-from holdfast.cluster.metadata.model import PartitionInfo
-from holdfast.cluster.partitions.disk_position import DiskPosition
-from holdfast.cluster.peer_filters import PeerFilters
-from holdfast.cluster.placement import controller
-from holdfast.cluster.placement.planning import NodeConditions
-from holdfast.cluster.position_reports import PositionReports
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.qos0_routing import Qos0Routing
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.sessions.closings import Closings
-from holdfast.cluster.sessions.epochs import EpochReservations
-from holdfast.cluster.sessions.ownership_lease import FOREVER, OwnershipLease
-from holdfast.cluster.shared_groups import group_state
-from holdfast.cluster.shared_groups.coordinator import Coordinator
-from holdfast.cluster.shared_groups.group_state import Coordination
-from holdfast.cluster.shared_groups.groups import Groups
-from holdfast.cluster.shared_groups.homes import Home, LedHomes
-from holdfast.cluster.state.group_members import GroupMembers
-from holdfast.cluster.state.groups import GroupPositions
-from holdfast.cluster.state.offset_ranges import FinishedOffsets
-from holdfast.server.disk import older_copy
-from holdfast.storage.journal.recovery import OpenedJournal
+from holdfast.io.disk import older_copy
+from holdfast.log.journal.recovery import OpenedJournal
+from holdfast.node.delivery.log_replay import message_of
+from holdfast.node.failure.cluster_clock import ClusterClock
+from holdfast.node.groups import group_state
+from holdfast.node.groups.coordinator import Coordinator
+from holdfast.node.groups.group_state import Coordination
+from holdfast.node.groups.groups import Groups
+from holdfast.node.groups.homes import Home, LedHomes
+from holdfast.node.metadata.model import PartitionInfo
+from holdfast.node.ownership.closings import Closings
+from holdfast.node.ownership.epochs import EpochReservations
+from holdfast.node.ownership.lease import FOREVER, OwnershipLease
+from holdfast.node.placement import controller
+from holdfast.node.placement.planning import NodeConditions
+from holdfast.node.position_reports import PositionReports
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.producers import ProducerTable
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.replicate.disk_position import DiskPosition
+from holdfast.node.routing.peer_filters import PeerFilters
+from holdfast.node.routing.qos0_routing import Qos0Routing
+from holdfast.node.session.message import Message
+from holdfast.node.state.group_members import GroupMembers
+from holdfast.node.state.groups import GroupPositions
+from holdfast.node.state.offset_ranges import FinishedOffsets
+from holdfast.node.state.recorded_state import RecordedState
 from tests.model import test_cluster_put_back as put_back
 from tests.support.planted import Plant, fails_with
 from tests.unit import test_backup_files as backup_files

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.snapshot_entries import snapshot_entries
+from holdfast.log.batch import ATTRIBUTE_STATE, Batch
+from holdfast.log.partition import partition_of
+from holdfast.log.record import FLAG_PRODUCER, MESSAGE, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.state.snapshot_entries import snapshot_entries
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.properties import USER_PROPERTY, encode_block
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import FLAG_PRODUCER, MESSAGE, Record
 from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import block_of_seeds, run_seeds
 

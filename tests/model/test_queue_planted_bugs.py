@@ -2,10 +2,10 @@
 
 import pytest
 
-from holdfast.broker.queues import changes
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery import snapshot_entries as entries
-from holdfast.broker.session.session import Group
+from holdfast.node.groups import queue_changes as changes
+from holdfast.node.session.session import Group
+from holdfast.node.state import snapshot_entries as entries
+from holdfast.node.state.recorded_state import RecordedState
 from tests.model.test_queue_sessions import run
 from tests.support import node_bench
 from tests.support.planted import is_found

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.cluster.raft import leader as raft_leading
-from holdfast.cluster.raft import node as raft
-from holdfast.cluster.raft.node import RaftFailure, RaftNode, Ready
-from holdfast.cluster.raft.state import Raft
+from holdfast.node.raft import leader as raft_leading
+from holdfast.node.raft import node as raft
+from holdfast.node.raft.node import RaftFailure, RaftNode, Ready
+from holdfast.node.raft.state import Raft
 from tests.support.seeds import block_of_seeds, run_worlds
 from tests.support.sim_meta import World
 from tests.support.sim_raft import ElectionWorld, Wrong

@@ -5,16 +5,16 @@ from copy import copy
 
 import pytest
 
-from holdfast.broker.delivery import delivery, live_lane, log_replay, read_results, replay
-from holdfast.broker.delivery.read_results import QueueRead
-from holdfast.broker.delivery.transmission import send_qos0
-from holdfast.broker.recovery import session_records
-from holdfast.broker.session.cursor import LiveLane, WaitingQos0
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Session, Subscription
-from holdfast.broker.state import NodeState, Route
-from holdfast.cluster.publish import apply
-from holdfast.storage.record import Record
+from holdfast.log.record import Record
+from holdfast.node.delivery import delivery, live_lane, log_replay, read_results, replay
+from holdfast.node.delivery.read_results import QueueRead
+from holdfast.node.delivery.transmission import send_qos0
+from holdfast.node.node_state import NodeState, Route
+from holdfast.node.publish import apply
+from holdfast.node.session.cursor import LiveLane, WaitingQos0
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Session, Subscription
+from holdfast.node.state import session_records
 from tests.model.test_replay_qos0 import run as run_mixed
 from tests.model.test_replay_sessions import run
 from tests.support.node_bench import NodeBench

@@ -13,8 +13,8 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.effects import ReadLog
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import ReadLog
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer

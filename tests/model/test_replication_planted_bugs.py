@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.partitions import follower as following
-from holdfast.cluster.partitions import in_sync, log_matching
-from holdfast.cluster.partitions.codec import CUT, GO_ON, OFFSET_ENTRY
-from holdfast.cluster.partitions.follower import FollowerSide
-from holdfast.cluster.partitions.in_sync import InSync
-from holdfast.cluster.partitions.leader import LeaderSide
-from holdfast.cluster.partitions.progress import LedPartition, Progress
-from holdfast.cluster.partitions.replication import Replication
-from holdfast.storage.batch import Batch
+from holdfast.log.batch import Batch
+from holdfast.node.replicate import follower as following
+from holdfast.node.replicate import in_sync, log_matching
+from holdfast.node.replicate.codec import CUT, GO_ON, OFFSET_ENTRY
+from holdfast.node.replicate.follower import FollowerSide
+from holdfast.node.replicate.in_sync import InSync
+from holdfast.node.replicate.leader import LeaderSide
+from holdfast.node.replicate.progress import LedPartition, Progress
+from holdfast.node.replicate.replication import Replication
 from tests.sim.schedule import Wrong
 from tests.support.planted import Plant, Planted, changed
 from tests.support.sim_replication import Faults, World

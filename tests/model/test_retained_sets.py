@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
+from holdfast.node.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.publish import Publish

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
+from holdfast.node.config import NodeConfig
 from tests.support.node_bench import NodeBench
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.test_node_publish import publish, subscribe

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
+from holdfast.node.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer, check_routing

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.broker.recovery import node_recovery
-from holdfast.broker.recovery.snapshot_entries import snapshot_entries
-from holdfast.broker.recovery.state_records import log_progress
-from holdfast.storage.reading.scan import SegmentScan
+from holdfast.log.reading.scan import SegmentScan
+from holdfast.node.state import node_recovery
+from holdfast.node.state.snapshot_entries import snapshot_entries
+from holdfast.node.state.state_records import log_progress
 from tests.model.test_sessions import TOPICS, Subscriber, World
 from tests.support.seeds import block_of_seeds, run_seeds
 

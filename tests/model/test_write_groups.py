@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-import holdfast.storage.reading.scan as scan
+import holdfast.log.reading.scan as scan
 from holdfast.client.log.reading.segment_index import SegmentMap
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.storage.batch import ATTRIBUTE_GROUPED, HEADER_BYTES, Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.files.data_directory import create
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.recovery import OpenedJournal, open_journal
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.journal.tailing import JournalFollower
-from holdfast.storage.reading.scan import SegmentScan
-from holdfast.storage.reading.segment_reader import SegmentReader
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.log.batch import ATTRIBUTE_GROUPED, HEADER_BYTES, Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files.data_directory import create
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import DataDirectory, Manifest, segment_name
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.recovery import OpenedJournal, open_journal
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.journal.tailing import JournalFollower
+from holdfast.log.reading.scan import SegmentScan
+from holdfast.log.reading.segment_reader import SegmentReader
+from holdfast.log.record import MESSAGE, Record
 
 PAGE_BYTES = 4096
 PARTITIONS = 4

@@ -2,7 +2,7 @@
 and clients that a seed decides about, and checkers that watch all of them.
 
 `schedule` is the clock, `network` the links between nodes, `disk` the disks, `host` the machine of
-a node. `process` drives the production turns (`holdfast.cluster.runtime`) over its `cores`; its
+a node. `process` drives the production turns (`holdfast.node.runtime`) over its `cores`; its
 ports are in `process`, its event `loop`, `links`, `reads` and `storing`. `client` and `sockets` are
 the MQTT clients; `workload`, `whispers`, `timed` and `teams` what they do, by `casts`. `faults` and
 `operating` are what happens to the nodes, `checks`, `mirror` and `story` what must hold. `world`

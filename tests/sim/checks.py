@@ -11,14 +11,14 @@ from zlib import crc32
 
 from msgspec.structs import asdict
 
-from holdfast.broker.effects import Note
-from holdfast.broker.session.message import Message as StoredMessage
-from holdfast.broker.session.state import decode_cursor
-from holdfast.cluster.metadata.model import NodePhase
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.record import Record
+from holdfast.node.effects import Note
+from holdfast.node.metadata.model import NodePhase
+from holdfast.node.session.message import Message as StoredMessage
+from holdfast.node.session.state import decode_cursor
 from holdfast.protocol.topics.names import is_shared
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.record import Record
 from tests.sim.invariants import check_invariants
 from tests.sim.schedule import Violation
 from tests.sim.story import SessionStory

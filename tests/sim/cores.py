@@ -1,34 +1,34 @@
 """What a process begins with: the cores of a node, opened on what its disk has, as
-server/cluster.py does it."""
+process/cluster.py does it."""
 
 import random
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, cast
 
-from holdfast.broker.cluster_port import RECORD_FEATURES
-from holdfast.broker.node import Node
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.state import NodeState
-from holdfast.cluster import attendance
-from holdfast.cluster.failure.detector import DetectorConfig
-from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.metadata.model import NodeInfo
-from holdfast.cluster.metadata.state_machine import peer_id
-from holdfast.cluster.metadata.store import MetaStore
-from holdfast.cluster.node import ClusterNode
-from holdfast.cluster.partitions import disk_position, incomplete
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.parts import ClusterNodeConfig
-from holdfast.cluster.placement.controller import ControllerConfig
-from holdfast.cluster.sessions import releases, reports
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.server.disk import older_copy
-from holdfast.server.disk.raft_files import RaftFiles
-from holdfast.server.disk.storage import Storage
-from holdfast.storage.files.data_directory import create, read_manifest
-from holdfast.storage.files.layout import MANIFEST, DataDirectory, Manifest
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.reading.scan import Damage
+from holdfast.io.disk import older_copy
+from holdfast.io.disk.raft_files import RaftFiles
+from holdfast.io.disk.storage import Storage
+from holdfast.log.files.data_directory import create, read_manifest
+from holdfast.log.files.layout import MANIFEST, DataDirectory, Manifest
+from holdfast.log.journal.journal import Journal
+from holdfast.log.reading.scan import Damage
+from holdfast.node import attendance
+from holdfast.node.cluster_node import ClusterNode
+from holdfast.node.cluster_port import RECORD_FEATURES
+from holdfast.node.failure.detector import DetectorConfig
+from holdfast.node.failure.health import Presence
+from holdfast.node.metadata.model import NodeInfo
+from holdfast.node.metadata.state_machine import peer_id
+from holdfast.node.metadata.store import MetaStore
+from holdfast.node.node import Node
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership import releases, reports
+from holdfast.node.parts import ClusterNodeConfig
+from holdfast.node.placement.controller import ControllerConfig
+from holdfast.node.replicate import disk_position, incomplete
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 from tests.sim.watching import AppliedRecords
 
 if TYPE_CHECKING:

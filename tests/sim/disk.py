@@ -1,6 +1,6 @@
 """A file system in memory that crashes, tears writes, forgets what was not synced, and fills up.
 
-It implements `storage.files.filesystem.FileSystem`. Every call that changes something is a step; at
+It implements `log.files.filesystem.FileSystem`. Every call that changes something is a step; at
 step `crash_at` the call does half of its work and raises Crash. `after_crash` is the disk as the
 next process finds it. A name is on the disk once its folder was synced, and is found there if the
 names of all folders above it are, too.
@@ -12,7 +12,7 @@ import errno
 import random
 from collections.abc import Sequence
 
-from holdfast.storage.files.filesystem import ReadFile, WriteFile
+from holdfast.log.files.filesystem import ReadFile, WriteFile
 
 SECTOR_BYTES = 512
 

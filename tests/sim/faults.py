@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cluster.partitions.disk_position import find_loss
+from holdfast.node.replicate.disk_position import find_loss
 from tests.sim.host import EPOCH_US
 from tests.sim.operating import Operator
 from tests.sim.process import LEAVE_S

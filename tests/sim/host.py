@@ -3,10 +3,10 @@
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cluster.metadata.model import ClusterMetadata
-from holdfast.server.disk import older_copy, unsynced
-from holdfast.server.disk.journal_writer import DiskFullError
-from holdfast.storage.files.layout import JOURNAL
+from holdfast.io.disk import older_copy, unsynced
+from holdfast.io.disk.journal_writer import DiskFullError
+from holdfast.log.files.layout import JOURNAL
+from holdfast.node.metadata.model import ClusterMetadata
 from tests.sim.disk import Crash, SimDisk
 from tests.sim.mirror import Mirror
 from tests.sim.network import PeerConnection

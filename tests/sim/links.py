@@ -1,10 +1,10 @@
-"""The links of a process, as `server.peers.links` has them: what leaves, and which handshakes come
+"""The links of a process, as `io.peers.links` has them: what leaves, and which handshakes come
 to nothing. `network` says what arrives."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.partitions.disk_position import Known
+from holdfast.node.replicate.disk_position import Known
 from holdfast.security.peer_handshake import OLDER_COPY, OLDER_COPY_WAITS
 from holdfast.security.peer_identity import STANDS_APART, PeerIdentity, Refusal
 

@@ -4,11 +4,11 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.broker.effects import Effect, Note, ResumeInput
-from holdfast.broker.node import Node
-from holdfast.broker.runtime import Runtime
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.node.effects import Effect, Note, ResumeInput
+from holdfast.node.node import Node
+from holdfast.node.runtime.runtime import Runtime
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.listener_rules import ListenerRules
 
 if TYPE_CHECKING:
     from tests.sim.host import Host

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.server.disk.storage import Storage
-from holdfast.storage.batch import ATTRIBUTE_RESET, Batch
-from holdfast.storage.journal.segment import WriteGroup
+from holdfast.io.disk.storage import Storage
+from holdfast.log.batch import ATTRIBUTE_RESET, Batch
+from holdfast.log.journal.segment import WriteGroup
 
 if TYPE_CHECKING:
     from tests.sim.checks import Checks

@@ -1,4 +1,4 @@
-"""The links between the nodes: one TCP connection per pair, as server/peers/links.py has it.
+"""The links between the nodes: one TCP connection per pair, as io/peers/links.py has it.
 
 Frames of one direction arrive in order, each link and direction with delays of its own. A direction
 that is cut holds back what is sent; if that lasts, the ends give the connection up, each at its own

@@ -5,10 +5,10 @@ it, through whichever node answers."""
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cluster.metadata import operations
-from holdfast.cluster.metadata.commands import Command
-from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
-from holdfast.cluster.metadata.operations import OperationError
+from holdfast.node.metadata import operations
+from holdfast.node.metadata.commands import Command
+from holdfast.node.metadata.model import ClusterMetadata, NodePhase
+from holdfast.node.metadata.operations import OperationError
 
 if TYPE_CHECKING:
     from tests.sim.host import Host

@@ -1,22 +1,22 @@
-"""A node's process: the turns of `holdfast.cluster.runtime` over the production cores, by the
+"""A node's process: the turns of `holdfast.node.runtime` over the production cores, by the
 schedule's clock, with the simulated network and disk.
 """
 
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.effects import Note
-from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.frame_kinds import IMAGE, BadFrame
-from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
-from holdfast.cluster.metadata.requests import Outcome
-from holdfast.cluster.runtime.peer_check import PeerCheck
-from holdfast.cluster.runtime.ports import ClusterPorts
-from holdfast.cluster.runtime.replacement import Replacement
-from holdfast.cluster.runtime.runtime import ClusterRuntime
-from holdfast.server.disk import older_copy
-from holdfast.storage.journal.commit_pace import JournalWaits
-from holdfast.storage.journal.watermarks import Checkpoint
-from holdfast.storage.reading.scan import Damage
+from holdfast.io.disk import older_copy
+from holdfast.log.journal.commit_pace import JournalWaits
+from holdfast.log.journal.watermarks import Checkpoint
+from holdfast.log.reading.scan import Damage
+from holdfast.node.effects import Note
+from holdfast.node.failure.health import Presence
+from holdfast.node.frame_kinds import IMAGE, BadFrame
+from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata
+from holdfast.node.metadata.requests import Outcome
+from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.runtime.peer_check import PeerCheck
+from holdfast.node.runtime.ports import ClusterPorts
+from holdfast.node.runtime.replacement import Replacement
 from tests.sim.cores import Cores
 from tests.sim.links import SimLinks
 from tests.sim.loop import EventLoop

@@ -1,13 +1,13 @@
-"""The reader of a process' log: `server.event_loop.log_reads` without its thread."""
+"""The reader of a process' log: `io.event_loop.log_reads` without its thread."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.effects import FetchInflight, FindStarts, ReadLog
-from holdfast.broker.runtime import Found
-from holdfast.cluster.partitions.effects import ReadBatches
-from holdfast.storage.reading.cursor import LogReader, ReadResult
-from holdfast.storage.reading.starts import FoundStart
+from holdfast.log.reading.cursor import LogReader, ReadResult
+from holdfast.log.reading.starts import FoundStart
+from holdfast.node.effects import FetchInflight, FindStarts, ReadLog
+from holdfast.node.replicate.effects import ReadBatches
+from holdfast.node.runtime.runtime import Found
 
 if TYPE_CHECKING:
     from tests.sim.loop import EventLoop

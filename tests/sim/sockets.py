@@ -5,7 +5,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from holdfast.broker.session.connection import Connection
+from holdfast.node.session.connection import Connection
 from holdfast.protocol.mqtt.packets import PUBACK, PUBREC
 from tests.sim.process import Process
 from tests.sim.schedule import Work

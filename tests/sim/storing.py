@@ -1,5 +1,5 @@
 """A process' disk: the journal's groups, the metadata's writes, watermarks, snapshots, retention;
-what `server.disk.journal_writer`, `server.disk.raft_writer` and `server.maintenance` do, without
+what `io.disk.journal_writer`, `io.disk.raft_writer` and `io.disk.maintenance` do, without
 their threads. What is done when is decided by `ClusterRuntime` and `MaintenancePlan`.
 
 While the host's disk hangs nothing of it goes on; what was begun is done when it is well again.
@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.recovery.maintenance_plan import MaintenanceLimits, MaintenancePlan
-from holdfast.cluster.raft.node import Write
-from holdfast.server.disk.journal_writer import (
+from holdfast.io.disk.journal_writer import (
     SPACE_POLL_S,
     DiskFullError,
     GroupWriter,
     sync_newest,
 )
-from holdfast.server.disk.storage import SNAPSHOTS_KEPT
-from holdfast.storage.files.filesystem import TemporaryFile
-from holdfast.storage.files.layout import DataDirectory, snapshot_name
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.journal.retention import RetentionPolicy
-from holdfast.storage.journal.segment import Segment, WriteGroup
-from holdfast.storage.journal.watermarks import Checkpoint
-from holdfast.storage.snapshot import SnapshotEncoder
+from holdfast.io.disk.storage import SNAPSHOTS_KEPT
+from holdfast.log.files.filesystem import TemporaryFile
+from holdfast.log.files.layout import DataDirectory, snapshot_name
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.retention import RetentionPolicy
+from holdfast.log.journal.segment import Segment, WriteGroup
+from holdfast.log.journal.watermarks import Checkpoint
+from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.node.raft.node import Write
+from holdfast.node.state.maintenance_plan import MaintenanceLimits, MaintenancePlan
 
 if TYPE_CHECKING:
     from tests.sim.loop import EventLoop

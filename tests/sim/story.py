@@ -7,15 +7,15 @@ or an interval does so by one clock.
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from holdfast.broker.recovery.session_records import (
+from holdfast.log import record as log_record
+from holdfast.log.record import Record
+from holdfast.node.session.session import NEVER_EXPIRES
+from holdfast.node.state.session_records import (
     CloseRecord,
     EndRecord,
     OpenRecord,
     decode_record,
 )
-from holdfast.broker.session.session import NEVER_EXPIRES
-from holdfast.storage import record as log_record
-from holdfast.storage.record import Record
 
 TOLERANCE_S: Final = 0.05
 """A node's clock is as old as its turn."""

@@ -7,7 +7,7 @@ with the true time, too: an interval must not end early because the clocks of tw
 
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cluster.state.replicated import CLOCK_SLACK_S
+from holdfast.node.state.replicated import CLOCK_SLACK_S
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.packets import Publish

@@ -32,15 +32,15 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.recorded_state import SESSION_EXPIRY, WILL_DUE
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.rarities import rarities_of
-from holdfast.broker.session.session import Inflight, Session, tag_of
-from holdfast.cluster.publish.apply import Applier
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage import record as log_record
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.publish.apply import Applier
+from holdfast.node.session.message import Message
+from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.session import Inflight, Session, tag_of
+from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE
+from holdfast.node.state.replicated import ReplicatedState
 
 if TYPE_CHECKING:
     from tests.sim.host import Host

@@ -4,11 +4,11 @@ and in the end nothing may be missing."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.broker.config import NodeConfig
-from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
-from holdfast.cluster.metadata.model import ClusterMetadata
-from holdfast.cluster.metadata.state_machine import peer_id
-from holdfast.cluster.metadata.store import MetaStore
+from holdfast.node.config import NodeConfig
+from holdfast.node.failure.cluster_clock import TOLERANCE_S
+from holdfast.node.metadata.model import ClusterMetadata
+from holdfast.node.metadata.state_machine import peer_id
+from holdfast.node.metadata.store import MetaStore
 from tests.sim.casts import LOG, parties
 from tests.sim.checks import Checks
 from tests.sim.faults import LAG, SEVER, SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults

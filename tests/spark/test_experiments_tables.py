@@ -14,8 +14,8 @@ pytest.importorskip("pyspark.sql")
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from holdfast.log.partition import partition_of
 from holdfast.pipeline.lake.lake import Lake
-from holdfast.storage.partition import partition_of
 from holdfast_lab import fault_tables, quality_tables, run_tables
 from holdfast_lab.judge import counts
 from holdfast_lab.publication import publish_events

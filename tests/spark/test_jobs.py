@@ -17,10 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.client.log.reading.offsets import DataLossError
+from holdfast.log.record import MESSAGE
 from holdfast.pipeline import Column, Grain, Lake, Outputs, Table
 from holdfast.pipeline.lake.engine import locked
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.storage.record import MESSAGE
 from tests.support.iceberg_tables import MISSING, can_test_iceberg
 from tests.support.lake_site import OWN, Crash, Site
 from tests.support.lake_tables import NUMBERED, PER_HOUR, TABLES, numbered

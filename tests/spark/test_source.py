@@ -22,10 +22,10 @@ from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 from pyspark.sql.types import DataType  # noqa: E402
 
 from examples.telemetry_report import report  # noqa: E402
+from holdfast.log.partition import partition_of  # noqa: E402
+from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION  # noqa: E402
 from holdfast.pipeline import decode_properties  # noqa: E402
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, spark_type  # noqa: E402
-from holdfast.storage.partition import partition_of  # noqa: E402
-from holdfast.storage.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION  # noqa: E402
 
 pytestmark = [
     pytest.mark.spark,

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
+from holdfast.log.partition import partition_of
+from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN
 from holdfast.pipeline.decoders.decoded import CODES
 from holdfast.pipeline.lake import folding
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.tables import TABLES, Rule, readings, readings_table
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import FLAG_PRODUCER, FLAG_RETAIN
 from tests.support.journal_files import Journal, record
 from tests.support.plant_day import Day
 from tests.support.plant_oracle import Expected

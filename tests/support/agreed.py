@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from holdfast.cluster.metadata.commands import Command
-from holdfast.cluster.metadata.effects import Persist
-from holdfast.cluster.metadata.model import ClusterMetadata
-from holdfast.cluster.metadata.state_machine import peer_id
-from holdfast.cluster.metadata.store import MetaStore
-from holdfast.server.disk.raft_files import RaftFiles
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.io.disk.raft_files import RaftFiles
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.node.metadata.commands import Command
+from holdfast.node.metadata.effects import Persist
+from holdfast.node.metadata.model import ClusterMetadata
+from holdfast.node.metadata.state_machine import peer_id
+from holdfast.node.metadata.store import MetaStore
 
 
 def agree(directory: Path, command: Command) -> ClusterMetadata:

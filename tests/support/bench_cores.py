@@ -3,24 +3,24 @@ bench's log, and passes what its driver would pass."""
 
 from typing import TYPE_CHECKING
 
-from holdfast.broker.cluster_port import RECORD_FEATURES
-from holdfast.broker.effects import Note
-from holdfast.broker.node import Node
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.cluster.failure.detector import DetectorConfig
-from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.metadata.model import NodeInfo
-from holdfast.cluster.metadata.store import MetaStore
-from holdfast.cluster.node import ClusterNode
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.parts import ClusterNodeConfig
-from holdfast.cluster.placement.controller import ControllerConfig
-from holdfast.cluster.raft.log import RaftState
-from holdfast.cluster.sessions import releases
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.batch import Batch
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.segment import WriteGroup
+from holdfast.log.batch import Batch
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.node.cluster_node import ClusterNode
+from holdfast.node.cluster_port import RECORD_FEATURES
+from holdfast.node.effects import Note
+from holdfast.node.failure.detector import DetectorConfig
+from holdfast.node.failure.health import Presence
+from holdfast.node.metadata.model import NodeInfo
+from holdfast.node.metadata.store import MetaStore
+from holdfast.node.node import Node
+from holdfast.node.ownership import releases
+from holdfast.node.parts import ClusterNodeConfig
+from holdfast.node.placement.controller import ControllerConfig
+from holdfast.node.raft.log import RaftState
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 from tests.support.sim_raft import carry_out
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.node import Node
 from holdfast.config import schema
 from holdfast.config.listener import Listener
-from holdfast.server.cluster import ClusterMembership
-from holdfast.server.node_settings import of_one
-from holdfast.server.sockets.listener_files import ListenerFiles
-from holdfast.server.sockets.listeners import OpenListener, reserve
-from holdfast.storage.journal.journal import Journal
+from holdfast.io.settings.node_settings import of_one
+from holdfast.io.sockets.listener_files import ListenerFiles
+from holdfast.io.sockets.listeners import OpenListener, reserve
+from holdfast.log.journal.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.node import Node
+from holdfast.process.cluster import ClusterMembership
 
 SEGMENT_BYTES = 1 << 20
 

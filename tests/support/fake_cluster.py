@@ -10,11 +10,11 @@ from typing import Any
 from holdfast.api.admin import AdminServer, audit_of
 from holdfast.api.cluster_operations import ClusterError, ClusterFigures
 from holdfast.config.schema import Config
+from holdfast.federation.sidecar.in_broker import BrokerFederation
+from holdfast.io.disk.maintenance import Maintenance
+from holdfast.io.disk.shared_directory import SharedDirectory
+from holdfast.io.event_loop.cluster_broker import ClusterBroker
 from holdfast.security.http.server import listen
-from holdfast.server.event_loop.cluster_broker import ClusterBroker
-from holdfast.server.federation import BrokerFederation
-from holdfast.server.maintenance import Maintenance
-from holdfast.server.shared_directory import SharedDirectory
 
 WAIT_S = 20.0
 

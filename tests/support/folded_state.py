@@ -8,10 +8,10 @@ from collections import deque
 from types import GetSetDescriptorType
 from typing import Final
 
-from holdfast.broker.session.rarities import rarities_of
-from holdfast.broker.session.session import Group, Session
-from holdfast.cluster.state.offset_ranges import FinishedOffsets
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.session import Group, Session
+from holdfast.node.state.offset_ranges import FinishedOffsets
+from holdfast.node.state.replicated import ReplicatedState
 
 OWN: Final = {
     "Session": {

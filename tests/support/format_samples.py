@@ -13,38 +13,38 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.broker.admission.bans import Ban
-from holdfast.broker.publish.producers import (
+from holdfast.federation.core import frames as federation
+from holdfast.federation.core.identity import Identity, decode_identity
+from holdfast.io.disk import raft_files
+from holdfast.log import snapshot
+from holdfast.log.batch import ATTRIBUTE_GROUPED, ATTRIBUTE_MORE, FORMAT, Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files import layout
+from holdfast.log.files.data_directory import read_manifest
+from holdfast.log.journal import watermarks
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.epoch_folders import Epoch, read_epoch, write_epoch
+from holdfast.log.reading import index_file
+from holdfast.log.record import FORGOTTEN, Record
+from holdfast.node.admission.bans import Ban
+from holdfast.node.publish.producers import (
     ProducerPosition,
     decode_producer,
     encode_producer,
     forgotten,
     forgotten_us,
 )
-from holdfast.broker.recovery import session_records as sessions
-from holdfast.broker.recovery.ban_records import BanEntry, ban_entry, decode_ban
-from holdfast.broker.session.audience import Audience, decode_audience, encode_audience
-from holdfast.broker.session.state import decode_cursor, encode_cursor
-from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
-from holdfast.cluster.raft.state import Write
-from holdfast.cluster.state.group_members import MEMBERS, MembersEntry
-from holdfast.federation.core import frames as federation
-from holdfast.federation.core.identity import Identity, decode_identity
+from holdfast.node.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
+from holdfast.node.raft.state import Write
+from holdfast.node.session.audience import Audience, decode_audience, encode_audience
+from holdfast.node.session.state import decode_cursor, encode_cursor
+from holdfast.node.state import session_records as sessions
+from holdfast.node.state.ban_records import BanEntry, ban_entry, decode_ban
+from holdfast.node.state.group_members import MEMBERS, MembersEntry
 from holdfast.pipeline.lake.files import commits
 from holdfast.pipeline.lake.files.settings import LakeSettings, Registration
 from holdfast.security import peer_identity
 from holdfast.security.access import access_file
-from holdfast.server.disk import raft_files
-from holdfast.storage import snapshot
-from holdfast.storage.batch import ATTRIBUTE_GROUPED, ATTRIBUTE_MORE, FORMAT, Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.files import layout
-from holdfast.storage.files.data_directory import read_manifest
-from holdfast.storage.journal import watermarks
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.journal.epoch_folders import Epoch, read_epoch, write_epoch
-from holdfast.storage.reading import index_file
-from holdfast.storage.record import FORGOTTEN, Record
 from tests.sim.disk import SimDisk
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "formats"

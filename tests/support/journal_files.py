@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.files.data_directory import create
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import Manifest
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import FLAG_AUDIENCE, MESSAGE, Record
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files.data_directory import create
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import Manifest
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.partition import partition_of
+from holdfast.log.record import FLAG_AUDIENCE, MESSAGE, Record
 
 TIME_US = 1_790_000_000_000_000
 

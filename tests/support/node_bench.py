@@ -5,9 +5,16 @@ batches."""
 import random
 from collections.abc import Callable, Iterable
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.subscribe import handle_starts
-from holdfast.broker.effects import (
+from holdfast.log.batch import Batch
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.reading.scan import scan_segment
+from holdfast.log.reading.starts import FoundStart
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.broker_port import BrokerPort
+from holdfast.node.config import NodeConfig
+from holdfast.node.delivery.subscribe import handle_starts
+from holdfast.node.effects import (
     AskRights,
     AskSources,
     AskTopics,
@@ -20,16 +27,15 @@ from holdfast.broker.effects import (
     ResumeInput,
     RunCommands,
 )
-from holdfast.broker.node import Node
-from holdfast.broker.publish.control import finish_commands
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.snapshot_entries import snapshot_entries
-from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.session import Group, Session
-from holdfast.broker.state import NodeState
-from holdfast.broker.topic_rights.questions import handle_topics
-from holdfast.cluster.broker_port import BrokerPort
+from holdfast.node.node import Node
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.control import finish_commands
+from holdfast.node.session.connection import OPEN, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.session import Group, Session
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.snapshot_entries import snapshot_entries
+from holdfast.node.topic_rights.questions import handle_topics
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode
@@ -38,12 +44,6 @@ from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.protocol.topics.names import is_shared, matches
 from holdfast.security.acl import ClientRules
 from holdfast.security.identity.identity import Answer
-from holdfast.storage.batch import Batch
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.reading.scan import scan_segment
-from holdfast.storage.reading.starts import FoundStart
-from holdfast.storage.record import MESSAGE, Record
 from tests.sim.disk import SimContent, SimReadFile
 from tests.support.bench_cores import ClusterOfOne
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import uvloop
 
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.server.peers.links import BOUNDS, PeerAuth, PeerIdentity, PeerLinks
+from holdfast.io.peers.links import BOUNDS, PeerAuth, PeerIdentity, PeerLinks
+from holdfast.node.frame_kinds import BadFrame
 from tests.support.ports import free_port
 
 SECRET = b"a secret of the nodes, 32 or more"

@@ -5,18 +5,18 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.storage.batch import ATTRIBUTE_RESET, Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.files.data_directory import create, read_manifest
-from holdfast.storage.files.filesystem import FileSystem
-from holdfast.storage.files.layout import DataDirectory, Manifest
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.log.batch import ATTRIBUTE_RESET, Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files.data_directory import create, read_manifest
+from holdfast.log.files.filesystem import FileSystem
+from holdfast.log.files.layout import DataDirectory, Manifest
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
 from tests.support.journal_files import batches_of
 
 TIME_US = 1_700_000_000_000_000

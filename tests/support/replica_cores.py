@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from holdfast.cluster.frame_kinds import REPLICATE
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import ProposeInSync, ReadBatches, ReplicationEffect, Send
-from holdfast.cluster.partitions.replication import Replication
+from holdfast.node.frame_kinds import REPLICATE
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.replicate.effects import ProposeInSync, ReadBatches, ReplicationEffect, Send
+from holdfast.node.replicate.replication import Replication
 from tests.support.sim_replica_log import ReplicaDisk, SimReplicaLog
 
 EffectT = TypeVar("EffectT", bound=ReplicationEffect)

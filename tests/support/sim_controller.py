@@ -17,16 +17,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from holdfast.cluster.failure.health import Health, Presence
-from holdfast.cluster.metadata import operations
-from holdfast.cluster.metadata.commands import (
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.metadata import operations
+from holdfast.node.metadata.commands import (
     ChangePartitions,
     Command,
     InitCluster,
     PutNode,
     apply,
 )
-from holdfast.cluster.metadata.model import (
+from holdfast.node.metadata.model import (
     DATA,
     WITNESS,
     ClusterMetadata,
@@ -34,7 +34,7 @@ from holdfast.cluster.metadata.model import (
     NodePhase,
     PartitionInfo,
 )
-from holdfast.cluster.placement.controller import Controller, ControllerConfig
+from holdfast.node.placement.controller import Controller, ControllerConfig
 from tests.sim.schedule import Wrong
 
 CONFIG: Final = ControllerConfig(

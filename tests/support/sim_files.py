@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.storage.files.filesystem import Lock, ReadFile, WriteFile
+from holdfast.log.files.filesystem import Lock, ReadFile, WriteFile
 from tests.sim.disk import SimDisk
 from tests.support.sim_schedule import Killed, Owner, ThreadSchedule
 

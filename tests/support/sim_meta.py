@@ -20,21 +20,21 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.frame_kinds import RAFT
-from holdfast.cluster.metadata import store as metastore
-from holdfast.cluster.metadata.commands import ChangePartitions, RemoveNode
-from holdfast.cluster.metadata.effects import Persist, ProposalDone, Send
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
-from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
-from holdfast.cluster.metadata.state_machine import MetaState, peer_id
-from holdfast.cluster.metadata.store import MetaStore
-from holdfast.cluster.raft import leader as raft_leading
-from holdfast.cluster.raft import node as raft
-from holdfast.cluster.raft.codec import decode_message
-from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership
-from holdfast.cluster.raft.messages import VoteReply, VoteRequest
-from holdfast.cluster.raft.state import RaftTiming, Write
-from holdfast.server.disk.raft_files import RaftFiles
+from holdfast.io.disk.raft_files import RaftFiles
+from holdfast.node.frame_kinds import RAFT
+from holdfast.node.metadata import store as metastore
+from holdfast.node.metadata.commands import ChangePartitions, RemoveNode
+from holdfast.node.metadata.effects import Persist, ProposalDone, Send
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
+from holdfast.node.metadata.requests import Accepted, Outcome, RequestRefused
+from holdfast.node.metadata.state_machine import MetaState, peer_id
+from holdfast.node.metadata.store import MetaStore
+from holdfast.node.raft import leader as raft_leading
+from holdfast.node.raft import node as raft
+from holdfast.node.raft.codec import decode_message
+from holdfast.node.raft.log import EntryKind, LogEntry, Membership
+from holdfast.node.raft.messages import VoteReply, VoteRequest
+from holdfast.node.raft.state import RaftTiming, Write
 from tests.sim.disk import Crash, SimDisk
 from tests.sim.schedule import VirtualTime, Wrong
 

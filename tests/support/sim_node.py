@@ -17,28 +17,27 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.node import Node
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.state import NodeState
-from holdfast.cluster.lease.directory import HolderInfo
-from holdfast.cluster.lease.tenure import LeaseLost
-from holdfast.cluster.lease.watch import LeaseTimes
-from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config, Log, Retention
-from holdfast.server import maintenance
-from holdfast.server.disk import journal_writer as disk
-from holdfast.server.disk import mastership, standby, storage
-from holdfast.server.disk.journal_writer import GroupWriter, JournalWriter
-from holdfast.server.disk.mastership import Mastership, Renewal
-from holdfast.server.disk.standby import Standby
-from holdfast.server.disk.storage import Storage
-from holdfast.server.maintenance import Maintenance
-from holdfast.storage.batch import Batch
-from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
+from holdfast.io.disk import journal_writer as disk
+from holdfast.io.disk import maintenance, mastership, standby, storage
+from holdfast.io.disk.journal_writer import GroupWriter, JournalWriter
+from holdfast.io.disk.maintenance import Maintenance
+from holdfast.io.disk.mastership import Mastership, Renewal
+from holdfast.io.disk.standby import Standby
+from holdfast.io.disk.storage import Storage
+from holdfast.log.batch import Batch
+from holdfast.log.files.layout import DataDirectory
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.partition import partition_of
+from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.lease.directory import HolderInfo
+from holdfast.node.lease.tenure import LeaseLost
+from holdfast.node.lease.watch import LeaseTimes
+from holdfast.node.node import Node
+from holdfast.node.node_state import NodeState
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 from tests.support.sim_files import Process
 from tests.support.sim_schedule import Killed, SimEvent, SimQueue, SimThreading, ThreadSchedule
 

@@ -13,12 +13,12 @@ from functools import partial
 
 import pytest
 
-from holdfast.cluster.raft import leader as raft_leading
-from holdfast.cluster.raft import node as raft
-from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftState
-from holdfast.cluster.raft.messages import Message, VoteReply, VoteRequest
-from holdfast.cluster.raft.node import RaftNode
-from holdfast.cluster.raft.state import RaftTiming, Ready, Write
+from holdfast.node.raft import leader as raft_leading
+from holdfast.node.raft import node as raft
+from holdfast.node.raft.log import EntryKind, LogEntry, Membership, RaftState
+from holdfast.node.raft.messages import Message, VoteReply, VoteRequest
+from holdfast.node.raft.node import RaftNode
+from holdfast.node.raft.state import RaftTiming, Ready, Write
 from tests.sim.schedule import VirtualTime, Wrong
 
 TROUBLE_S = 5.0

@@ -4,9 +4,9 @@ leaves what was synced and perhaps a little more."""
 from dataclasses import dataclass
 from random import Random
 
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.record import MESSAGE, Record
 from tests.sim.schedule import Wrong
 
 

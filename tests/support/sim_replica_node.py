@@ -6,10 +6,10 @@ from dataclasses import replace
 from random import Random
 from typing import Protocol
 
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.metadata.model import ClusterMetadata
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import (
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.metadata.model import ClusterMetadata
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.replicate.effects import (
     BecameLeader,
     Broken,
     Committed,
@@ -19,7 +19,7 @@ from holdfast.cluster.partitions.effects import (
     ReplicationEffect,
     Send,
 )
-from holdfast.cluster.partitions.replication import Replication
+from holdfast.node.replicate.replication import Replication
 from tests.sim.schedule import Wrong
 from tests.support.sim_replica_links import Link
 from tests.support.sim_replica_log import ReplicaDisk, SimReplicaLog

@@ -20,10 +20,10 @@ from random import Random
 
 from msgspec.structs import replace
 
-from holdfast.cluster.metadata.commands import ChangePartitions, apply
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import ProposeInSync
+from holdfast.node.metadata.commands import ChangePartitions, apply
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.replicate.effects import ProposeInSync
 from tests.sim.schedule import VirtualTime, Wrong
 from tests.support.sim_replica_ledger import Ledger
 from tests.support.sim_replica_links import Link

@@ -16,27 +16,27 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.cluster.lease import directory as lease_directory
-from holdfast.cluster.lease.directory import LeaseBeat, LeaseDirectory
-from holdfast.cluster.lease.watch import EXPIRED, HolderWatch
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.server.disk import mastership
-from holdfast.server.disk.storage import Storage
-from holdfast.storage.files.data_directory import create
-from holdfast.storage.files.filesystem import WriteFile
-from holdfast.storage.files.layout import DataDirectory, Manifest
-from holdfast.storage.journal.epoch_folders import (
+from holdfast.io.disk import mastership
+from holdfast.io.disk.storage import Storage
+from holdfast.log.files.data_directory import create
+from holdfast.log.files.filesystem import WriteFile
+from holdfast.log.files.layout import DataDirectory, Manifest
+from holdfast.log.journal.epoch_folders import (
     CLAIMED_NAME,
     LEASE,
     CorruptEpoch,
     Epoch,
     newest_epoch,
 )
-from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
-from holdfast.storage.journal.segment import Segment
-from holdfast.storage.record import CONTROL, FLAG_RETAIN, Record
-from holdfast.storage.snapshot import Snapshot
+from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.journal.segment import Segment
+from holdfast.log.record import CONTROL, FLAG_RETAIN, Record
+from holdfast.log.snapshot import Snapshot
+from holdfast.node.lease import directory as lease_directory
+from holdfast.node.lease.directory import LeaseBeat, LeaseDirectory
+from holdfast.node.lease.watch import EXPIRED, HolderWatch
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 from tests.sim.disk import SimDisk
 from tests.sim.schedule import Wrong
 from tests.support.sim_files import Process, Weather

@@ -19,11 +19,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 from holdfast.cli.main import main
-from holdfast.server import maintenance
-from holdfast.server import shared_directory as sharing
-from holdfast.server.disk.mastership import Renewal
-from holdfast.storage.files.filesystem import OsFileSystem, OsReadFile, OsWriteFile
-from holdfast.storage.journal.epoch_folders import CLAIMED_NAME, EPOCH_FILE
+from holdfast.io.disk import maintenance
+from holdfast.io.disk import shared_directory as sharing
+from holdfast.io.disk.mastership import Renewal
+from holdfast.log.files.filesystem import OsFileSystem, OsReadFile, OsWriteFile
+from holdfast.log.journal.epoch_folders import CLAIMED_NAME, EPOCH_FILE
 
 STALL_EVERY_S = 0.4
 STALL_S = (0.3, 1.5)

@@ -9,41 +9,41 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace as replace_struct
 
-from holdfast.broker.recovery.session_records import SessionEntry, WillEntry
-from holdfast.broker.session.message import Message
-from holdfast.cluster import frame_kinds as kinds
-from holdfast.cluster import frames
-from holdfast.cluster.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
-from holdfast.cluster.frames import OWNED_DECODER, OwnedSessions
-from holdfast.cluster.interest_frames import (
-    INTEREST_ACK_DECODER,
-    INTEREST_DECODER,
-    Interest,
-    InterestAck,
-)
-from holdfast.cluster.metadata import codec as metadata
-from holdfast.cluster.metadata import commands, model
-from holdfast.cluster.metadata.state_machine import decode_request, encode_request
-from holdfast.cluster.partitions import codec as replication
-from holdfast.cluster.partitions.disk_position import DiskPosition, decode_report, encode_report
-from holdfast.cluster.publish import forward_frames
-from holdfast.cluster.publish.forward_frames import (
+from holdfast.federation.core import frames as federation
+from holdfast.federation.sidecar import links, site_names
+from holdfast.io.peers import questions
+from holdfast.node import frame_kinds as kinds
+from holdfast.node import frames
+from holdfast.node.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
+from holdfast.node.frames import OWNED_DECODER, OwnedSessions
+from holdfast.node.groups import codec as groups
+from holdfast.node.groups import control_frames
+from holdfast.node.metadata import codec as metadata
+from holdfast.node.metadata import commands, model
+from holdfast.node.metadata.state_machine import decode_request, encode_request
+from holdfast.node.publish import forward_frames
+from holdfast.node.publish.forward_frames import (
     ForwardResult,
     decode_forward,
     decode_result,
     encode_result,
 )
-from holdfast.cluster.raft import messages as raft
-from holdfast.cluster.raft.codec import decode_message, encode_message
-from holdfast.cluster.reads import read_barrier
-from holdfast.cluster.shared_groups import codec as groups
-from holdfast.cluster.shared_groups import control_frames
-from holdfast.cluster.state import transfer
-from holdfast.federation.core import frames as federation
-from holdfast.federation.sidecar import links, site_names
+from holdfast.node.raft import messages as raft
+from holdfast.node.raft.codec import decode_message, encode_message
+from holdfast.node.reads import read_barrier
+from holdfast.node.replicate import codec as replication
+from holdfast.node.replicate.disk_position import DiskPosition, decode_report, encode_report
+from holdfast.node.routing.interest_frames import (
+    INTEREST_ACK_DECODER,
+    INTEREST_DECODER,
+    Interest,
+    InterestAck,
+)
+from holdfast.node.session.message import Message
+from holdfast.node.state import transfer
+from holdfast.node.state.session_records import SessionEntry, WillEntry
 from holdfast.security import peer_handshake as handshake
 from holdfast.security.peer_identity import PeerIdentity
-from holdfast.server.peers import questions
 from tests.support.format_samples import (
     ENTRIES,
     NUMBERS,

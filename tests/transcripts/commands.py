@@ -27,8 +27,8 @@ import shlex
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.broker.admission.bans import Ban
-from holdfast.broker.recovery.ban_records import record_ban, record_lift
+from holdfast.node.admission.bans import Ban
+from holdfast.node.state.ban_records import record_ban, record_lift
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.properties import TABLE, encode_block

@@ -5,22 +5,22 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.broker.session.state import decode_cursor
-from holdfast.cluster import frame_kinds as kinds
-from holdfast.cluster.metadata.model import ClusterMetadata, PartitionInfo
-from holdfast.cluster.metadata.state_machine import decode_request
-from holdfast.cluster.partitions import codec
-from holdfast.cluster.publish.forward_frames import decode_forward, decode_result
-from holdfast.cluster.raft import messages as raft
-from holdfast.cluster.raft.codec import decode_message
-from holdfast.cluster.raft.log import EntryKind, LogEntry
-from holdfast.cluster.reads.read_barrier import decode_barrier
-from holdfast.cluster.shared_groups import codec as groups
-from holdfast.cluster.shared_groups import control_frames as control
-from holdfast.storage import record as r
-from holdfast.storage.batch import Batch
-from holdfast.storage.kinds import KIND_NAMES
-from holdfast.storage.record import Record
+from holdfast.log import record as r
+from holdfast.log.batch import Batch
+from holdfast.log.kinds import KIND_NAMES
+from holdfast.log.record import Record
+from holdfast.node import frame_kinds as kinds
+from holdfast.node.groups import codec as groups
+from holdfast.node.groups import control_frames as control
+from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
+from holdfast.node.metadata.state_machine import decode_request
+from holdfast.node.publish.forward_frames import decode_forward, decode_result
+from holdfast.node.raft import messages as raft
+from holdfast.node.raft.codec import decode_message
+from holdfast.node.raft.log import EntryKind, LogEntry
+from holdfast.node.reads.read_barrier import decode_barrier
+from holdfast.node.replicate import codec
+from holdfast.node.session.state import decode_cursor
 from tests.transcripts.packets import message_words, reason_text
 
 NAMES: Final = {

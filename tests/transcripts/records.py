@@ -17,12 +17,12 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, Final
 
-from holdfast.broker.session.session import SENT
-from holdfast.broker.session.state import decode_cursor
-from holdfast.storage import record as r
-from holdfast.storage.kinds import KIND_NAMES
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
+from holdfast.log import record as r
+from holdfast.log.kinds import KIND_NAMES
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.session.session import SENT
+from holdfast.node.session.state import decode_cursor
 from tests.transcripts.packets import message_words, payload_text
 
 LEFT_OUT: Final = frozenset({"op", "client", "request", "owner"})

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.effects import Note
+from holdfast.log.batch import Batch
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import Note
 from holdfast.security.acl import AclFile
-from holdfast.storage.batch import Batch
-from holdfast.storage.record import Record
 from tests.sim.checks import Checks
 from tests.sim.host import EPOCH_US, Host
 from tests.sim.network import Item

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.broker.effects import Note
-from holdfast.storage.batch import Batch
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import Record
+from holdfast.log.batch import Batch
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.record import Record
+from holdfast.node.effects import Note
 from tests.sim.host import Host
 from tests.sim.network import Item
 from tests.transcripts.actors import Peer

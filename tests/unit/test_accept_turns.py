@@ -6,9 +6,9 @@ import socket
 import pytest
 
 from holdfast.config.listener import Listener
-from holdfast.server.event_loop.loop import is_uvloop, new_event_loop
-from holdfast.server.sockets.listeners import accept_on, reserve, stop_accepting
-from holdfast.server.sockets.reception import Reception
+from holdfast.io.event_loop.loop import is_uvloop, new_event_loop
+from holdfast.io.sockets.listeners import accept_on, reserve, stop_accepting
+from holdfast.io.sockets.reception import Reception
 
 CLIENTS = 40
 TIMEOUT_S = 20.0

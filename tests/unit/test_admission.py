@@ -4,23 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.broker.admission import lockouts
-from holdfast.broker.admission.bans import BadBanName, Ban, BanTable, ban_address
-from holdfast.broker.admission.checks import may_connect
-from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
-from holdfast.broker.admission.lockouts import FailureCount, LockedName, LockoutTable
-from holdfast.broker.admission.meters import MeterTable, bounded_name, names_of
-from holdfast.broker.admission.throttle import replace_limits
-from holdfast.broker.admission.token_bucket import TokenBucket
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.reauthorize import Reauthorization
-from holdfast.broker.effects import CheckPassword
-from holdfast.broker.recovery.ban_records import present_bans, record_ban, record_lift
-from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Config, Rates, ScopeRates
+from holdfast.io.settings.node_settings import admission_limits
+from holdfast.log.record import BAN, Record
+from holdfast.node.admission import lockouts
+from holdfast.node.admission.bans import BadBanName, Ban, BanTable, ban_address
+from holdfast.node.admission.checks import may_connect
+from holdfast.node.admission.limits import AdmissionLimits, RateLimits
+from holdfast.node.admission.lockouts import FailureCount, LockedName, LockoutTable
+from holdfast.node.admission.meters import MeterTable, bounded_name, names_of
+from holdfast.node.admission.throttle import replace_limits
+from holdfast.node.admission.token_bucket import TokenBucket
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.reauthorize import Reauthorization
+from holdfast.node.effects import CheckPassword
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.state.ban_records import present_bans, record_ban, record_lift
+from holdfast.node.state.node_recovery import NodeRecovery
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -28,8 +30,6 @@ from holdfast.protocol.mqtt.encode import encode
 from holdfast.security.acl import given_rules
 from holdfast.security.enhanced_authentication import Failure, Success
 from holdfast.security.identity.identity import ClientIdentity
-from holdfast.server.node_settings import admission_limits
-from holdfast.storage.record import BAN, Record
 from tests.support.node_bench import NodeBench, Peer
 
 STEPS = st.lists(

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from holdfast.api.access.agreed import AgreedAccess
 from holdfast.api.endpoints import ApiRefusal
-from holdfast.cluster.metadata.codec import decode_metadata, encode_metadata
-from holdfast.cluster.metadata.commands import Command
-from holdfast.cluster.metadata.effects import ProposalDone
-from holdfast.cluster.metadata.model import USERS_BYTES_MAX, AgreedUsers
-from holdfast.cluster.metadata.requests import Outcome
+from holdfast.io.event_loop.commands.agreement import AccessAgreement
+from holdfast.node.metadata.codec import decode_metadata, encode_metadata
+from holdfast.node.metadata.commands import Command
+from holdfast.node.metadata.effects import ProposalDone
+from holdfast.node.metadata.model import USERS_BYTES_MAX, AgreedUsers
+from holdfast.node.metadata.requests import Outcome
 from holdfast.security.access.access_file import (
     AccessData,
     AccessError,
@@ -31,7 +32,6 @@ from holdfast.security.access.agreed import merged, pack, taken, unpack
 from holdfast.security.access.changes import add_token, add_user, remove_token, remove_user
 from holdfast.security.access.credentials import AdminCredentials
 from holdfast.security.peer_identity import PeerIdentity
-from holdfast.server.event_loop.commands.agreement import AccessAgreement
 from tests.unit.test_metastore import Nodes, founded
 
 T = TypeVar("T")

@@ -14,13 +14,20 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.broker.effects import RunCommands
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.cluster.metadata.commands import PutUsers
-from holdfast.cluster.metadata.effects import ProposalDone
-from holdfast.cluster.metadata.model import USERS_BYTES_MAX, AgreedUsers
-from holdfast.cluster.metadata.requests import Outcome
+from holdfast.io.event_loop.broker import Broker
+from holdfast.io.event_loop.commands import agreed as agreed_commands
+from holdfast.io.event_loop.commands.agreed import (
+    UNKNOWN,
+    AgreedCommandRunner,
+    agreed_users,
+)
+from holdfast.node.effects import RunCommands
+from holdfast.node.metadata.commands import PutUsers
+from holdfast.node.metadata.effects import ProposalDone
+from holdfast.node.metadata.model import USERS_BYTES_MAX, AgreedUsers
+from holdfast.node.metadata.requests import Outcome
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.security.dynamic.agreed import differences, pack, unpack
 from holdfast.security.dynamic.commands import SecurityChange
 from holdfast.security.dynamic.document import (
@@ -31,13 +38,6 @@ from holdfast.security.dynamic.document import (
 )
 from holdfast.security.dynamic.file import DynamicSecurityFile
 from holdfast.security.dynamic.users import DynamicUsers
-from holdfast.server.event_loop.broker import Broker
-from holdfast.server.event_loop.commands import agreed as agreed_commands
-from holdfast.server.event_loop.commands.agreed import (
-    UNKNOWN,
-    AgreedCommandRunner,
-    agreed_users,
-)
 from tests.support.node_bench import NodeBench
 from tests.unit.test_metastore import Nodes, founded
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.maintenance import Maintenance
-from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem, OsWriteFile
+from holdfast.io.disk.maintenance import Maintenance
+from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem, OsWriteFile
 from tests.support.broker_in_process import LoopBroker, loop_broker
 
 

@@ -20,9 +20,9 @@ from holdfast.api.census import Census, dates_of
 from holdfast.api.metrics.catalog import METRICS, PREFIX
 from holdfast.api.metrics.process import ProcessCollector, process_values
 from holdfast.api.metrics.scrape import render
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.session.census import SLOWEST, SessionCensus
 from holdfast.config.schema import Admin, Cluster, Config, Listener
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.census import SLOWEST, SessionCensus
 from holdfast.security.certificate_times import valid_until
 from tests.support.certificates import revocation_list
 from tests.support.fake_cluster import FakeServer

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from holdfast.api.readiness import Readiness, obstacles
-from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.cluster_broker import ClusterBroker
 from tests.support.fake_cluster import FakeCluster, FakeServer
 
 

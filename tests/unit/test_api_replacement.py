@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.effects import Note
-from holdfast.broker.state import NodeState
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
-from holdfast.cluster.runtime.replacement import Replacement
-from holdfast.server.disk.storage import Storage
-from holdfast.server.replacement import AsideDirectory
+from holdfast.io.disk.replacement import AsideDirectory
+from holdfast.io.disk.storage import Storage
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import Note
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
+from holdfast.node.node_state import NodeState
+from holdfast.node.runtime.replacement import Replacement
 from tests.support.bench_cores import new_journal
 
 
@@ -86,7 +86,7 @@ def test_what_was_put_aside_is_removed_when_the_node_is_in_sync(
     root: Path, state: NodeState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replacement = Replacement("n1", state, "damaged")
-    monkeypatch.setattr("holdfast.server.replacement.POLL_S", 0.001)
+    monkeypatch.setattr("holdfast.io.disk.replacement.POLL_S", 0.001)
     assert AsideDirectory(root).mark(keep=False)
     directory = AsideDirectory(root)
     views = [None, metadata(("n2",), ("n2",)), metadata(("n1", "n2"), ("n2",))]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.api.admin import AdminServer
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.session.session import Session, Subscription
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.session import Session, Subscription
 from holdfast.security.http.server import listen
 from tests.support.broker_in_process import loop_broker
 from tests.support.fake_cluster import FakeServer

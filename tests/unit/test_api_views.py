@@ -14,14 +14,14 @@ from holdfast.api.views.pages import BadCursor, BestRows, Place, decode_place, e
 from holdfast.api.views.payloads import content_of
 from holdfast.api.views.records import decode_positions, encode_positions
 from holdfast.api.views.slices import SLICE_S, Slices
-from holdfast.cluster.frame_kinds import ANSWER, QUESTION, BadFrame
-from holdfast.server.peers.questions import (
+from holdfast.io.peers.questions import (
     ANSWERING_MAX,
     FEATURE,
     NoPeerAnswer,
     PeerAnswer,
     PeerQuestions,
 )
+from holdfast.node.frame_kinds import ANSWER, QUESTION, BadFrame
 
 
 @given(

@@ -11,9 +11,9 @@ from holdfast.api.access.audit import INDEX, AuditEntry, AuditLog, fair_half
 from holdfast.api.access.routes import AccessRoutes
 from holdfast.api.admin import AdminRoutes
 from holdfast.config.schema import Config
+from holdfast.io.event_loop.broker import Broker
+from holdfast.log.record import CONTROL, Record
 from holdfast.security.dynamic.commands import CommandOutcome, SecurityChange
-from holdfast.server.event_loop.broker import Broker
-from holdfast.storage.record import CONTROL, Record
 
 
 class CommittingAudit(AuditLog):

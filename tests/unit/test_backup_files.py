@@ -18,10 +18,10 @@ from holdfast.cli.backup.manifest import NAME, BackupError, read_manifest
 from holdfast.cli.backup.restoration import PARTIAL, restore
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.store.file import MemberStoreChange, StoreFile
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.layout import snapshot_name
-from holdfast.storage.journal.recovery import open_journal, replay
-from holdfast.storage.snapshot import SnapshotEncoder
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.layout import snapshot_name
+from holdfast.log.journal.recovery import open_journal, replay
+from holdfast.log.snapshot import SnapshotEncoder
 from tests.support.journal_files import TIME_US, Journal
 
 SECOND_US = 1_000_000

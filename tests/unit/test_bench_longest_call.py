@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.entries import KINDS, ROWS, entries
 from bench.longest_call import main
-from holdfast.cluster.metadata.commands import Command
+from holdfast.node.metadata.commands import Command
 from tests.support.wire_samples import CLUSTER, cluster_kinds, wire_samples
 
 

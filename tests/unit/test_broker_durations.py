@@ -1,6 +1,6 @@
 """Histograms of durations: their buckets, and how often they are observed."""
 
-from holdfast.broker.durations import BOUNDS_S, Durations, SampledDurations
+from holdfast.node.durations import BOUNDS_S, Durations, SampledDurations
 from tests.support.node_bench import NodeBench
 from tests.unit.test_rights import publication, subscribe
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from holdfast.broker.publish.trace_context import traceparent_of, with_traceparent
 from holdfast.config import check
 from holdfast.config.schema import Config, Traces
+from holdfast.io.event_loop.trace_export import OtelTracer
+from holdfast.node.publish.trace_context import traceparent_of, with_traceparent
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.properties import encode_block
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.server.event_loop.trace_export import OtelTracer
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_rights import publication, subscribe
 

@@ -18,8 +18,8 @@ from holdfast.api.endpoints import ApiRefusal, Call, Caller, Values
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.process import ServedProcess
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.queues.changes import delete_queue
+from holdfast.node.config import NodeConfig
+from holdfast.node.groups.queue_changes import delete_queue
 from holdfast.protocol.mqtt import packets as m
 from holdfast.security.access.scopes import Scope
 from tests.support.node_bench import NodeBench

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.cli.cluster.status import ClusterStatus, changes
 from holdfast.cli.main import main
-from holdfast.storage.partition import partition_of
+from holdfast.log.partition import partition_of
 from tests.e2e.brokers import SOURCE
 from tests.support.fake_cluster import FakeCluster, admin_port
 from tests.support.ports import free_port

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.session.session import Inflight
-from holdfast.broker.session.state import encode_cursor
 from holdfast.cli.main import main
 from holdfast.cli.resources.command import time_us
-from holdfast.storage.batch import Batch
-from holdfast.storage.record import (
+from holdfast.log.batch import Batch
+from holdfast.log.record import (
     CURSOR,
     FLAG_PACKET_ID,
     FLAG_PRODUCER,
@@ -21,7 +19,9 @@ from holdfast.storage.record import (
     RETAINED,
     SESSION,
 )
-from holdfast.storage.snapshot import SnapshotEncoder
+from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.node.session.session import Inflight
+from holdfast.node.session.state import encode_cursor
 from tests.support.journal_files import TIME_US, Journal, record
 
 Capture = pytest.CaptureFixture[str]

@@ -9,10 +9,10 @@ from holdfast.api.routes import top_topics
 from holdfast.api.routes.top_routes import COUNTERS
 from holdfast.api.routes.top_topics import TopTopics
 from holdfast.api.views.top import TopDurations, TopReply, TopSession, TopTopic
-from holdfast.broker.publish.topic_samples import SAMPLES_MAX, SAMPLES_WANTED, TopicSamples
 from holdfast.cli.main import main
 from holdfast.cli.top import TopView, cluster_screen, screen, with_rates
 from holdfast.client.admin_connection import AdminError
+from holdfast.node.publish.topic_samples import SAMPLES_MAX, SAMPLES_WANTED, TopicSamples
 
 BOUNDS = ["0.001", "0.01", "+Inf"]
 

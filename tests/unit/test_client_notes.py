@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.connections import client_notes
-from holdfast.broker.connections.repeats import KEYS_MAX, PAUSE_S, Repeats
-from holdfast.broker.effects import Note
+from holdfast.node.connections import client_notes
+from holdfast.node.connections.repeats import KEYS_MAX, PAUSE_S, Repeats
+from holdfast.node.effects import Note
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from tests.support.node_bench import NodeBench, Peer

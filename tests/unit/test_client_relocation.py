@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo, NodePhase
-from holdfast.cluster.placement.client_shares import (
+from holdfast.node.config import NodeConfig
+from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo, NodePhase
+from holdfast.node.placement.client_shares import (
     STEADY_S,
     AutomaticBalance,
     even_shares,

@@ -6,23 +6,23 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.inbound_ids import life_of
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo
-from holdfast.cluster.publish.admission import Admission
-from holdfast.cluster.publish.forward_frames import decode_result
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.admission import Admission
+from holdfast.node.publish.forward_frames import decode_result
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.session.session import Session
+from holdfast.node.state.inbound_ids import life_of
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Record
 
 EPOCH = 4
 QOS_2 = 2 | log_record.FLAG_PACKET_ID

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.record import Record
 from tests.unit.test_cluster_admission import EPOCH, NUMBERED, QOS_2, Bench
 
 WAITING = log_record.FLAG_DELAYED | 1

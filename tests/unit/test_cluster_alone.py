@@ -7,20 +7,20 @@ from collections.abc import Callable
 import pytest
 
 from bench.core import LEVEL, MESSAGES, Core, Row, _Client
-from holdfast.broker.publish.completion import PublishPromise
-from holdfast.broker.routing import find_route
-from holdfast.broker.session.connection import CLOSED, OPEN, OPENING
-from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.metadata.model import WITNESS
-from holdfast.cluster.runtime.runtime import ClusterRuntime
-from holdfast.cluster.sessions.acquisition import WAKES_MAX
+from holdfast.log import record as log_record
+from holdfast.log.journal.commit_pace import CommitPace
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.record import Record
+from holdfast.node.failure.health import Presence
+from holdfast.node.metadata.model import WITNESS
+from holdfast.node.ownership.acquisition import WAKES_MAX
+from holdfast.node.publish.completion import PublishPromise
+from holdfast.node.routing.routing import find_route
+from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.session.connection import CLOSED, OPEN, OPENING
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage import record as log_record
-from holdfast.storage.journal.commit_pace import CommitPace
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import Record
 from tests.transcripts.stage import ONE, THREE, Setup, Stage
 
 
@@ -318,6 +318,6 @@ def test_a_durable_session_costs_at_most_4_kib(
 ) -> None:
     """It was 3.4 KB and 3.9 KB. The table of given epochs is bounded, so it does not count."""
     monkeypatch.setattr("bench.core.PARTITIONS", partitions)
-    monkeypatch.setattr("holdfast.cluster.sessions.owners.GIVEN_MAX", 8)
+    monkeypatch.setattr("holdfast.node.ownership.owners.GIVEN_MAX", 8)
     size_bytes = bytes_away(Core(Row(1, 1)))
     assert size_bytes <= 4096, f"{size_bytes:.0f} bytes"

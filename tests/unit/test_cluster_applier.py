@@ -4,10 +4,12 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.state import STEPS_PER_TURN, NodeState
-from holdfast.cluster.publish.apply import (
+from holdfast.log.batch import Batch
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import MESSAGE, SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.node_state import STEPS_PER_TURN, NodeState
+from holdfast.node.publish.apply import (
     BACKLOG_SHARE,
     RECORDS_PER_TURN,
     SLICE_MAX,
@@ -15,10 +17,8 @@ from holdfast.cluster.publish.apply import (
     Applier,
     ApplyingLog,
 )
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.batch import Batch
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import MESSAGE, SESSION, Record
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 
 PARTITIONS = 3
 TURN = RECORDS_PER_TURN + STEPS_PER_TURN

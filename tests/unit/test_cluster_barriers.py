@@ -1,22 +1,22 @@
 """A barrier is passed when everything that was committed anywhere before it is applied here."""
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import BARRIER
-from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.requests import RequestRefused, Unknown
-from holdfast.cluster.reads.read_barrier import (
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import BARRIER
+from holdfast.node.metadata.commands import CHANGES_NOTHING
+from holdfast.node.metadata.requests import RequestRefused, Unknown
+from holdfast.node.node_state import NodeState
+from holdfast.node.reads.read_barrier import (
     ASK_AGAIN_S,
     ASKING_MAX,
     Barriers,
     decode_barrier,
     encode_log_ends,
 )
-from holdfast.cluster.reads.read_index import ASK_AGAIN_S as READ_AGAIN_S
-from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.node.reads.read_index import ASK_AGAIN_S as READ_AGAIN_S
+from holdfast.node.reads.read_index import NOTHING, MetadataReads
 
 PARTITIONS = 2
 KNOWN = RequestRefused(CHANGES_NOTHING)

@@ -12,17 +12,17 @@ from typing import Final
 import pytest
 from msgspec import UNSET
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.session.session import Session
-from holdfast.cluster.state.client_epochs import ClientEpochs
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.log import record as log_record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.session import Session
+from holdfast.node.state.client_epochs import ClientEpochs
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import encode_session, open_record
 from holdfast.protocol.mqtt import packets as m
-from holdfast.storage import record as log_record
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
 from tests.sim.checks import Message
 from tests.sim.process import Process
 from tests.unit.test_cluster_transfer_entries import CLIENTS, PARTITIONS, Log, content

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from holdfast.cluster.failure.cluster_clock import SAMPLE_S, SKEW_S, ClusterClock
+from holdfast.node.failure.cluster_clock import SAMPLE_S, SKEW_S, ClusterClock
 
 TRUE_US = 1_790_000_000_000_000
 DAY_US = 86_400_000_000

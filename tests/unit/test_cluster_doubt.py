@@ -1,21 +1,21 @@
 """A node that was held up hands nothing out before it knows whose its sessions are."""
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.transmission import can_send
-from holdfast.broker.session.connection import CLOSED, OPEN, Connection
-from holdfast.broker.session.cursor import Delivery
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState as BrokerState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
-from holdfast.cluster.metadata.requests import Outcome, RequestRefused
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions.ownership_lease import GIVE_UP_S, LEADERLESS_S, OwnershipLease
-from holdfast.storage.journal.journal import Journal
+from holdfast.log.journal.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.delivery.transmission import can_send
+from holdfast.node.metadata.commands import CHANGES_NOTHING
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
+from holdfast.node.metadata.requests import Outcome, RequestRefused
+from holdfast.node.node_state import NodeState as BrokerState
+from holdfast.node.ownership.lease import GIVE_UP_S, LEADERLESS_S, OwnershipLease
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.session.connection import CLOSED, OPEN, Connection
+from holdfast.node.session.cursor import Delivery
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Session
 
 HELD_UP_S = 0.5
 KNOWN = RequestRefused(CHANGES_NOTHING)

@@ -4,21 +4,27 @@ import json
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import CANCELLED, SESSION_EXPIRY, WILL_DUE, RecordedState, Timer
-from holdfast.broker.session.session import Session
-from holdfast.broker.session.will import Will
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.requests import RequestRefused
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions.expiry import Endings
-from holdfast.cluster.state.replicated import CLOCK_SLACK_S, ReplicatedState
-from holdfast.storage.batch import Batch
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import FLAG_WILL, SESSION, Record
+from holdfast.log.batch import Batch
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import FLAG_WILL, SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.metadata.commands import CHANGES_NOTHING
+from holdfast.node.metadata.requests import RequestRefused
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership.expiry import Endings
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.session.session import Session
+from holdfast.node.session.will import Will
+from holdfast.node.state.recorded_state import (
+    CANCELLED,
+    SESSION_EXPIRY,
+    WILL_DUE,
+    RecordedState,
+    Timer,
+)
+from holdfast.node.state.replicated import CLOCK_SLACK_S, ReplicatedState
 
 CLIENT = "c"
 EPOCH = 5

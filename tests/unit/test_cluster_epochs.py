@@ -4,25 +4,25 @@ import json
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.promise import Promise
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import ReserveRecord, encode_session
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import SESSION_OPENED
-from holdfast.cluster.frames import OpenFrame
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
-from holdfast.cluster.sessions import owners
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.sessions.epochs import EPOCH_ORIGIN_S, OWN_STEP, PATIENCE_S, RANGE, STEP
-from holdfast.cluster.state.entries import entries, take
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import SESSION_OPENED
+from holdfast.node.frames import OpenFrame
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership import owners
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.ownership.epochs import EPOCH_ORIGIN_S, OWN_STEP, PATIENCE_S, RANGE, STEP
+from holdfast.node.promise import Promise
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import NOTHING, MetadataReads
+from holdfast.node.state.entries import entries, take
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import ReserveRecord, encode_session
 from holdfast.protocol.mqtt import reasons
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import SESSION, Record
 
 WALL_US = 1_760_000_000_000_000
 

@@ -1,10 +1,10 @@
 """The forecast of a drain and of a rebalance, against what a controller does step by step."""
 
-from holdfast.cluster.failure.health import Health, Presence
-from holdfast.cluster.metadata import operations
-from holdfast.cluster.metadata.commands import InitCluster, PutNode, apply
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
-from holdfast.cluster.placement.forecast import forecast
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.metadata import operations
+from holdfast.node.metadata.commands import InitCluster, PutNode, apply
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.node.placement.forecast import forecast
 
 NAMES = ("n1", "n2", "n3", "n4")
 HEALTH = Health({name: Presence("i" + name, name) for name in NAMES})

@@ -1,24 +1,24 @@
 """Records on their way to leaders: who waits for which, in which order they leave, what is sent
 again."""
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.promise import Promise
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import FORWARD
-from holdfast.cluster.publish.apply import Applier, ApplyingLog
-from holdfast.cluster.publish.forward_frames import decode_forward
-from holdfast.cluster.publish.forwarding import FORWARD_BYTES_MAX, WAIT_S, RecordForwarder
-from holdfast.cluster.publish.pending_records import Appender, PendingRecord
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import FORWARD
+from holdfast.node.node_state import NodeState
+from holdfast.node.promise import Promise
+from holdfast.node.publish.apply import Applier, ApplyingLog
+from holdfast.node.publish.forward_frames import decode_forward
+from holdfast.node.publish.forwarding import FORWARD_BYTES_MAX, WAIT_S, RecordForwarder
+from holdfast.node.publish.pending_records import Appender, PendingRecord
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Record
 
 PARTITIONS = 2
 LEADER = "n2"

@@ -5,32 +5,32 @@ What frames add does not depend on the payload. So the tests take a smaller one,
 a frame of its own, and look at what is in the frame beyond the packet.
 """
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.publish.producers import ID_BYTES_MAX
-from holdfast.broker.session.message import Message
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.partitions.catch_up import flush
-from holdfast.cluster.partitions.codec import EPOCH
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import Send
-from holdfast.cluster.partitions.progress import Peer
-from holdfast.cluster.partitions.state import ReplicaState
-from holdfast.cluster.publish.forward_frames import decode_forward
-from holdfast.cluster.publish.forwarding import FORWARD_BYTES_MAX, RecordForwarder
-from holdfast.cluster.publish.pending_records import Appender
-from holdfast.cluster.publish.promises import PromiseQueues
-from holdfast.cluster.publish.retained_updates import RetainedUpdates
-from holdfast.cluster.qos0_routing import QOS0_BYTES_MAX, Qos0Routing
-from holdfast.cluster.state.entries import entries
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.cluster.state.transfer import PIECE_BYTES
 from holdfast.config.schema import PACKET_BYTES_LIMIT
-from holdfast.server.peers.links import FRAME_BYTES_MAX
-from holdfast.storage.batch import HEAD_BYTES, HEADER_BYTES, Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.journal import BATCH_BODY_BYTES_MAX, Journal
-from holdfast.storage.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, Record
+from holdfast.io.peers.links import FRAME_BYTES_MAX
+from holdfast.log.batch import HEAD_BYTES, HEADER_BYTES, Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal.journal import BATCH_BODY_BYTES_MAX, Journal
+from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.forward_frames import decode_forward
+from holdfast.node.publish.forwarding import FORWARD_BYTES_MAX, RecordForwarder
+from holdfast.node.publish.pending_records import Appender
+from holdfast.node.publish.producers import ID_BYTES_MAX
+from holdfast.node.publish.promises import PromiseQueues
+from holdfast.node.publish.retained_updates import RetainedUpdates
+from holdfast.node.replicate.catch_up import flush
+from holdfast.node.replicate.codec import EPOCH
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.replicate.effects import Send
+from holdfast.node.replicate.progress import Peer
+from holdfast.node.replicate.state import ReplicaState
+from holdfast.node.routing.qos0_routing import QOS0_BYTES_MAX, Qos0Routing
+from holdfast.node.session.message import Message
+from holdfast.node.state.entries import entries
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.transfer import PIECE_BYTES
 
 ROOM_BYTES = FRAME_BYTES_MAX - PACKET_BYTES_LIMIT
 """What a frame may add to the largest packet."""

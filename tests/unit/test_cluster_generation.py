@@ -5,20 +5,20 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.metadata.codec import (
+from holdfast.node.metadata.codec import (
     decode_command,
     decode_metadata,
     encode_command,
     encode_metadata,
 )
-from holdfast.cluster.metadata.commands import (
+from holdfast.node.metadata.commands import (
     GiveUpRecords,
     InitCluster,
     PutGeneration,
     apply,
 )
-from holdfast.cluster.metadata.generation import ACCEPTED, mark_in, review, word_of
-from holdfast.cluster.metadata.model import AgreedGeneration, ClusterMetadata, NodeInfo
+from holdfast.node.metadata.generation import ACCEPTED, mark_in, review, word_of
+from holdfast.node.metadata.model import AgreedGeneration, ClusterMetadata, NodeInfo
 
 MARKS = {"a": 11, "b": 12, "c": 13}
 

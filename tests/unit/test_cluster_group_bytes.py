@@ -6,7 +6,7 @@ import pytest
 from tests.sim.client import Client
 from tests.unit.test_cluster_groups import FILTER, Member, Stage, leave
 
-GROUPS = "holdfast.cluster.shared_groups"
+GROUPS = "holdfast.node.groups"
 WINDOW = 8
 """The inflight window of a member."""
 

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.state import NodeState
-from holdfast.cluster.shared_groups.control_frames import NodeCapacity, Place
-from holdfast.cluster.shared_groups.group_nodes import NodeLoad
-from holdfast.cluster.shared_groups.group_state import Coordination
-from holdfast.cluster.state.groups import GroupPositions
-from holdfast.storage.journal.journal import Journal
+from holdfast.log.journal.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.groups.control_frames import NodeCapacity, Place
+from holdfast.node.groups.group_nodes import NodeLoad
+from holdfast.node.groups.group_state import Coordination
+from holdfast.node.node_state import NodeState
+from holdfast.node.state.groups import GroupPositions
+from holdfast.node.state.recorded_state import RecordedState
 
 KEY = "$share/g/t"
 PLACE: Place = (0, 7)

@@ -1,24 +1,24 @@
 """A node that may have been taken for lost hands no records of shared groups to its members: others
 may have them by then. [MQTT-4.8.2-4]"""
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.subscriptions import leave_groups
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Group, GroupMember, Session
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.publish.pending_records import Appender
-from holdfast.cluster.shared_groups.assignments import AgentContext
-from holdfast.cluster.shared_groups.codec import AgentReport, Assign
-from holdfast.cluster.shared_groups.control_frames import FullReport
-from holdfast.cluster.shared_groups.node_agent import NodeAgent
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.delivery.subscriptions import leave_groups
+from holdfast.node.groups.assignments import AgentContext
+from holdfast.node.groups.codec import AgentReport, Assign
+from holdfast.node.groups.control_frames import FullReport
+from holdfast.node.groups.node_agent import NodeAgent
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.pending_records import Appender
+from holdfast.node.session.connection import OPEN, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Group, GroupMember, Session
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 
 PARTITIONS = 2
 

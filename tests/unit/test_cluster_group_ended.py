@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.log.partition import partition_of
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.packets import Publish
-from holdfast.storage.partition import partition_of
 from tests.sim.checks import Message
 from tests.sim.client import Client
 from tests.sim.host import Host

@@ -6,22 +6,22 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import decode_group, encode_session
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import NodeState
-from holdfast.cluster.shared_groups import assignments
-from holdfast.cluster.shared_groups.group_nodes import NodeLoad
-from holdfast.cluster.shared_groups.group_state import RANGES_MAX, Coordination
-from holdfast.cluster.shared_groups.progress import ProgressLog
-from holdfast.cluster.state import groups as positions
-from holdfast.cluster.state.groups import OFFSETS_MAX
-from holdfast.cluster.state.offset_ranges import OffsetRanges
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import CURSOR, Record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import CURSOR, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.groups import assignments
+from holdfast.node.groups.group_nodes import NodeLoad
+from holdfast.node.groups.group_state import RANGES_MAX, Coordination
+from holdfast.node.groups.progress import ProgressLog
+from holdfast.node.node_state import NodeState
+from holdfast.node.session.message import Message
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.state import groups as positions
+from holdfast.node.state.groups import OFFSETS_MAX
+from holdfast.node.state.offset_ranges import OffsetRanges
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import decode_group, encode_session
 from tests.unit.test_cluster_group_ended import Corner, Leaver, Receiver
 
 KEY = "$share/g/t"

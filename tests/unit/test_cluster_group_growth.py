@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.node.metadata.model import ClusterMetadata
 from tests.sim.client import Client
 from tests.sim.faults import KILL
 from tests.sim.host import Host

@@ -1,23 +1,23 @@
 """A member keeps the packet id of a shared group's QoS 2 record until the log says that the group
 has finished with it: PUBREL waits for that."""
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.promise import Promise
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.session import session as session_module
-from holdfast.broker.session.connection import CLOSED, OPEN, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.session import Group, Inflight, Session, tag_of
-from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.publish.pending_records import Appender
-from holdfast.cluster.shared_groups.assignments import AgentContext
-from holdfast.cluster.shared_groups.node_agent import NodeAgent
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import CURSOR, Record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import CURSOR, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.groups.assignments import AgentContext
+from holdfast.node.groups.node_agent import NodeAgent
+from holdfast.node.node_state import NodeState
+from holdfast.node.promise import Promise
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.pending_records import Appender
+from holdfast.node.session import session as session_module
+from holdfast.node.session.connection import CLOSED, OPEN, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.session import Group, Inflight, Session, tag_of
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 
 KEY = "$share/g/t/#"
 PLACE = (1, 7)

@@ -5,29 +5,29 @@ import json
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.effects import ReadLog
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Inflight, Session, tag_of
-from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.publish.pending_records import Appender
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.shared_groups.assignments import AgentContext
-from holdfast.cluster.shared_groups.codec import Assign
-from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity, Place
-from holdfast.cluster.shared_groups.coordinator import Coordinator
-from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage import record as log_record
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.effects import ReadLog
+from holdfast.node.groups.assignments import AgentContext
+from holdfast.node.groups.codec import Assign
+from holdfast.node.groups.control_frames import FullReport, NodeCapacity, Place
+from holdfast.node.groups.coordinator import Coordinator
+from holdfast.node.groups.reclaim import LOOK_AGAIN_S
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.pending_records import Appender
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Inflight, Session, tag_of
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import encode_session, open_record
 
 KEY = "$share/g/t"
 CLIENT = "c"

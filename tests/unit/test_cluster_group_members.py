@@ -7,27 +7,27 @@ from collections.abc import Iterable
 
 import pytest
 
-from holdfast.broker.cluster_port import GROUP_MEMBERS
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.effects import ReadLog
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import (
+from holdfast.log import record as log_record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.cluster_port import GROUP_MEMBERS
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import ReadLog
+from holdfast.node.groups.codec import AgentReport
+from holdfast.node.groups.control_frames import FullReport, NodeCapacity
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Group
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.state import entries as image_entries
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import SNAPSHOT_MEMBERS, ReplicatedState
+from holdfast.node.state.session_records import (
     MemberRecord,
     MembersRecord,
     OpenRecord,
     encode_session,
 )
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Group
-from holdfast.broker.session.state import encode_cursor
-from holdfast.cluster.shared_groups.codec import AgentReport
-from holdfast.cluster.shared_groups.control_frames import FullReport, NodeCapacity
-from holdfast.cluster.state import entries as image_entries
-from holdfast.cluster.state.replicated import SNAPSHOT_MEMBERS, ReplicatedState
-from holdfast.storage import record as log_record
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
 from tests.unit.test_cluster_group_lost import CLIENT, EPOCH, KEY
 from tests.unit.test_cluster_group_lost import Bench as LostBench
 

@@ -4,24 +4,24 @@ import random
 
 import pytest
 
-from holdfast.broker.cluster_port import ClusterPort
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.log_replay import message_of
-from holdfast.broker.delivery.transmission import send_inflight
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import EndRecord, OpenRecord, encode_session
-from holdfast.broker.session.audience import Audience, encode_audience
-from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Group, Inflight, Session, Subscription, tag_of
-from holdfast.broker.session.state import decode_cursor, encode_cursor
-from holdfast.broker.state import NodeState
-from holdfast.cluster.shared_groups.group_nodes import NodeLoad
-from holdfast.cluster.shared_groups.group_state import Coordination
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import CURSOR, FLAG_AUDIENCE, MESSAGE, SESSION, Record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import CURSOR, FLAG_AUDIENCE, MESSAGE, SESSION, Record
+from holdfast.node.cluster_port import ClusterPort
+from holdfast.node.config import NodeConfig
+from holdfast.node.delivery.log_replay import message_of
+from holdfast.node.delivery.transmission import send_inflight
+from holdfast.node.groups.group_nodes import NodeLoad
+from holdfast.node.groups.group_state import Coordination
+from holdfast.node.node_state import NodeState
+from holdfast.node.session.audience import Audience, encode_audience
+from holdfast.node.session.connection import OPEN, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Group, Inflight, Session, Subscription, tag_of
+from holdfast.node.session.state import decode_cursor, encode_cursor
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import EndRecord, OpenRecord, encode_session
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ from functools import partial
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.session_records import decode_group, encode_session
-from holdfast.broker.session.message import Message as StoredMessage
-from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import NodeState
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.shared_groups.codec import (
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import CURSOR, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.groups.codec import (
     AgentReport,
     Assign,
     decode_assign,
@@ -22,7 +21,7 @@ from holdfast.cluster.shared_groups.codec import (
     encode_assign,
     encode_report,
 )
-from holdfast.cluster.shared_groups.control_frames import (
+from holdfast.node.groups.control_frames import (
     FullReport,
     NodeCapacity,
     Place,
@@ -33,13 +32,14 @@ from holdfast.cluster.shared_groups.control_frames import (
     encode_report_ack,
     encode_report_request,
 )
-from holdfast.cluster.state.groups import GroupPositions
-from holdfast.cluster.state.offset_ranges import OffsetRanges
+from holdfast.node.node_state import NodeState
+from holdfast.node.session.message import Message as StoredMessage
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.state.groups import GroupPositions
+from holdfast.node.state.offset_ranges import OffsetRanges
+from holdfast.node.state.session_records import decode_group, encode_session
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import Publish
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import CURSOR, Record
 from tests.sim.client import Client
 from tests.sim.faults import ALL, NETWORK, PROCESSES
 from tests.sim.host import Host

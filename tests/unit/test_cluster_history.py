@@ -4,10 +4,10 @@ from msgspec.structs import replace
 
 from holdfast.api.cluster.figures import quantile_ms
 from holdfast.api.cluster.timeline_routes import merged, step_of
-from holdfast.broker.durations import BOUNDS_S
-from holdfast.cluster.metadata import history
-from holdfast.cluster.metadata.history import ClusterHistory, NodeChange
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.durations import BOUNDS_S
+from holdfast.node.metadata import history
+from holdfast.node.metadata.history import ClusterHistory, NodeChange
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 
 
 def metadata(version: int, leader: str, state: str = "up") -> ClusterMetadata:

@@ -6,24 +6,24 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
-from holdfast.cluster.frames import CloseFrame, OpenFrame
-from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.metadata.model import NodePhase as StateOfNode
-from holdfast.cluster.metadata.requests import RequestRefused
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import CONTROL, SESSION, Record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import CONTROL, SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
+from holdfast.node.frames import CloseFrame, OpenFrame
+from holdfast.node.metadata.commands import CHANGES_NOTHING
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.metadata.model import NodePhase as StateOfNode
+from holdfast.node.metadata.requests import RequestRefused
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.session.session import Session
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import encode_session, open_record
 
 
 class Bench:

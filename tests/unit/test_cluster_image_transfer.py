@@ -6,23 +6,23 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
-from holdfast.cluster.metadata.commands import InitCluster, PutNode, apply
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
-from holdfast.cluster.publish.apply import Applier, ApplyingLog
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.publish.pending_records import Appender
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.cluster.state.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
+from holdfast.node.metadata.commands import InitCluster, PutNode, apply
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.apply import Applier, ApplyingLog
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.pending_records import Appender
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
 
 PARTITIONS = 4
 

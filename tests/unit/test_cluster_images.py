@@ -5,26 +5,26 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.recovery.retention_pins import pins_of
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.session.session import Session
-from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.session.will import Will
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.metadata.model import NodePhase as StateOfNode
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions import closings
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage import record as log_record
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.metadata.model import NodePhase as StateOfNode
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership import closings
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.session.session import Session
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.session.will import Will
+from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.retention_pins import pins_of
+from holdfast.node.state.session_records import encode_session, open_record
 from tests.support.folded_state import sessions_and_groups
 
 PARTITIONS = 2

@@ -13,11 +13,30 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from holdfast.broker.cluster_port import ClusterPort
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.promise import Promise
-from holdfast.broker.recorded_state import SESSION_EXPIRY, RecordedState
-from holdfast.broker.recovery.session_records import (
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node import frames
+from holdfast.node.cluster_port import ClusterPort
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import SESSION_CLOSE, SESSION_OPENED
+from holdfast.node.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
+from holdfast.node.metadata.commands import CHANGES_NOTHING
+from holdfast.node.metadata.requests import RequestRefused
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.promise import Promise
+from holdfast.node.publish.admission import Admission
+from holdfast.node.publish.apply import Applier, ApplyingLog
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.state.recorded_state import SESSION_EXPIRY, RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import (
     CloseRecord,
     EndRecord,
     OpenRecord,
@@ -26,25 +45,6 @@ from holdfast.broker.recovery.session_records import (
     decode_record,
     encode_session,
 )
-from holdfast.broker.state import NodeState
-from holdfast.cluster import frames
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED
-from holdfast.cluster.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
-from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.requests import RequestRefused
-from holdfast.cluster.publish.admission import Admission
-from holdfast.cluster.publish.apply import Applier, ApplyingLog
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Record
 
 CLIENT: Final = "c"
 FILTER: Final = "t/#"

@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
+from holdfast.log.partition import partition_of
 from holdfast.protocol.mqtt import packets as m
-from holdfast.storage.partition import partition_of
 from tests.sim.checks import Message
 from tests.sim.process import Process
 from tests.unit.test_rights_cluster import LONG_S, Peer, Stage

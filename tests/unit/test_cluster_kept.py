@@ -4,22 +4,22 @@ when the session's home partition says so, which may have no leader for long."""
 import pytest
 from msgspec.structs import replace
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.session.session import Inflight, Session, tag_of
-from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.publish.forwarding import RecordForwarder
-from holdfast.cluster.publish.pending_records import Appender
-from holdfast.cluster.shared_groups.assignments import AgentContext
-from holdfast.cluster.shared_groups.node_agent import NodeAgent
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import CURSOR, SESSION, Record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import CURSOR, SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.groups.assignments import AgentContext
+from holdfast.node.groups.node_agent import NodeAgent
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.pending_records import Appender
+from holdfast.node.session.session import Inflight, Session, tag_of
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import encode_session, open_record
 
 KEY = "$share/g/t"
 PLACE = (1, 7)

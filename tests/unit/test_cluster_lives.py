@@ -4,11 +4,11 @@ that of the session before."""
 
 import pytest
 
-from holdfast.broker.queues.changes import delete_queue
-from holdfast.broker.recorded_state import filter_memory
+from holdfast.log.partition import partition_of
+from holdfast.log.record import MESSAGE
+from holdfast.node.groups.queue_changes import delete_queue
+from holdfast.node.state.recorded_state import filter_memory
 from holdfast.protocol.mqtt import packets as m
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import MESSAGE
 from tests.sim.checks import Message
 from tests.sim.process import Process
 from tests.unit.test_rights_cluster import LONG_S, Peer, Stage

@@ -3,16 +3,16 @@
 import pytest
 from msgspec import Struct
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frames import OpenedFrame, OpenFrame
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
+from holdfast.log.journal.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frames import OpenedFrame, OpenFrame
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import NOTHING, MetadataReads
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 
 
 class Home:

@@ -8,9 +8,9 @@ import itertools
 
 import pytest
 
-from holdfast.cluster.metadata.model import PartitionInfo
+from holdfast.log.partition import partition_of
+from holdfast.node.metadata.model import PartitionInfo
 from holdfast.protocol.mqtt import packets as m
-from holdfast.storage.partition import partition_of
 from tests.sim.checks import Message
 from tests.unit.test_rights_cluster import Peer, Stage
 

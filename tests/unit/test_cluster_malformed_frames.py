@@ -6,10 +6,10 @@ import random
 import msgspec
 import pytest
 
-from holdfast.cluster import frame_kinds as kinds
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.frames import OWNED_DECODER, OwnedSessions
-from holdfast.cluster.interest_frames import (
+from holdfast.node import frame_kinds as kinds
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.frames import OWNED_DECODER, OwnedSessions
+from holdfast.node.routing.interest_frames import (
     INTEREST_ACK_DECODER,
     INTEREST_DECODER,
     Interest,

@@ -4,27 +4,27 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.session_records import (
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import SESSION, Record
+from holdfast.node.cluster_node import ClusterNode
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.node_state import STEPS_PER_TURN, NodeState
+from holdfast.node.ownership import closings
+from holdfast.node.ownership.closings import CLOSE_STEPS
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.session.session import Session
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import (
     CloseRecord,
     EndRecord,
     SessionRecord,
     encode_session,
     open_record,
 )
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import STEPS_PER_TURN, NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.node import ClusterNode
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions import closings
-from holdfast.cluster.sessions.closings import CLOSE_STEPS
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import SESSION, Record
 from tests.sim.world import Settings, World
 
 PARTITIONS = 4

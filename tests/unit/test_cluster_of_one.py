@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from holdfast.client.log import LogClient
-from holdfast.cluster.metadata.commands import PutNode, PutUsers
-from holdfast.cluster.metadata.model import USERS_BYTES_MAX, NodeInfo
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.io.disk.storage import StorageError
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.node.metadata.commands import PutNode, PutUsers
+from holdfast.node.metadata.model import USERS_BYTES_MAX, NodeInfo
+from holdfast.process.cluster import check_may_share
 from holdfast.protocol.mqtt.reasons import QUOTA_EXCEEDED
 from holdfast.security.dynamic.agreed import pack
 from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
 from holdfast.security.dynamic.file import write
 from holdfast.security.passwords import hash_password
-from holdfast.server.cluster import check_may_share
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.server.disk.storage import StorageError
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.journal.segment import WriteGroup
 from holdfast.testing import Broker, BrokerFailed
 from tests.e2e import wire
 from tests.e2e.cluster_processes import until

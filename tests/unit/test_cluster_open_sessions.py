@@ -1,8 +1,8 @@
 """The open sessions of the replicated state, by owner and home partition."""
 
-from holdfast.broker.session.session import Session
-from holdfast.cluster.state.open_sessions import OpenSessions
-from holdfast.storage.partition import partition_of
+from holdfast.log.partition import partition_of
+from holdfast.node.session.session import Session
+from holdfast.node.state.open_sessions import OpenSessions
 
 
 def test_sessions_come_in_the_order_of_their_opening() -> None:

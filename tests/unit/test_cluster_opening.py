@@ -4,19 +4,12 @@ import json
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.session_open import AcceptedConnect
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.snapshot_entries import session_entry
-from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.rarities import rarities_of
-from holdfast.broker.session.session import Session, new_subscription
-from holdfast.broker.state import NodeState
-from holdfast.broker.topic_rights.kept_subscriptions import checksum_of
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import SESSION_OPEN, BadFrame
-from holdfast.cluster.frames import (
+from holdfast.log.journal.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.session_open import AcceptedConnect
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import SESSION_OPEN, BadFrame
+from holdfast.node.frames import (
     CLOSE,
     CloseFrame,
     OpenedFrame,
@@ -24,24 +17,31 @@ from holdfast.cluster.frames import (
     decode_frame,
     encode_frame,
 )
-from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.metadata.requests import RequestRefused
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions.acquisition import (
+from holdfast.node.metadata.commands import CHANGES_NOTHING
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.node.metadata.requests import RequestRefused
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership.acquisition import (
     ASK_AFTER_S,
     ASK_AGAIN_S,
     REFUSED_AFTER_S,
     SessionAcquisition,
 )
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.session.connection import CLOSED, OPEN, OPENING, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.session import Session, new_subscription
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.snapshot_entries import session_entry
+from holdfast.node.topic_rights.kept_subscriptions import checksum_of
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.packets import Connack, Connect
-from holdfast.storage.journal.journal import Journal
 
 CLIENT = "c"
 

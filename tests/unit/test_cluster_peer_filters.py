@@ -6,17 +6,17 @@ from itertools import pairwise
 import pytest
 from msgspec import json
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.state import STEPS_AT_ONCE, STEPS_PER_TURN, NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, BadFrame
-from holdfast.cluster.interest_frames import INTEREST_DECODER, Interest, InterestAck
-from holdfast.cluster.peer_filters import FILTERS_PER_STEP
-from holdfast.cluster.publish.promises import PromiseQueues
-from holdfast.cluster.publish.retained_updates import RetainedUpdates
-from holdfast.cluster.qos0_routing import ANNOUNCED_MAX, Qos0Routing
+from holdfast.log.journal.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import INTEREST, INTEREST_ACK, BadFrame
+from holdfast.node.node_state import STEPS_AT_ONCE, STEPS_PER_TURN, NodeState
+from holdfast.node.publish.promises import PromiseQueues
+from holdfast.node.publish.retained_updates import RetainedUpdates
+from holdfast.node.routing.interest_frames import INTEREST_DECODER, Interest, InterestAck
+from holdfast.node.routing.peer_filters import FILTERS_PER_STEP
+from holdfast.node.routing.qos0_routing import ANNOUNCED_MAX, Qos0Routing
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
-from holdfast.storage.journal.journal import Journal
 
 FILTERS_AT_ONCE = STEPS_AT_ONCE * FILTERS_PER_STEP
 TURN = (STEPS_PER_TURN + STEPS_AT_ONCE) * FILTERS_PER_STEP

@@ -3,18 +3,18 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from holdfast.cluster.failure.cluster_clock import ClusterClock
-from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.partitions.disk_position import (
+from holdfast.log.journal.journal import Journal
+from holdfast.node.failure.cluster_clock import ClusterClock
+from holdfast.node.failure.health import Presence
+from holdfast.node.parts import Parts
+from holdfast.node.position_reports import PositionReports
+from holdfast.node.replicate.disk_position import (
     FEATURE,
     DiskMemory,
     DiskPosition,
     encode_report,
     find_loss,
 )
-from holdfast.cluster.parts import Parts
-from holdfast.cluster.position_reports import PositionReports
-from holdfast.storage.journal.journal import Journal
 from tests.sim.disk import SimDisk
 from tests.support.replica_bench import ReplicaBench
 

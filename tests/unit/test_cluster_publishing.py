@@ -2,22 +2,22 @@
 
 import pytest
 
-from holdfast.broker.cluster_port import ClusterPort
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.session_open import AcceptedConnect, finish_open
-from holdfast.broker.effects import Note
-from holdfast.broker.node import Node
-from holdfast.broker.promise import Promise
-from holdfast.broker.publish.completion import ReplyPromise
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
-from holdfast.cluster.broker_port import BrokerPort
-from holdfast.cluster.context import UNAVAILABLE_S, ClusterContext
-from holdfast.storage import record as log_record
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.broker_port import BrokerPort
+from holdfast.node.cluster_port import ClusterPort
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.session_open import AcceptedConnect, finish_open
+from holdfast.node.context import UNAVAILABLE_S, ClusterContext
+from holdfast.node.effects import Note
+from holdfast.node.node import Node
+from holdfast.node.node_state import NodeState
+from holdfast.node.promise import Promise
+from holdfast.node.publish.completion import ReplyPromise
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.session import Session
 from tests.e2e.wire import connect, publish
 
 

@@ -5,25 +5,25 @@ import struct
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.promise import Promise
-from holdfast.broker.publish.producer_dedup import Sequencer
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.state import NodeState
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.publish.forward_frames import (
+from holdfast.log import record as log_record
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.node_state import NodeState
+from holdfast.node.promise import Promise
+from holdfast.node.publish.forward_frames import (
     ForwardResult,
     decode_forward,
     decode_result,
     encode_result,
 )
-from holdfast.cluster.publish.forwarding import WAIT_S, RecordForwarder
-from holdfast.cluster.publish.pending_records import Appender, PendingRecord
+from holdfast.node.publish.forwarding import WAIT_S, RecordForwarder
+from holdfast.node.publish.pending_records import Appender, PendingRecord
+from holdfast.node.publish.producer_dedup import Sequencer
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.protocol.mqtt import reasons
-from holdfast.storage import record as log_record
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import Record
 
 LEADER = "n2"
 REFUSED = reasons.QUOTA_EXCEEDED

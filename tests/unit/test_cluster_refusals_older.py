@@ -1,9 +1,9 @@
 """What a node refuses while another node runs an older version."""
 
-from holdfast.broker.admission.bans import Ban
-from holdfast.broker.cluster_port import SingleNode
-from holdfast.broker.recovery.ban_records import record_ban
-from holdfast.broker.state import NodeState
+from holdfast.node.admission.bans import Ban
+from holdfast.node.cluster_port import SingleNode
+from holdfast.node.node_state import NodeState
+from holdfast.node.state.ban_records import record_ban
 from holdfast.protocol.mqtt import reasons
 from tests.support.node_bench import NodeBench
 from tests.unit.test_delayed import delay

@@ -3,14 +3,14 @@ between its delivery and the commit of its record gets it as retained."""
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.effects import Note
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Session, Subscription
-from holdfast.cluster.publish.retained_updates import UPDATE_S, UPDATES_MAX, RetainedUpdates
+from holdfast.log.record import FLAG_RETAIN, RETAINED, SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import Note
+from holdfast.node.publish.retained_updates import UPDATE_S, UPDATES_MAX, RetainedUpdates
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Session, Subscription
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage.record import FLAG_RETAIN, RETAINED, SESSION, Record
 from tests.sim.checks import Message as SimMessage
 from tests.support.node_bench import NodeBench
 from tests.unit.test_rights_cluster import Peer, Stage

@@ -7,35 +7,35 @@ from collections.abc import Iterator
 import pytest
 from msgspec import json
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import SESSION_EXPIRY, RecordedState
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.recovery.snapshot_entries import SNAPSHOT_SESSION, session_entry
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
-from holdfast.broker.sweep import Sweep
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, SESSION_OWNED
-from holdfast.cluster.frames import OWNED_DECODER, OpenFrame
-from holdfast.cluster.interest_frames import INTEREST_ACK_DECODER, InterestAck
-from holdfast.cluster.publish.promises import PromiseQueues
-from holdfast.cluster.publish.retained_updates import RetainedUpdates
-from holdfast.cluster.qos0_routing import Qos0Routing
-from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
-from holdfast.cluster.sessions import closings, reports
-from holdfast.cluster.sessions.coordinator import SessionCoordinator
-from holdfast.cluster.sessions.own_reports import OwnReports
-from holdfast.cluster.sessions.requests import (
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import INTEREST, INTEREST_ACK, SESSION_OWNED
+from holdfast.node.frames import OWNED_DECODER, OpenFrame
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership import closings, reports
+from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.ownership.own_reports import OwnReports
+from holdfast.node.ownership.requests import (
     NEVER,
     STALE_MAX,
     SessionRequest,
     SessionRequests,
 )
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import SESSION, Record
+from holdfast.node.publish.promises import PromiseQueues
+from holdfast.node.publish.retained_updates import RetainedUpdates
+from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.reads.read_index import NOTHING, MetadataReads
+from holdfast.node.routing.interest_frames import INTEREST_ACK_DECODER, InterestAck
+from holdfast.node.routing.qos0_routing import Qos0Routing
+from holdfast.node.session.session import Session
+from holdfast.node.state.recorded_state import SESSION_EXPIRY, RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import encode_session, open_record
+from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION, session_entry
+from holdfast.node.sweep import Sweep
 
 PARTITIONS = 3
 

@@ -1,9 +1,9 @@
 """A node with a full disk stores nothing more once nobody waits for it."""
 
-from holdfast.cluster.context import ClusterContext
-from holdfast.cluster.disk_full import DiskSpace
-from holdfast.cluster.metadata.model import ClusterMetadata, PartitionInfo
-from holdfast.storage.journal.journal import Journal
+from holdfast.log.journal.journal import Journal
+from holdfast.node.context import ClusterContext
+from holdfast.node.disk_full import DiskSpace
+from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
 
 
 class Followed:

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from holdfast.broker.effects import AskRights, AskTopics, Effect
-from holdfast.broker.topic_rights.questions import handle_topics
-from holdfast.cluster.sessions.releases import FEATURE
+from holdfast.node.effects import AskRights, AskTopics, Effect
+from holdfast.node.ownership.releases import FEATURE
+from holdfast.node.topic_rights.questions import handle_topics
 from holdfast.protocol.mqtt import packets as m
 from holdfast.security.identity.asked_rules import ALLOW, DENIED, FAILED, AskedRules
 from tests.sim.host import Host

@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.recovery.ban_records import ban_key
-from holdfast.broker.recovery.session_records import encode_session, open_record
-from holdfast.broker.recovery.snapshot_entries import SNAPSHOT_SESSION
-from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session, tag_of
-from holdfast.broker.session.state import encode_cursor
-from holdfast.broker.session.will import Will
-from holdfast.cluster.state import entries as image_entries
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.session import RECEIVED, SENT, Inflight, Session, tag_of
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.session.will import Will
+from holdfast.node.state import entries as image_entries
+from holdfast.node.state.ban_records import ban_key
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import encode_session, open_record
+from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION
 from tests.support.folded_state import sessions_and_groups
 
 PARTITIONS = 8

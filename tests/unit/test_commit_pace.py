@@ -4,13 +4,13 @@ import heapq
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.node import Node
-from holdfast.broker.runtime import GATHERED_BYTES, Runtime
-from holdfast.storage.journal.commit_pace import STAY_S, TRIAL_S, CommitPace, JournalWaits
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.log.journal.commit_pace import STAY_S, TRIAL_S, CommitPace, JournalWaits
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.node import Node
+from holdfast.node.runtime.runtime import GATHERED_BYTES, Runtime
 
 SYNC_S = 0.001
 WAIT_S = 0.001

@@ -11,7 +11,7 @@ from holdfast.config.check import warnings
 from holdfast.config.load import load
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Cluster, Config
-from holdfast.server.addresses import admin_address
+from holdfast.io.settings.addresses import admin_address
 
 LOCAL = {"cluster.peer_bind": "127.0.0.1"}
 ANYWHERE = {"cluster.peer_bind": "10.0.0.1", "cluster.secret_file": "secret"}

@@ -17,31 +17,31 @@ from holdfast.cli.backup.new_directory import NewDirectory
 from holdfast.cli.convert.command import report
 from holdfast.cli.convert.conversion import PARTIAL, USERS_FILE, convert
 from holdfast.cli.main import main
-from holdfast.cluster.metadata.commands import PutUsers
-from holdfast.cluster.metadata.model import USERS_BYTES_MAX
 from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, offset_in
-from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS
-from holdfast.security.dynamic.agreed import pack
-from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
-from holdfast.security.dynamic.file import DynamicSecurityFile
-from holdfast.server.conversion.adoption import adopt
-from holdfast.server.conversion.carried import CarriedState, carry
-from holdfast.server.conversion.conversion import MADE_AGAIN, ClusterPlan
-from holdfast.server.conversion.definitions import Definitions
-from holdfast.server.conversion.raft_metadata import read_metadata
-from holdfast.server.conversion.source import ConversionError, Source, recover
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.server.disk.storage import Storage, StorageError
-from holdfast.storage.files.data_directory import (
+from holdfast.io.conversion.adoption import adopt
+from holdfast.io.conversion.carried import CarriedState, carry
+from holdfast.io.conversion.conversion import MADE_AGAIN, ClusterPlan
+from holdfast.io.conversion.definitions import Definitions
+from holdfast.io.conversion.raft_metadata import read_metadata
+from holdfast.io.conversion.source import ConversionError, Source, recover
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.io.disk.storage import Storage, StorageError
+from holdfast.log.files.data_directory import (
     DataDirectoryError,
     create_or_open,
     lock_root,
     open_to_read,
 )
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import BEFORE_ADOPTION, snapshot_name
-from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.record import CURSOR, MESSAGE, SESSION, Record
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import BEFORE_ADOPTION, snapshot_name
+from holdfast.log.journal.recovery import open_journal
+from holdfast.log.record import CURSOR, MESSAGE, SESSION, Record
+from holdfast.node.metadata.commands import PutUsers
+from holdfast.node.metadata.model import USERS_BYTES_MAX
+from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS
+from holdfast.security.dynamic.agreed import pack
+from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
+from holdfast.security.dynamic.file import DynamicSecurityFile
 from holdfast.testing import Broker
 from tests.e2e import wire
 from tests.support.agreed import agree
@@ -329,7 +329,7 @@ def test_a_disk_that_gets_full(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("holdfast.server.disk.journal_writer.GroupWriter.write", fail)
+    monkeypatch.setattr("holdfast.io.disk.journal_writer.GroupWriter.write", fail)
     new = tmp_path / "new"
     assert main(["convert", str(lived), str(new), "--to", "cluster"]) == 1
     assert capsys.readouterr().err == f"holdfast: {new}: No space left on device\n"

@@ -4,11 +4,12 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.operations import OutcomePromise
-from holdfast.broker.delivery.subscriptions import add_subscription
-from holdfast.broker.publish.delayed import OVER, end_delayed
-from holdfast.broker.publish.delayed_table import (
+from holdfast.log import record as log_record
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.operations import OutcomePromise
+from holdfast.node.delivery.subscriptions import add_subscription
+from holdfast.node.publish.delayed import OVER, end_delayed
+from holdfast.node.publish.delayed_table import (
     DELAYED_PREFIX,
     InvalidDelay,
     mounted,
@@ -16,17 +17,16 @@ from holdfast.broker.publish.delayed_table import (
     split_publisher,
     with_publisher,
 )
-from holdfast.broker.recovery.session_records import (
+from holdfast.node.session.session import new_subscription
+from holdfast.node.state.session_records import (
     SubscribeRecord,
     SubscriptionRow,
     encode_session,
 )
-from holdfast.broker.recovery.state_records import append_state
-from holdfast.broker.session.session import new_subscription
+from holdfast.node.state.state_records import append_state
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.security.acl import AclFile
-from holdfast.storage import record as log_record
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_replay import drain, publish, subscribe
 

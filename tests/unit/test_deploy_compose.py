@@ -14,8 +14,8 @@ import pytest
 from holdfast import __version__
 from holdfast.config.check import warnings
 from holdfast.config.load import load
+from holdfast.process.service_manager import CLOSING_S
 from holdfast.security.peer_secret import read_secret
-from holdfast.server.service_manager import CLOSING_S
 from tests.support.compose_files import COMPOSE, DEPLOY, FEDERATION, make_secrets, parse
 
 FILES = sorted(COMPOSE.glob("*.yml"))

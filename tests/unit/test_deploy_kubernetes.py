@@ -16,7 +16,7 @@ from holdfast import __version__
 from holdfast.config.check import warnings
 from holdfast.config.load import load
 from holdfast.config.schema import Config
-from holdfast.server.service_manager import CLOSING_S
+from holdfast.process.service_manager import CLOSING_S
 from holdfast.testing import Broker
 from tests.support.certificates import Authority
 from tests.support.kubernetes import (

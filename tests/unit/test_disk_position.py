@@ -7,12 +7,21 @@ from zlib import crc32
 import pytest
 
 from holdfast.cli.main import main
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.operations import empty_disk_text
-from holdfast.cluster.metadata.requests import RequestRefused
-from holdfast.cluster.older_copies import OlderCopies
-from holdfast.cluster.partitions.disk_position import (
+from holdfast.io.disk import older_copy
+from holdfast.io.disk import quarantine as set_aside
+from holdfast.io.disk.raft_files import RaftFiles
+from holdfast.log.files.data_directory import DirectoryLock, create, read_manifest
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import Manifest
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.metadata.commands import CHANGES_NOTHING
+from holdfast.node.metadata.operations import empty_disk_text
+from holdfast.node.metadata.requests import RequestRefused
+from holdfast.node.older_copies import OlderCopies
+from holdfast.node.raft.log import EntryKind, LogEntry, Membership
+from holdfast.node.raft.node import Write
+from holdfast.node.reads.read_index import MetadataReads
+from holdfast.node.replicate.disk_position import (
     DiskMemory,
     DiskPosition,
     decode_position,
@@ -20,17 +29,8 @@ from holdfast.cluster.partitions.disk_position import (
     encode_report,
     find_loss,
 )
-from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership
-from holdfast.cluster.raft.node import Write
-from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.security import peer_identity
 from holdfast.security.peer_identity import PeerIdentity
-from holdfast.server.disk import older_copy
-from holdfast.server.disk import quarantine as set_aside
-from holdfast.server.disk.raft_files import RaftFiles
-from holdfast.storage.files.data_directory import DirectoryLock, create, read_manifest
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import Manifest
 
 KNOWN = DiskPosition(term=5, index=40, records=900, written=950)
 

@@ -2,10 +2,10 @@
 
 from msgspec.structs import replace
 
-from holdfast.cluster.failure.health import Health, Presence
-from holdfast.cluster.metadata.dispensable import is_dispensable
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
-from holdfast.cluster.raft.log import Membership
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.metadata.dispensable import is_dispensable
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
+from holdfast.node.raft.log import Membership
 
 VOTERS = Membership(("n1.a", "n2.a", "n3.old"), ("n3.a",))
 """n3 has a new disk, and its new peer does not vote yet."""

@@ -5,8 +5,8 @@ In backticks, and in diagrams for paths:
 
 - a path (`x/y.py`, `tests/...`, `docs/...`, a folder with `/` at its end) is relative to
   src/holdfast or to the repository;
-- a dotted name (`cluster.node.ClusterNode`, `Journal.close_write_group`, `commands.apply`) is a
-  module, or ends of one, with what is in it;
+- a dotted name (`node.cluster_node.ClusterNode`, `Journal.close_write_group`, `commands.apply`) is
+  a module, or ends of one, with what is in it;
 - a name in capital letters or camel case is a class or a constant;
 - any other word is the name of a package, module, function, constant or field.
 
@@ -242,7 +242,7 @@ def test_a_stale_name_is_found(stale: str) -> None:
 
 def test_a_diagram_is_read() -> None:
     assert list(problems('```mermaid\nA["cluster/forwarding.py"]\n```\n'))
-    assert not list(problems('```mermaid\nA["cluster/publish/forwarding.py"]\n```\n'))
+    assert not list(problems('```mermaid\nA["node/publish/forwarding.py"]\n```\n'))
 
 
 def test_internals_are_complete() -> None:

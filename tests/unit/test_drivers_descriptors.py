@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.event_loop import descriptors
-from holdfast.storage.files import filesystem
-from holdfast.storage.files.filesystem import DESCRIPTORS, OPEN_WAIT_S, OsFileSystem, is_scarce
+from holdfast.io.event_loop import descriptors
+from holdfast.log.files import filesystem
+from holdfast.log.files.filesystem import DESCRIPTORS, OPEN_WAIT_S, OsFileSystem, is_scarce
 from tests.unit.test_drivers_disk import Bench
 
 

@@ -10,7 +10,7 @@ from queue import Queue
 
 import pytest
 
-from holdfast.server.disk.journal_writer import (
+from holdfast.io.disk.journal_writer import (
     ALLOCATE_BYTES,
     MEASURE_BYTES,
     DiskFullError,
@@ -18,13 +18,13 @@ from holdfast.server.disk.journal_writer import (
     JournalWriter,
     Worker,
 )
-from holdfast.storage.files.data_directory import create
-from holdfast.storage.files.filesystem import FileSystem, OsFileSystem
-from holdfast.storage.files.layout import Manifest
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.recovery import open_journal, replay
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.log.files.data_directory import create
+from holdfast.log.files.filesystem import FileSystem, OsFileSystem
+from holdfast.log.files.layout import Manifest
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.recovery import open_journal, replay
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.record import MESSAGE, Record
 from tests.sim.disk import SimDisk
 
 WAIT_S = 10

@@ -10,13 +10,13 @@ from typing import Any, NoReturn, ParamSpec
 import pytest
 
 from holdfast.client import Client
+from holdfast.io.disk.maintenance import Maintenance
+from holdfast.io.event_loop.failures import stop_on_unexpected, watched
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.packets import Auth, Connect, Properties
 from holdfast.security.enhanced_authentication import Success
-from holdfast.server.event_loop.failures import stop_on_unexpected, watched
-from holdfast.server.maintenance import Maintenance
 from tests.support.broker_in_process import loop_broker
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
@@ -89,7 +89,7 @@ async def test_a_task_that_is_cancelled_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "stops"), [("uvicorn.protocols", 0), ("holdfast.server.sockets", 1)]
+    ("module", "stops"), [("uvicorn.protocols", 0), ("holdfast.io.sockets", 1)]
 )
 @in_loop
 async def test_a_protocol_that_fails(module: str, stops: int) -> None:

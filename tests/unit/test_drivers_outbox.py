@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
+from holdfast.node.config import NodeConfig
 from tests.e2e import wire
 from tests.support.broker_in_process import LoopBroker
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from holdfast.server.peers.complaints import COMPLAINTS_MAX, INTERVAL_S, Complaints
+from holdfast.io.peers.complaints import COMPLAINTS_MAX, INTERVAL_S, Complaints
 
 
 def test_the_same_is_said_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:

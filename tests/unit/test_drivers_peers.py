@@ -15,11 +15,11 @@ import pytest
 import trustme
 
 from holdfast.config.schema import Cluster
+from holdfast.io.peers.authentication import PeerAuth
+from holdfast.io.peers.listener import GREETINGS_MAX
 from holdfast.security.peer_handshake import MAGIC, Handshake
 from holdfast.security.peer_identity import PeerIdentity
 from holdfast.security.tls import TlsError
-from holdfast.server.peers.authentication import PeerAuth
-from holdfast.server.peers.listener import GREETINGS_MAX
 from tests.support.peer_mesh import BAD_KIND, SECRET, Mesh, PeerNode, run, until
 from tests.support.ports import free_port
 

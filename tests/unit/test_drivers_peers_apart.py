@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.cluster.partitions.disk_position import Known
+from holdfast.node.replicate.disk_position import Known
 from holdfast.security.peer_handshake import OLDER_COPY, OLDER_COPY_WAITS
 from holdfast.security.peer_identity import ANSWERS_APART, PeerIdentity, Refusal
 from tests.support.peer_mesh import Mesh, PeerNode, run, until

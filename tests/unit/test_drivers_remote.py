@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from holdfast.server.event_loop.loop import new_event_loop
-from holdfast.server.sockets.tcp import TcpConnection
+from holdfast.io.event_loop.loop import new_event_loop
+from holdfast.io.sockets.tcp import TcpConnection
 from tests.e2e import wire
 from tests.support.broker_in_process import LoopBroker
 

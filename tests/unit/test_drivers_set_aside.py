@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server import replacement
-from holdfast.server.disk import quarantine as set_aside
-from holdfast.server.disk.storage import Storage
-from holdfast.storage.files.data_directory import DataDirectoryError, lock_root
+from holdfast.io.disk import quarantine as set_aside
+from holdfast.io.disk import replacement
+from holdfast.io.disk.storage import Storage
+from holdfast.log.files.data_directory import DataDirectoryError, lock_root
 
 
 def make(root: Path, incarnation: str) -> None:

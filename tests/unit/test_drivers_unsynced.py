@@ -2,11 +2,11 @@
 
 import pytest
 
-from holdfast.server.disk import unsynced
-from holdfast.server.disk.journal_writer import sync_newest
-from holdfast.server.disk.process_identity import boot_identity, machine_identity
-from holdfast.server.disk.unsynced import UnsyncedMark
-from holdfast.storage.files.layout import DataDirectory, Manifest
+from holdfast.io.disk import unsynced
+from holdfast.io.disk.journal_writer import sync_newest
+from holdfast.io.disk.process_identity import boot_identity, machine_identity
+from holdfast.io.disk.unsynced import UnsyncedMark
+from holdfast.log.files.layout import DataDirectory, Manifest
 from tests.sim.disk import SimDisk
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.publish.admission import Admission
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.edge_broker.origin_offset import (
@@ -15,6 +14,9 @@ from holdfast.federation.sidecar.edge_broker.origin_offset import (
     with_offset,
     without_offset,
 )
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.node.publish.admission import Admission
 from holdfast.protocol.mqtt.packets import PUBLISH, Properties
 from holdfast.protocol.mqtt.properties import (
     CONTENT_TYPE,
@@ -26,8 +28,6 @@ from holdfast.protocol.mqtt.properties import (
     decode_block,
     encode_block,
 )
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.storage.journal.segment import WriteGroup
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.edge_site import LOG, OTHER, OURS, Site, run
 from tests.support.peer_mesh import until

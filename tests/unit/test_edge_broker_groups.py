@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.broker.session.audience import Audience
 from holdfast.cli.main import main
 from holdfast.client.client import Client
-from holdfast.cluster.shared_groups.groups import Groups
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.routing.interest import plain_of
 from holdfast.federation.sidecar.edge_broker.interest import importable
 from holdfast.federation.sidecar.edge_broker.messages import audience_of
 from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, with_offset
+from holdfast.node.groups.groups import Groups
+from holdfast.node.session.audience import Audience
 from holdfast.protocol.topics.names import matches
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.edge_site import OTHER, Site, run

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from holdfast.cluster.raft.node import Write
-from holdfast.server.disk.raft_files import RaftFiles
-from holdfast.storage.journal.recovery import last_group_start
+from holdfast.io.disk.raft_files import RaftFiles
+from holdfast.log.journal.recovery import last_group_start
+from holdfast.node.raft.node import Write
 from tests.sim.disk import SimDisk
 from tests.support.log_bench import LogBench, contents
 from tests.support.replica_bench import ReplicaBench

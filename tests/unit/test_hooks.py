@@ -7,11 +7,6 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast.broker.admission.observer import ClientObserver
-from holdfast.broker.effects import AskRights, AskSources
-from holdfast.broker.session.connection import AUTHENTICATING, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.stats import Stats
 from holdfast.hooks import (
     Answer,
     ClientIdentity,
@@ -22,11 +17,16 @@ from holdfast.hooks import (
     LoginRefusal,
     LoginRequest,
 )
+from holdfast.io.event_loop import hook_runner
+from holdfast.io.event_loop.hook_runner import THREADS, HookEvents, HookSource
+from holdfast.io.event_loop.identity_checks import IdentityChecks
+from holdfast.node.admission.observer import ClientObserver
+from holdfast.node.effects import AskRights, AskSources
+from holdfast.node.session.connection import AUTHENTICATING, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.stats import Stats
 from holdfast.protocol.mqtt.packets import Connect
 from holdfast.security.acl import AclError
-from holdfast.server.event_loop import hook_runner
-from holdfast.server.event_loop.hook_runner import THREADS, HookEvents, HookSource
-from holdfast.server.event_loop.identity_checks import IdentityChecks
 from tests.support.node_bench import NodeBench
 from tests.unit.test_node_publish import publish
 

@@ -20,27 +20,33 @@ from holdfast.api.log_plan import BadRead
 from holdfast.api.log_plan import decode_request as decode_read
 from holdfast.api.views.pages import decode_place
 from holdfast.api.views.records import BadCursor, decode_positions
-from holdfast.broker.delivery.replay_start import InvalidStart, parse_start
-from holdfast.broker.publish.producers import decode_producer
-from holdfast.broker.recovery.ban_records import decode_ban
-from holdfast.broker.recovery.session_records import decode_entry, decode_group, decode_record
-from holdfast.broker.session.audience import decode_audience
-from holdfast.broker.session.state import decode_cursor, encode_cursor
 from holdfast.client.identity import parse_identity
 from holdfast.client.log.errors import LogOptionError
 from holdfast.client.log.position import Position
 from holdfast.client.log.reading.offsets import OffsetError, parse_generation, parse_position
 from holdfast.client.pubqueue.format import parse_paper
 from holdfast.client.servers import Server, parse_references, parse_server
-from holdfast.cluster.failure.heartbeat import decode_heartbeat
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.metadata.codec import decode_command, decode_metadata
-from holdfast.cluster.metadata.state_machine import MetaState, decode_request
-from holdfast.cluster.partitions import codec as partitions
-from holdfast.cluster.partitions.disk_position import DiskPosition, decode_position, encode_report
-from holdfast.cluster.partitions.disk_position import decode_report as decode_disk_report
-from holdfast.cluster.publish.forward_frames import decode_forward, decode_result
-from holdfast.cluster.raft.codec import (
+from holdfast.federation.core.identity import BadIdentity, Identity, decode_identity
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files.json_object import decode_object
+from holdfast.log.journal.watermarks import decode_checkpoint
+from holdfast.log.reading.index_file import CorruptIndex, decode, decode_head
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.delivery.replay_start import InvalidStart, parse_start
+from holdfast.node.failure.heartbeat import decode_heartbeat
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.groups.codec import AgentReport, decode_assign, decode_report
+from holdfast.node.groups.codec import encode_report as encode_agent_report
+from holdfast.node.groups.control_frames import (
+    decode_full_report,
+    decode_report_ack,
+    decode_report_request,
+)
+from holdfast.node.metadata.codec import decode_command, decode_metadata
+from holdfast.node.metadata.state_machine import MetaState, decode_request
+from holdfast.node.publish.forward_frames import decode_forward, decode_result
+from holdfast.node.publish.producers import decode_producer
+from holdfast.node.raft.codec import (
     decode_entries,
     decode_message,
     decode_snapshot,
@@ -48,17 +54,16 @@ from holdfast.cluster.raft.codec import (
     encode_message,
     encode_snapshot,
 )
-from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot
-from holdfast.cluster.raft.messages import Append, AppendReply, Install, VoteRequest
-from holdfast.cluster.reads.read_barrier import decode_barrier
-from holdfast.cluster.shared_groups.codec import AgentReport, decode_assign, decode_report
-from holdfast.cluster.shared_groups.codec import encode_report as encode_agent_report
-from holdfast.cluster.shared_groups.control_frames import (
-    decode_full_report,
-    decode_report_ack,
-    decode_report_request,
-)
-from holdfast.federation.core.identity import BadIdentity, Identity, decode_identity
+from holdfast.node.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot
+from holdfast.node.raft.messages import Append, AppendReply, Install, VoteRequest
+from holdfast.node.reads.read_barrier import decode_barrier
+from holdfast.node.replicate import codec as partitions
+from holdfast.node.replicate.disk_position import DiskPosition, decode_position, encode_report
+from holdfast.node.replicate.disk_position import decode_report as decode_disk_report
+from holdfast.node.session.audience import decode_audience
+from holdfast.node.session.state import decode_cursor, encode_cursor
+from holdfast.node.state.ban_records import decode_ban
+from holdfast.node.state.session_records import decode_entry, decode_group, decode_record
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.access_file import AccessError
 from holdfast.security.access.access_file import parse as parse_access
@@ -75,11 +80,6 @@ from holdfast.security.peer_identity import decode_identity as decode_peer_ident
 from holdfast.security.psk import parse_keys as parse_psk
 from holdfast.security.scram_file import ScramError, ScramFile, parse_credentials
 from holdfast.security.tls import TlsError
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.files.json_object import decode_object
-from holdfast.storage.journal.watermarks import decode_checkpoint
-from holdfast.storage.reading.index_file import CorruptIndex, decode, decode_head
-from holdfast.storage.record import MESSAGE, Record
 from tests.fuzz.mutation import damage, noise
 
 SOURCE = Path(__file__).parents[2] / "src/holdfast"
@@ -160,28 +160,28 @@ def table() -> dict[str, Decoder]:
     invalid = (ValueError,)
     packed = (struct.error, ValueError)
     add(
-        "broker/delivery/replay_start.py:parse_start",
+        "node/delivery/replay_start.py:parse_start",
         of_text(lambda text: parse_start(text, 10**15)),
         (InvalidStart,),
         (b"earliest", b"time:2026-01-01T00:00:00Z", b"ago:1h", b"offset:3", b"last:5"),
     )
     add(
-        "broker/publish/producers.py:decode_producer",
+        "node/publish/producers.py:decode_producer",
         decode_producer,
         packed,
         (struct.pack("<BHHHIQq", 1, 1, 1, 0, 1, 2, 3) + b"pu",),
     )
-    add("broker/recovery/session_records.py:decode_record", decode_record, invalid, JSON)
-    add("broker/recovery/session_records.py:decode_entry", decode_entry, invalid, JSON)
+    add("node/state/session_records.py:decode_record", decode_record, invalid, JSON)
+    add("node/state/session_records.py:decode_entry", decode_entry, invalid, JSON)
     add(
-        "broker/recovery/session_records.py:decode_group",
+        "node/state/session_records.py:decode_group",
         lambda data: decode_group(data, 2),
         invalid,
         JSON,
     )
-    add("broker/session/audience.py:decode_audience", decode_audience, invalid, (b"\1g/a",))
+    add("node/session/audience.py:decode_audience", decode_audience, invalid, (b"\1g/a",))
     add(
-        "broker/session/state.py:decode_cursor",
+        "node/session/state.py:decode_cursor",
         lambda data: decode_cursor(data, 4),
         packed,
         (encode_cursor([(0, 5), (3, 9)], {7: None}, [(1, 2)]),),
@@ -201,77 +201,77 @@ def table() -> dict[str, Decoder]:
         (b"mqtt://a:1 [::1]:2 h",),
     )
     add(
-        "cluster/failure/heartbeat.py:decode_heartbeat",
+        "node/failure/heartbeat.py:decode_heartbeat",
         decode_heartbeat,
         bad_frame,
         (*JSON, *numbers),
     )
-    add("cluster/metadata/codec.py:decode_command", decode_command, bad_frame, JSON)
-    add("cluster/metadata/codec.py:decode_metadata", decode_metadata, bad_frame, JSON)
+    add("node/metadata/codec.py:decode_command", decode_command, bad_frame, JSON)
+    add("node/metadata/codec.py:decode_metadata", decode_metadata, bad_frame, JSON)
     add(
-        "cluster/metadata/state_machine.py:decode_request",
+        "node/metadata/state_machine.py:decode_request",
         decode_request,
         bad_frame,
         (b"\3n1/" + JSON[6], JSON[6]),
     )
-    add("cluster/metadata/state_machine.py:decode", MetaState.decode, bad_frame, JSON)
+    add("node/metadata/state_machine.py:decode", MetaState.decode, bad_frame, JSON)
     add(
-        "cluster/partitions/codec.py:decode_follow",
+        "node/replicate/codec.py:decode_follow",
         partitions.decode_follow,
         bad_frame,
         (b"\2ab" + numbers[1], *numbers),
     )
     add(
-        "cluster/partitions/codec.py:decode_follow_from",
+        "node/replicate/codec.py:decode_follow_from",
         partitions.decode_follow_from,
         bad_frame,
         numbers,
     )
-    add("cluster/partitions/codec.py:decode_ack", partitions.decode_ack, bad_frame, numbers)
+    add("node/replicate/codec.py:decode_ack", partitions.decode_ack, bad_frame, numbers)
     add(
-        "cluster/partitions/codec.py:decode_offsets",
+        "node/replicate/codec.py:decode_offsets",
         lambda data: partitions.decode_offsets("COMMIT", data),
         bad_frame,
         numbers,
     )
     add(
-        "cluster/partitions/codec.py:decode_replicate",
+        "node/replicate/codec.py:decode_replicate",
         partitions.decode_replicate,
         bad_frame,
         of_batch,
     )
     add(
-        "cluster/partitions/disk_position.py:decode_position",
+        "node/replicate/disk_position.py:decode_position",
         of_text(decode_position),
         (),
         (b"1.2.3", "1.٣.3".encode()),
     )
     add(
-        "cluster/partitions/disk_position.py:decode_report",
+        "node/replicate/disk_position.py:decode_report",
         decode_disk_report,
         bad_frame,
         (encode_report(5, 6, DiskPosition(1, 2, 3)),),
     )
-    add("cluster/publish/forward_frames.py:decode_forward", decode_forward, bad_frame, of_batch)
-    add("cluster/publish/forward_frames.py:decode_result", decode_result, bad_frame, numbers)
-    add("cluster/raft/codec.py:decode_message", decode_message, bad_frame, raft)
+    add("node/publish/forward_frames.py:decode_forward", decode_forward, bad_frame, of_batch)
+    add("node/publish/forward_frames.py:decode_result", decode_result, bad_frame, numbers)
+    add("node/raft/codec.py:decode_message", decode_message, bad_frame, raft)
     add(
-        "cluster/raft/codec.py:decode_entries",
+        "node/raft/codec.py:decode_entries",
         lambda data: decode_entries(data, 0, 1),
         (BadFrame, struct.error),
         (encode_entries((entry, entry)),),
     )
     add(
-        "cluster/raft/codec.py:decode_snapshot",
+        "node/raft/codec.py:decode_snapshot",
         decode_snapshot,
         bad_frame,
         (encode_snapshot(snapshot),),
     )
-    add("cluster/raft/log.py:decode", Membership.decode, bad_frame, (entry.data, *JSON))
-    add("cluster/reads/read_barrier.py:decode_barrier", decode_barrier, bad_frame, numbers)
-    add("cluster/shared_groups/codec.py:decode_report", decode_report, bad_frame, (report,))
+    add("node/raft/log.py:decode", Membership.decode, bad_frame, (entry.data, *JSON))
+    add("node/reads/read_barrier.py:decode_barrier", decode_barrier, bad_frame, numbers)
+    add("node/groups/codec.py:decode_report", decode_report, bad_frame, (report,))
     add(
-        "cluster/shared_groups/codec.py:decode_assign",
+        "node/groups/codec.py:decode_assign",
         decode_assign,
         bad_frame,
         (report, *of_batch),
@@ -282,7 +282,7 @@ def table() -> dict[str, Decoder]:
         ("decode_report_ack", decode_report_ack),
         ("decode_report_request", decode_report_request),
     ):
-        add(f"cluster/shared_groups/control_frames.py:{name}", run, bad_frame, control)
+        add(f"node/groups/control_frames.py:{name}", run, bad_frame, control)
     add(
         "federation/core/identity.py:decode_identity",
         decode_identity,
@@ -346,13 +346,13 @@ def table() -> dict[str, Decoder]:
         (b"user:" + scram[0] + b"\n",),
     )
     add(
-        "storage/journal/watermarks.py:decode_checkpoint",
+        "log/journal/watermarks.py:decode_checkpoint",
         lambda data: decode_checkpoint(data, 2),
         (),
         numbers,
     )
-    add("storage/reading/index_file.py:decode_head", decode_head, (CorruptIndex,), numbers)
-    add("storage/reading/index_file.py:decode", decode, (CorruptIndex,), numbers)
+    add("log/reading/index_file.py:decode_head", decode_head, (CorruptIndex,), numbers)
+    add("log/reading/index_file.py:decode", decode, (CorruptIndex,), numbers)
     add("api/log_plan.py:decode_request", decode_read, (BadRead,), JSON)
     pages = tuple(base64.urlsafe_b64encode(each) for each in (*JSON, *NESTED, b"[1,2]"))
     add("api/views/pages.py:decode_place", of_text(decode_place), (BadCursor,), pages)
@@ -386,9 +386,9 @@ def table() -> dict[str, Decoder]:
         (DynamicSecurityError,),
         (DYNAMIC_SECURITY, *JSON),
     )
-    add("storage/files/json_object.py:decode_object", decode_object, invalid, JSON)
+    add("log/files/json_object.py:decode_object", decode_object, invalid, JSON)
     add(
-        "broker/recovery/ban_records.py:decode_ban",
+        "node/state/ban_records.py:decode_ban",
         decode_ban,
         invalid,
         (b'{"scope":"client","name":"c","until_us":5,"reason":"","by":"o","since_us":1}', *JSON),
@@ -414,7 +414,7 @@ ELSEWHERE = {
     "protocol/mqtt/properties.py:decode_properties": "unit/test_mqtt_decode.py",
     "protocol/mqtt/publish.py:decode_publish": "unit/test_mqtt_decode.py",
     "protocol/relay/frames.py:decode_arrival": "unit/test_relay_frames.py",
-    "storage/batch_builder.py:parsed": "unit/test_log_record.py",
+    "log/batch_builder.py:parsed": "unit/test_log_record.py",
 }
 
 
@@ -447,8 +447,7 @@ def test_only_the_declared_error_comes_out(name: str) -> None:
 
 def test_each_decoder_is_tested() -> None:
     found = set()
-    for package in ("api", "broker", "client", "cluster", "federation", "protocol", "security",
-                    "storage"):  # fmt: skip
+    for package in ("api", "client", "federation", "log", "node", "protocol", "security"):
         for path in (SOURCE / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef) and node.name.startswith(("decode", "parse")):
@@ -464,8 +463,9 @@ def test_each_decoder_is_tested() -> None:
 def test_json_is_read_where_nesting_is_known() -> None:
     """Whoever calls `json.loads` names the error of a text that is nested too deeply. Files of a
     data directory are read by `decode_object`."""
-    for package in ("api", "broker", "client", "cluster", "federation", "protocol", "security",
-                    "server", "storage"):  # fmt: skip
+    for package in (
+        "api", "client", "federation", "io", "log", "node", "process", "protocol", "security",
+    ):  # fmt: skip
         for path in (SOURCE / package).rglob("*.py"):
             text = path.read_text()
             assert text.count("json.loads(") <= text.count("RecursionError"), path

@@ -12,21 +12,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.broker.delivery.delivery import deliver
-from holdfast.broker.delivery.log_replay import message_of
-from holdfast.broker.recovery.recovery import Recovery
-from holdfast.broker.routing import find_route
-from holdfast.cluster.state.entries import entries, take
-from holdfast.cluster.state.replicated import (
+from holdfast.log.batch import Batch, CorruptBatch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.delivery.delivery import deliver
+from holdfast.node.delivery.log_replay import message_of
+from holdfast.node.routing.routing import find_route
+from holdfast.node.state.entries import entries, take
+from holdfast.node.state.recovery import Recovery
+from holdfast.node.state.replicated import (
     SNAPSHOT_EPOCHS,
     SNAPSHOT_INBOUND,
     ReplicatedState,
 )
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.topics.names import InvalidTopic
-from holdfast.storage.batch import Batch, CorruptBatch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.record import MESSAGE, Record
 from tests.fuzz.mutation import damage
 from tests.sim.casts import GROUPS, LOG, MOVERS, TIMED, TRAVELLERS
 from tests.sim.process import Process

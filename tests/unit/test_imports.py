@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 LAB = SOURCE.parent / "holdfast_lab"
-LAB_ROOMS = {"pipeline", "log", "client", "mqtt", "topics", "storage"}
+LAB_ROOMS = {"pipeline", "log_client", "client", "mqtt", "topics", "log"}
 """The rooms that the analysis of test runs may import."""
 
 ROOMS = {
@@ -16,38 +16,34 @@ ROOMS = {
     "websocket": ("protocol/websocket",),
     "proxy": ("protocol/proxy",),
     "relay": ("protocol/relay",),
-    "storage": ("storage",),
-    "session": ("broker/session",),
-    "broker": ("broker",),
+    "log": ("log",),
     "security": ("security", "hooks.py"),
     "config": ("config",),
     "sqlite": ("sqlite.py",),
-    "lease": ("cluster/lease",),
+    "lease": ("node/lease",),
     "replication": (
-        "cluster/frame_kinds.py", "cluster/raft", "cluster/metadata", "cluster/partitions",
-        "cluster/failure", "cluster/placement",
+        "node/frame_kinds.py", "node/raft", "node/metadata", "node/replicate", "node/failure",
+        "node/placement",
     ),
-    "cluster": ("cluster",),
+    "session": ("node/session",),
+    "node": ("node",),
     "federation": ("federation/core", "federation/paper"),
-    "drivers": ("server/event_loop", "server/sockets", "server/disk", "server/peers"),
+    "drivers": ("io",),
     "client": ("client",),
-    "log": ("client/log",),
+    "log_client": ("client/log",),
     "decoders": ("pipeline/decoders",),
     "pipeline": ("pipeline",),
     "manager": ("federation/manager",),
     "sidecar": ("federation/sidecar",),
-    "server": (
-        "server/maintenance.py", "server/shared_directory.py", "server/federation.py",
-        "server/replacement.py", "server/reload.py", "server/security_files.py",
-        "server/node_settings.py", "server/addresses.py", "server/identity_sources.py",
-    ),
     "api": ("api",),
-    "process": ("server",),
+    "process": ("process",),
     "cli": ("cli",),
     "testing": ("testing.py", "pytest_plugin.py"),
 }  # fmt: skip
 """Room -> its folders and modules; the longest one that fits a module says whose it is."""
 
+CORES = {"node", "replication", "session", "security", "mqtt", "topics", "log"}
+DRIVEN = CORES | {"drivers", "config", "lease"}
 BELOW = {
     "mqtt": set(),
     "topics": set(),
@@ -55,73 +51,51 @@ BELOW = {
     "proxy": set(),
     "relay": set(),
     "sqlite": set(),
-    "storage": {"topics"},
-    "session": {"mqtt", "topics", "storage"},
+    "log": {"topics"},
     "security": {"topics"},
     "config": {"topics"},
-    "broker": {"session", "security", "mqtt", "topics", "storage"},
+    "lease": {"log"},
+    "replication": {"log"},
+    "session": {"mqtt", "topics", "log"},
+    "node": CORES - {"node"},
     "federation": {"mqtt", "topics"},
-    "lease": {"storage"},
-    "replication": {"storage"},
-    "cluster": {"replication", "broker", "session", "security", "mqtt", "topics", "storage"},
-    "drivers": {
-        "cluster", "replication", "broker", "session", "security", "config", "mqtt", "topics",
-        "storage", "lease", "websocket", "proxy",
-    },
+    "drivers": DRIVEN - {"drivers"} | {"websocket", "proxy", "relay"},
     "client": {"mqtt", "topics", "security", "websocket", "sqlite"},
-    "log": {"storage", "topics", "client", "mqtt"},
+    "log_client": {"log", "topics", "client", "mqtt"},
     "decoders": set(),
-    "pipeline": {"decoders", "storage", "topics", "log", "client", "mqtt"},
+    "pipeline": {"decoders", "log", "topics", "log_client", "client", "mqtt"},
     "manager": {"client", "mqtt", "security", "config", "sqlite"},
-    "sidecar": {
-        "federation", "manager", "client", "drivers", "broker", "session", "security", "config",
-        "mqtt", "topics", "storage", "sqlite",
-    },
-    "server": {
-        "sidecar", "federation", "drivers", "cluster", "replication", "broker", "session",
-        "security", "config", "mqtt", "topics", "storage", "lease",
-    },
-    "api": {
-        "decoders", "server", "sidecar", "federation", "drivers", "cluster", "replication",
-        "broker", "session", "security", "config", "mqtt", "topics", "storage", "lease",
-    },
-    "process": {
-        "api", "relay", "server", "sidecar", "federation", "drivers", "cluster", "replication",
-        "broker", "session", "security", "config", "mqtt", "topics", "storage", "lease",
-    },
-    "cli": {
-        "process", "api", "sidecar", "federation", "drivers", "cluster", "replication", "client",
-        "log", "broker", "session", "security", "config", "mqtt", "topics", "storage", "lease",
-        "pipeline", "manager",
+    "sidecar": DRIVEN | {"federation", "manager", "client", "sqlite"},
+    "api": DRIVEN | {"decoders", "sidecar", "federation"},
+    "process": DRIVEN | {"api", "sidecar", "federation"},
+    "cli": DRIVEN | {
+        "process", "api", "sidecar", "federation", "client", "log_client", "pipeline", "manager",
     },
     "testing": {"process", "drivers", "security", "config"},
 }  # fmt: skip
 """Room -> the rooms it may import."""
 
 SIMULATOR = Path(__file__).parents[1] / "sim"
-SIMULATOR_ROOMS = {
-    "cluster", "replication", "broker", "session", "security", "mqtt", "topics", "storage",
-    "drivers",
-}  # fmt: skip
+SIMULATOR_ROOMS = CORES | {"drivers"}
 PURE = (
-    "mqtt", "topics", "proxy", "relay", "storage", "session", "lease", "replication", "broker",
-    "cluster", "federation",
+    "mqtt", "topics", "proxy", "relay", "log", "session", "lease", "replication", "node",
+    "federation",
 )  # fmt: skip
 IMPURE_MODULES = {
     "asyncio", "os", "pathlib", "random", "secrets", "select", "signal", "socket", "ssl",
     "subprocess", "threading", "time", "logging",
 }  # fmt: skip
-FILE_MODULES = {"storage/files/filesystem.py", "storage/files/data_directory.py"}
-"""The modules of `storage` that touch files; what they import beyond the others."""
+FILE_MODULES = {"log/files/filesystem.py", "log/files/data_directory.py"}
+"""The modules of `log` that touch files; what they import beyond the others."""
 FILE_IMPORTS = {"os", "pathlib", "time"}
 SIMULATOR_IMPORTS = {"random", "pathlib"}
 """Of the simulator: randomness from its seed, and names of directories that do not exist."""
 SIMULATED_DRIVERS = {"journal_writer", "older_copy", "raft_files", "storage", "unsynced"}
-"""The modules of `server.disk` that work on any file system, and so on a simulated one."""
+"""The modules of `io.disk` that work on any file system, and so on a simulated one."""
 WRITING_SIDE = {
     "active_index", "journal", "recovery", "retention", "compaction", "segment_list", "snapshot",
 }  # fmt: skip
-"""Modules of `storage` that readers of the log must not import."""
+"""Modules of `log` that readers of the log must not import."""
 
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
 
@@ -164,7 +138,7 @@ def test_imports_point_downwards(module: str) -> None:
     for other in imported_modules(SOURCE / module):
         allowed = BELOW[room(module)] | {room(module), ""}
         assert room(other) in allowed, f"{module} imports {other}"
-        if room(module) in ("log", "pipeline") and room(other) == "storage":
+        if room(module) in ("log_client", "pipeline") and room(other) == "log":
             assert Path(other).stem not in WRITING_SIDE, f"{module} imports {other}"
 
 
@@ -178,7 +152,7 @@ def test_the_product_does_not_import_the_lab() -> None:
 def test_the_lab_reads_what_the_pipeline_reads(path: Path) -> None:
     for other in imported_modules(path):
         assert room(other) in LAB_ROOMS | {""}, f"{path.name} imports {other}"
-        assert room(other) != "storage" or Path(other).stem not in WRITING_SIDE
+        assert room(other) != "log" or Path(other).stem not in WRITING_SIDE
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if room(name) in PURE])

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.io.workers import pool
+from holdfast.io.workers.channel import WorkerChannel
+from holdfast.io.workers.pool import IoWorkers
 from holdfast.protocol.relay.frames import PONG, RelayReader, frame
-from holdfast.server.io_workers import pool
-from holdfast.server.io_workers.channel import WorkerChannel
-from holdfast.server.io_workers.pool import IoWorkers
 
 
 def test_a_worker_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("pyspark")
 
 from holdfast.cli.main import main
 from holdfast.cli.pipeline import backfill as command
+from holdfast.log.partition import partition_of
 from holdfast.pipeline.lake.backfill.backfill import Backfill, BackfillReport
 from holdfast.pipeline.lake.backfill.days import parse_days
 from holdfast.pipeline.lake.backfill.parts import TablePart, quarantined_files
@@ -24,7 +25,6 @@ from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.files import remove_all
 from holdfast.pipeline.lake.files.history import history
 from holdfast.pipeline.lake.lake import Lake
-from holdfast.storage.partition import partition_of
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.small_s3 import BUCKET, small_s3
 from tests.support.spark_free_lake import no_spark, rows, state

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.lease.claim import Claim, claim, require_newest
-from holdfast.cluster.lease.directory import RELEASED, HolderInfo, LeaseDirectory, write_beat
-from holdfast.cluster.lease.tenure import LeaseLost, Tenure
-from holdfast.cluster.lease.watch import (
+from holdfast.io.disk.filesystem_type import file_system_type, objection
+from holdfast.io.disk.process_identity import kill_if_same, machine_identity, process_start
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.journal.epoch_folders import CLAIMED_NAME
+from holdfast.node.lease.claim import Claim, claim, require_newest
+from holdfast.node.lease.directory import RELEASED, HolderInfo, LeaseDirectory, write_beat
+from holdfast.node.lease.tenure import LeaseLost, Tenure
+from holdfast.node.lease.watch import (
     EXPIRED,
     NOBODY,
     UNLOCKED,
@@ -21,11 +25,7 @@ from holdfast.cluster.lease.watch import (
     LeaseTimes,
     Sight,
 )
-from holdfast.cluster.lease.watch import RELEASED as WAS_RELEASED
-from holdfast.server.disk.filesystem_type import file_system_type, objection
-from holdfast.server.disk.process_identity import kill_if_same, machine_identity, process_start
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.journal.epoch_folders import CLAIMED_NAME
+from holdfast.node.lease.watch import RELEASED as WAS_RELEASED
 
 TIMES = LeaseTimes(timeout_s=1.0, heartbeat_s=0.1, poll_s=0.02)
 ALIVE = Sight(epoch=3, counts=True, counter=5, is_locked=True, is_released=False)

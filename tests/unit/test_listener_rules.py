@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from holdfast.addresses import plain_address, server_reference
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.reauthorize import Reauthorization
-from holdfast.broker.rights import may_read, replace_rules
-from holdfast.broker.session.connection import CLOSED
-from holdfast.broker.session.listener_rules import ListenerRules
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Config, Node
+from holdfast.io.settings.addresses import client_addresses
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.reauthorize import Reauthorization
+from holdfast.node.rights import may_read, replace_rules
+from holdfast.node.session.connection import CLOSED
+from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -19,7 +20,6 @@ from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.topics.names import mounted_filter
 from holdfast.security.acl import AclFile
 from holdfast.security.passwords import PasswordFile
-from holdfast.server.addresses import client_addresses
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import publish, subscribe
 

@@ -26,8 +26,8 @@ from holdfast.client.log import (
     Position,
 )
 from holdfast.client.log.reading import reader_http, scan
+from holdfast.log.record import FLAG_PRODUCER, SESSION
 from holdfast.protocol.mqtt.properties import CONTENT_TYPE, encode_block
-from holdfast.storage.record import FLAG_PRODUCER, SESSION
 from tests.support.journal_files import TIME_US, Journal, Server, record, serving
 
 TOPICS = [f"plant/{number}" for number in range(7)]

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cli.main import main
-from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.compaction import SegmentCompactor, compact_segment, is_worthwhile
-from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.reading.segment_store import SegmentStore
-from holdfast.storage.record import CONTROL, CURSOR, FLAG_RETAIN, MESSAGE, Record
+from holdfast.log.batch import ATTRIBUTE_STATE, Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal.compaction import SegmentCompactor, compact_segment, is_worthwhile
+from holdfast.log.journal.recovery import open_journal
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.reading.interest import ReadInterest
+from holdfast.log.reading.segment_store import SegmentStore
+from holdfast.log.record import CONTROL, CURSOR, FLAG_RETAIN, MESSAGE, Record
 from tests.support.journal_files import Journal
 
 

@@ -5,13 +5,13 @@ import errno
 
 import pytest
 
-from holdfast.storage.batch import Batch
-from holdfast.storage.reading import cache, interest
-from holdfast.storage.reading.cursor import LogReader, ReadResult
-from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.reading.segment_reader import Damage
-from holdfast.storage.reading.segment_store import SegmentStore
-from holdfast.storage.record import SESSION
+from holdfast.log.batch import Batch
+from holdfast.log.reading import cache, interest
+from holdfast.log.reading.cursor import LogReader, ReadResult
+from holdfast.log.reading.interest import ReadInterest
+from holdfast.log.reading.segment_reader import Damage
+from holdfast.log.reading.segment_store import SegmentStore
+from holdfast.log.record import SESSION
 from tests.sim.disk import SimContent, SimDisk
 from tests.support.log_bench import LogBench
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.journal.epoch_folders import (
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.journal.epoch_folders import (
     CLAIM_BYTES,
     CLAIMED_NAME,
     NEVER_SHARED,

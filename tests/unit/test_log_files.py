@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.files.data_directory import (
+from holdfast.log.files.data_directory import (
     DataDirectoryError,
     DirectoryLock,
     create_or_open,
     open_to_read,
 )
-from holdfast.storage.files.filesystem import OsFileSystem, TemporaryFile
-from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.reading.index_file import CorruptIndex
+from holdfast.log.files.filesystem import OsFileSystem, TemporaryFile
+from holdfast.log.files.layout import DataDirectory
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.reading.index_file import CorruptIndex
 
 CREATED = "2026-01-01T00:00:00Z"
 
@@ -98,7 +98,7 @@ def test_path_that_is_a_file(tmp_path: Path) -> None:
 
 def test_only_one_process_has_the_lock(directory: DataDirectory, tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib; from holdfast.storage.files.data_directory import DirectoryLock;"
+        "import sys, pathlib; from holdfast.log.files.data_directory import DirectoryLock;"
         "lock = DirectoryLock(pathlib.Path(sys.argv[1])); print('locked', flush=True);"
         "sys.stdin.read()"
     )

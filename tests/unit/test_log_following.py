@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.storage.files.data_directory import create
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import DataDirectory, Manifest
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.journal.epoch_folders import Epoch, epoch_folder
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.journal.tailing import POLL_BYTES, FollowError, JournalFollower
-from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.log.files.data_directory import create
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import DataDirectory, Manifest
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.epoch_folders import Epoch, epoch_folder
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.recovery import open_journal
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.journal.tailing import POLL_BYTES, FollowError, JournalFollower
+from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
 
 PARTITIONS = 4
 MANIFEST = Manifest("n1", PARTITIONS, "2026-01-01T00:00:00+00:00")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.reading.index import INDEX_BITS, SegmentIndex
-from holdfast.storage.reading.index_file import CorruptIndex, decode, decode_head, head_length
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.reading.index import INDEX_BITS, SegmentIndex
+from holdfast.log.reading.index_file import CorruptIndex, decode, decode_head, head_length
 
 TOPICS = [b"b/1", b"a", b"a/1", b"c", b"\xc3\xa9", b"a-x", b"a/1/2"]
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal import journal as journal_module
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.record import MESSAGE, SESSION, Record
+from holdfast.log.batch import ATTRIBUTE_STATE, Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal import journal as journal_module
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.record import MESSAGE, SESSION, Record
 
 TIME_US = 1_700_000_000_000_000
 

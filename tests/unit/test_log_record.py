@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.storage.batch import (
+from holdfast.log.batch import (
     ATTRIBUTE_STATE,
     BATCH_BYTES_MAX,
     HEAD_BYTES,
@@ -15,8 +15,8 @@ from holdfast.storage.batch import (
     Batch,
     CorruptBatch,
 )
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.record import (
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.record import (
     CONTROL,
     CURSOR,
     FLAG_AUDIENCE,

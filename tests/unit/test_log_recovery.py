@@ -3,11 +3,11 @@ are in tests/model/test_log_crash.py."""
 
 import pytest
 
-from holdfast.storage.batch import Batch
-from holdfast.storage.files.layout import snapshot_name
-from holdfast.storage.journal.recovery import open_journal, replay
-from holdfast.storage.record import CONTROL, SESSION
-from holdfast.storage.snapshot import SnapshotEncoder
+from holdfast.log.batch import Batch
+from holdfast.log.files.layout import snapshot_name
+from holdfast.log.journal.recovery import open_journal, replay
+from holdfast.log.record import CONTROL, SESSION
+from holdfast.log.snapshot import SnapshotEncoder
 from tests.sim.disk import SimContent, SimDisk
 from tests.support.log_bench import LogBench, contents
 

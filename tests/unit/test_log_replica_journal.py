@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.disk.storage import Storage, StorageError
-from holdfast.storage.batch import ATTRIBUTE_RESET, Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open, open_to_read
-from holdfast.storage.files.filesystem import SECTOR_BYTES, OsFileSystem
-from holdfast.storage.files.layout import snapshot_name
-from holdfast.storage.journal.epoch_table import EpochTable
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.retention import RetentionPolicy
-from holdfast.storage.journal.segment import WriteGroup
-from holdfast.storage.journal.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
-from holdfast.storage.record import Record
-from holdfast.storage.snapshot import SnapshotEncoder
+from holdfast.io.disk.storage import Storage, StorageError
+from holdfast.log.batch import ATTRIBUTE_RESET, Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files.data_directory import DataDirectoryError, create_or_open, open_to_read
+from holdfast.log.files.filesystem import SECTOR_BYTES, OsFileSystem
+from holdfast.log.files.layout import snapshot_name
+from holdfast.log.journal.epoch_table import EpochTable
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.retention import RetentionPolicy
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.journal.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
+from holdfast.log.record import Record
+from holdfast.log.snapshot import SnapshotEncoder
 from tests.sim.disk import Crash, SimContent, SimDisk
 from tests.support.replica_bench import ReplicaBench, build_batch
 

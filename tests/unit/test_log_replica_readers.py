@@ -13,10 +13,10 @@ from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.reader_path import read_pieces
 from holdfast.client.log.reading.scan import Coverage
-from holdfast.storage.batch import Batch
-from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.reading.segment_reader import SegmentReader
+from holdfast.log.batch import Batch
+from holdfast.log.columns.chunk import Chunk
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.reading.segment_reader import SegmentReader
 from tests.support.replica_bench import PartitionModel, RandomReplica, ReplicaBench, build_batch
 
 Capture = pytest.CaptureFixture[str]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.storage.journal.retention import (
+from holdfast.log.journal.retention import (
     Pin,
     PinLoss,
     RetentionDecision,

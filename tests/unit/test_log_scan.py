@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.reading.scan import WINDOW_BYTES, scan_segment
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.reading.scan import WINDOW_BYTES, scan_segment
+from holdfast.log.record import MESSAGE, Record
 
 
 class Memory:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.storage.snapshot import (
+from holdfast.log.snapshot import (
     CHUNK_BYTES,
     FOOTER_BYTES,
     CorruptSnapshot,

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.api.cluster_operations import awaited_in_sync
-from holdfast.cluster.failure.health import Health, Presence
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.metadata.codec import (
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.metadata.codec import (
     decode_command,
     decode_metadata,
     encode_command,
     encode_metadata,
 )
-from holdfast.cluster.metadata.commands import (
+from holdfast.node.metadata.commands import (
     Applied,
     ChangePartitions,
     Command,
@@ -24,7 +24,7 @@ from holdfast.cluster.metadata.commands import (
     RemoveNode,
     apply,
 )
-from holdfast.cluster.metadata.model import (
+from holdfast.node.metadata.model import (
     EPOCH_MAX,
     WITNESS,
     AgreedUsers,
@@ -33,7 +33,7 @@ from holdfast.cluster.metadata.model import (
     NodePhase,
     PartitionInfo,
 )
-from holdfast.cluster.metadata.status import StopEffect, lacks_voters, stop_effect
+from holdfast.node.metadata.status import StopEffect, lacks_voters, stop_effect
 
 
 def node(name: str, incarnation: str = "i1", role: str = "data") -> NodeInfo:

@@ -5,9 +5,9 @@ from copy import deepcopy
 
 import pytest
 
-from holdfast.cluster.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, REPLICATE, BadFrame
-from holdfast.cluster.metadata.commands import ChangePartitions, PutNode
-from holdfast.cluster.metadata.effects import (
+from holdfast.node.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, REPLICATE, BadFrame
+from holdfast.node.metadata.commands import ChangePartitions, PutNode
+from holdfast.node.metadata.effects import (
     LeaderChanged,
     MetadataChanged,
     MetaEffect,
@@ -15,18 +15,18 @@ from holdfast.cluster.metadata.effects import (
     ProposalDone,
     Send,
 )
-from holdfast.cluster.metadata.model import WITNESS, NodeInfo, NodePhase, PartitionInfo
-from holdfast.cluster.metadata.requests import (
+from holdfast.node.metadata.model import WITNESS, NodeInfo, NodePhase, PartitionInfo
+from holdfast.node.metadata.requests import (
     PENDING_MAX,
     Accepted,
     Outcome,
     RequestRefused,
     Unknown,
 )
-from holdfast.cluster.metadata.state_machine import peer_id
-from holdfast.cluster.metadata.store import UNWRITTEN_MAX, MetaStore
-from holdfast.cluster.metadata.voters import HandOver, plan
-from holdfast.cluster.raft.log import Membership, RaftState
+from holdfast.node.metadata.state_machine import peer_id
+from holdfast.node.metadata.store import UNWRITTEN_MAX, MetaStore
+from holdfast.node.metadata.voters import HandOver, plan
+from holdfast.node.raft.log import Membership, RaftState
 from tests.support.sim_raft import carry_out
 
 
@@ -266,7 +266,7 @@ def test_a_node_comes_back_with_what_it_knew() -> None:
 
 
 def test_a_node_comes_back_from_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cluster.metadata.store.COMPACT_ENTRIES", 10)
+    monkeypatch.setattr("holdfast.node.metadata.store.COMPACT_ENTRIES", 10)
     nodes = founded()
     for _ in range(40):
         one = nodes.stores["n1"]
@@ -413,7 +413,7 @@ def test_nothing_is_agreed_with_a_node_that_the_others_went_on_without() -> None
     """n1 and n2 agree on a change while n3 is down. n1 is put back to before it, and goes on with
     n3, which does not know of it either. n2 then follows n3, and hears it as any leader; but the
     two agree on nothing any more. So n2 must not tell n1 to begin anew because it hears a leader,
-    only because a change that changes nothing has come back (`cluster.older_copies`)."""
+    only because a change that changes nothing has come back (`node.older_copies`)."""
     nodes = founded()
     leader = nodes.leader()
     assert leader.node_id == "n1"

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from holdfast.broker import federation_session as federating
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.session.audience import Audience
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import FEDERATION
+from holdfast.node import federation_session as federating
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.audience import Audience
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import FEDERATION
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack
 from holdfast.protocol.mqtt.publish import Publish

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.broker import routing
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.timer_actions import PROGRESS_STEPS_PER_TURN
-from holdfast.broker.node import (
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.timer_actions import PROGRESS_STEPS_PER_TURN
+from holdfast.node.node import (
     PACKETS_PER_TURN,
     RECEIVERS_PER_PACKET,
     TIMERS_PER_TURN,
 )
-from holdfast.broker.session.session import Inflight, Subscription
-from holdfast.broker.state import ROUTE_CHANGES_MAX, STEPS_PER_TURN
+from holdfast.node.node_state import ROUTE_CHANGES_MAX, STEPS_PER_TURN
+from holdfast.node.routing import routing
+from holdfast.node.session.session import Inflight, Subscription
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish

@@ -1,13 +1,13 @@
 """QoS 2 packet ids of a session that are from before the log was put back: see
-`broker.session.session`."""
+`node.session.session`."""
 
-from holdfast.broker.session.session import Session
-from holdfast.cluster.metadata.commands import PutGeneration
+from holdfast.log import record as log_record
+from holdfast.log.partition import partition_of
+from holdfast.node.metadata.commands import PutGeneration
+from holdfast.node.session.session import Session
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage import record as log_record
-from holdfast.storage.partition import partition_of
 from tests.support.node_bench import NodeBench, Peer
 
 PARTITIONS = 4

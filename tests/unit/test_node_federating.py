@@ -3,11 +3,11 @@ crashes at any moment."""
 
 from collections import Counter
 
-from holdfast.broker import federation_session as federating
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session
+from holdfast.node import federation_session as federating
+from holdfast.node.config import NodeConfig
+from holdfast.node.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import FEDERATION, NEVER_EXPIRES, Session
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader

@@ -3,14 +3,14 @@ comes to the same state."""
 
 import pytest
 
-from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.recovery.session_records import encode_session
-from holdfast.broker.recovery.snapshot_entries import SNAPSHOT_SESSION, session_entry
+from holdfast.log import record as log_record
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.state.session_records import encode_session
+from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION, session_entry
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage import record as log_record
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import Record
 from tests.support.node_bench import NodeBench, Peer
 
 PARTITIONS = 4

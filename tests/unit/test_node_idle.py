@@ -8,16 +8,16 @@ from math import ceil
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.keep_alive import clear_deadline, set_deadline
-from holdfast.broker.effects import CheckPassword, Effect
-from holdfast.broker.recorded_state import KEEP_ALIVE
-from holdfast.broker.session.connection import CLOSED, Connection
-from holdfast.broker.session.session import NO_INFLIGHT, NO_SUBSCRIPTIONS, Session
-from holdfast.broker.state import STEPS_PER_TURN
+from holdfast.io.sockets.tcp import TcpConnection
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.keep_alive import clear_deadline, set_deadline
+from holdfast.node.effects import CheckPassword, Effect
+from holdfast.node.node_state import STEPS_PER_TURN
+from holdfast.node.session.connection import CLOSED, Connection
+from holdfast.node.session.session import NO_INFLIGHT, NO_SUBSCRIPTIONS, Session
+from holdfast.node.state.recorded_state import KEEP_ALIVE
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
-from holdfast.server.sockets.tcp import TcpConnection
 from tests.support.node_bench import NodeBench
 from tests.unit.test_node_publish import publish, subscribe
 

@@ -3,10 +3,10 @@ fetched piece by piece as window, socket and `outbox_bytes` allow."""
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.transmission import READ_BYTES_MAX
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.session import Session
+from holdfast.node.config import NodeConfig
+from holdfast.node.delivery.transmission import READ_BYTES_MAX
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.session import Session
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from tests.support.node_bench import NodeBench, Peer

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recovery.state_records import log_cursor
-from holdfast.broker.session.additions import Additions, additions_of
-from holdfast.broker.session.connection import ALIAS_TOPIC_BYTES_MAX
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Inflight
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.additions import Additions, additions_of
+from holdfast.node.session.connection import ALIAS_TOPIC_BYTES_MAX
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Inflight
+from holdfast.node.state.state_records import log_cursor
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons

@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.broker import routing
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.session.connection import ALIASES_IN_BYTES_MAX
+from holdfast.node.config import NodeConfig
+from holdfast.node.routing import routing
+from holdfast.node.session.connection import ALIASES_IN_BYTES_MAX
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons

@@ -5,15 +5,15 @@ import json
 
 import pytest
 
-from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.recovery.snapshot_entries import SNAPSHOT_SESSION
-from holdfast.broker.session.state import encode_cursor
-from holdfast.cluster.state.replicated import ReplicatedState
+from holdfast.log import record as log_record
+from holdfast.log.record import Record
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage import record as log_record
-from holdfast.storage.record import Record
 from tests.support.node_bench import NodeBench
 
 GROUP = "$share/g/x"

@@ -4,19 +4,19 @@ import random
 
 import pytest
 
-from holdfast.broker.connections.pending_connects import (
+from holdfast.node.connections.pending_connects import (
     PendingConnects,
     PendingHandshake,
     address_of,
 )
-from holdfast.broker.session.connection import (
+from holdfast.node.session.connection import (
     AUTHENTICATING,
     CLOSED,
     EXCHANGING,
     NEW,
     Connection,
 )
-from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.node.session.listener_rules import ListenerRules
 
 
 def connection(number: int) -> Connection:

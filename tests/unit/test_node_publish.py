@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
+from holdfast.node.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish

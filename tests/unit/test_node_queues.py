@@ -2,10 +2,10 @@
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.input import mount_filters
-from holdfast.broker.queues.changes import delete_queue
-from holdfast.broker.recovery.retention_pins import pins_of
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.input import mount_filters
+from holdfast.node.groups.queue_changes import delete_queue
+from holdfast.node.state.retention_pins import pins_of
 from holdfast.protocol.mqtt import packets as m
 from holdfast.security.acl import AclFile
 from tests.support.node_bench import NodeBench, check_routing

@@ -2,15 +2,15 @@
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.publish.completion import PublishPromise
-from holdfast.broker.session.connection import OPEN, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.state import NodeState
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import FLAG_PACKET_ID, MESSAGE, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.completion import PublishPromise
+from holdfast.node.session.connection import OPEN, Connection
+from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import PUBREC
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.record import FLAG_PACKET_ID, MESSAGE, Record
 
 
 @pytest.mark.parametrize(

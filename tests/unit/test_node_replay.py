@@ -2,8 +2,9 @@
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.replay import SEARCHES_MAX
+from holdfast.log.reading.starts import FLOOR_BYTES
+from holdfast.node.config import NodeConfig
+from holdfast.node.delivery.replay import SEARCHES_MAX
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.properties import (
     CONTENT_TYPE,
@@ -11,7 +12,6 @@ from holdfast.protocol.mqtt.properties import (
     encode_block,
 )
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage.reading.starts import FLOOR_BYTES
 from tests.support.node_bench import NodeBench, Peer
 
 USER_PROPERTY = 0x26
@@ -332,7 +332,7 @@ def test_the_searches_of_one_packet_are_bounded(bench: NodeBench) -> None:
 def test_the_starts_of_a_session_are_bounded_in_bytes(
     bench: NodeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.broker.delivery.replay.FLOORS_BYTES_MAX", 2 * FLOOR_BYTES)
+    monkeypatch.setattr("holdfast.node.delivery.replay.FLOORS_BYTES_MAX", 2 * FLOOR_BYTES)
     publisher = bench.connect("p")
     for topic in ("a/1", "b/1"):
         publish(bench, publisher, topic, "1")

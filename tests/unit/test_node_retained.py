@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.session.message import Message
-from holdfast.cluster.publish.retained_updates import UPDATE_S
+from holdfast.node.config import NodeConfig
+from holdfast.node.publish.retained_updates import UPDATE_S
+from holdfast.node.session.message import Message
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.publish import Publish

@@ -3,8 +3,8 @@ what a crash at the worst moment leaves."""
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery.retained import SessionScans
+from holdfast.node.config import NodeConfig
+from holdfast.node.delivery.retained import SessionScans
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode

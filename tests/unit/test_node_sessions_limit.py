@@ -1,6 +1,6 @@
 """How many sessions there may be, connected or not."""
 
-from holdfast.broker.config import NodeConfig
+from holdfast.node.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from tests.support.node_bench import NodeBench, Peer

@@ -23,59 +23,58 @@ CALLERS: Final = "the functions that call it"
 FEDERATION: Final = "disk_full; the members are configured"
 
 PAID: Final = {
-    "broker/connections/close.py:log_close": BEFORE,
-    "broker/connections/close.py:log_end": BEFORE,
-    "broker/connections/operations.py:move_session": OPERATOR,
-    "broker/connections/session_open.py:_open_here": OPEN,
-    "broker/connections/wills.py:_log_done": WILL,
-    "broker/connections/wills.py:publish_will": WILL,
-    "broker/delivery/outbox.py:end_drains": BEFORE,
-    "broker/delivery/subscribe.py:_record_group": SUBSCRIBE,
-    "broker/delivery/subscribe.py:_subscribe": SUBSCRIBE,
-    "broker/delivery/unsubscribe.py:handle_unsubscribe": BEFORE,
-    "broker/federation_session.py:publish": FEDERATION,
-    "broker/federation_session.py:retain": FEDERATION,
-    "broker/publish/acceptance.py:release": BEFORE,
-    "broker/publish/completion.py:follow_qos0": MESSAGE,
-    "broker/publish/completion.py:retain_at_once": MESSAGE,
-    "broker/publish/completion.py:set_retained": BEFORE,
-    "broker/publish/delayed.py:_publish": BEFORE,
-    "broker/publish/delayed.py:_publish_qos0": BEFORE,
-    "broker/publish/delayed.py:end_delayed": BEFORE,
-    "broker/publish/delayed_inbound.py:_store_delayed": MESSAGE,
-    "broker/publish/delayed_inbound.py:publish_delayed": MESSAGE,
-    "broker/publish/inbound.py:_store": MESSAGE,
-    "broker/publish/inbound.py:log_qos0": MESSAGE,
-    "broker/publish/producer_dedup.py:_append_owner": MESSAGE,
-    "broker/publish/producer_dedup.py:forget_some": BEFORE,
-    "broker/queues/changes.py:create_queue": SUBSCRIBE,
-    "broker/queues/changes.py:delete_queue": OPERATOR,
-    "broker/recovery/ban_records.py:_record": OPERATOR,
-    "broker/recovery/state_records.py:append_change": CALLERS,
-    "broker/recovery/state_records.py:append_cursor": CALLERS,
-    "broker/recovery/state_records.py:log_cursor": PACED,
-    "broker/recovery/state_records.py:_log_group": PACED,
-    "broker/recovery/state_records.py:_log_owed": PACED,
-    "broker/recovery/state_records.py:append_state": CALLERS,
-    "broker/state.py:append": CALLERS,
-    "broker/state.py:publish": CALLERS,
-    "cluster/sessions/coordinator.py:_open": OPEN,
-    "cluster/sessions/epochs.py:_append": NODES,
-    "cluster/shared_groups/durable_members.py:_complete": NODES,
-    "cluster/shared_groups/durable_members.py:log_join": SUBSCRIBE,
-    "cluster/shared_groups/durable_members.py:log_leave": BEFORE,
-    "cluster/shared_groups/progress.py:_append": PACED,
+    "node/connections/close.py:log_close": BEFORE,
+    "node/connections/close.py:log_end": BEFORE,
+    "node/connections/operations.py:move_session": OPERATOR,
+    "node/connections/session_open.py:_open_here": OPEN,
+    "node/connections/wills.py:_log_done": WILL,
+    "node/connections/wills.py:publish_will": WILL,
+    "node/delivery/outbox.py:end_drains": BEFORE,
+    "node/delivery/subscribe.py:_record_group": SUBSCRIBE,
+    "node/delivery/subscribe.py:_subscribe": SUBSCRIBE,
+    "node/delivery/unsubscribe.py:handle_unsubscribe": BEFORE,
+    "node/federation_session.py:publish": FEDERATION,
+    "node/federation_session.py:retain": FEDERATION,
+    "node/publish/acceptance.py:release": BEFORE,
+    "node/publish/completion.py:follow_qos0": MESSAGE,
+    "node/publish/completion.py:retain_at_once": MESSAGE,
+    "node/publish/completion.py:set_retained": BEFORE,
+    "node/publish/delayed.py:_publish": BEFORE,
+    "node/publish/delayed.py:_publish_qos0": BEFORE,
+    "node/publish/delayed.py:end_delayed": BEFORE,
+    "node/publish/delayed_inbound.py:_store_delayed": MESSAGE,
+    "node/publish/delayed_inbound.py:publish_delayed": MESSAGE,
+    "node/publish/inbound.py:_store": MESSAGE,
+    "node/publish/inbound.py:log_qos0": MESSAGE,
+    "node/publish/producer_dedup.py:_append_owner": MESSAGE,
+    "node/publish/producer_dedup.py:forget_some": BEFORE,
+    "node/groups/queue_changes.py:create_queue": SUBSCRIBE,
+    "node/groups/queue_changes.py:delete_queue": OPERATOR,
+    "node/state/ban_records.py:_record": OPERATOR,
+    "node/state/state_records.py:append_change": CALLERS,
+    "node/state/state_records.py:append_cursor": CALLERS,
+    "node/state/state_records.py:log_cursor": PACED,
+    "node/state/state_records.py:_log_group": PACED,
+    "node/state/state_records.py:_log_owed": PACED,
+    "node/state/state_records.py:append_state": CALLERS,
+    "node/node_state.py:append": CALLERS,
+    "node/node_state.py:publish": CALLERS,
+    "node/ownership/coordinator.py:_open": OPEN,
+    "node/ownership/epochs.py:_append": NODES,
+    "node/groups/durable_members.py:_complete": NODES,
+    "node/groups/durable_members.py:log_join": SUBSCRIBE,
+    "node/groups/durable_members.py:log_leave": BEFORE,
+    "node/groups/progress.py:_append": PACED,
 }
 
 
 def appending() -> set[str]:
     found = set()
-    for layer in ("broker", "cluster"):
-        for path in sorted((ROOT / layer).rglob("*.py")):
-            module = path.relative_to(ROOT).as_posix()
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.FunctionDef) and any(map(_appends, ast.walk(node))):
-                    found.add(f"{module}:{node.name}")
+    for path in sorted((ROOT / "node").rglob("*.py")):
+        module = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any(map(_appends, ast.walk(node))):
+                found.add(f"{module}:{node.name}")
     return found
 
 

@@ -20,7 +20,7 @@ from holdfast.federation.sidecar.paper.federator import PaperFederator
 from holdfast.federation.sidecar.paper.manager import PaperManager
 from holdfast.federation.sidecar.paper.outlet import NeighbourLink, Outlet, options
 from holdfast.federation.sidecar.paper.settings import PaperSettings
-from holdfast.server.peers.complaints import Complaints
+from holdfast.io.peers.complaints import Complaints
 from tests.support.ports import free_port
 
 WAIT_S = 30.0

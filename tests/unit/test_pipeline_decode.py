@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.scan import Coverage
-from holdfast.storage.batch import Batch
-from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.columns.decode import ROWS_MAX, SCHEMA, decode, decode_rows, select
-from holdfast.storage.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION, Record
+from holdfast.log.batch import Batch
+from holdfast.log.columns.chunk import Chunk
+from holdfast.log.columns.decode import ROWS_MAX, SCHEMA, decode, decode_rows, select
+from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION, Record
 from tests.support.journal_files import TIME_US, build, record
 
 RECORDS = st.builds(

@@ -13,17 +13,17 @@ from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.reader_path import read_pieces
 from holdfast.client.log.reading.scan import Coverage
-from holdfast.storage.columns.decode import decode_rows
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.journal.epoch_folders import (
+from holdfast.log.columns.decode import decode_rows
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.epoch_folders import (
     CLAIM_BYTES,
     CLAIMED_NAME,
     Epoch,
     epoch_folder,
     write_epoch,
 )
-from holdfast.storage.record import Record
+from holdfast.log.record import Record
 from tests.support.journal_files import Journal, record
 
 

@@ -10,10 +10,10 @@ from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.client.log.reading.reader_path import read_pieces
 from holdfast.client.log.reading.scan import Coverage
-from holdfast.storage.columns.decode import decode_rows
-from holdfast.storage.files.data_directory import DataDirectoryError
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.record import CONTROL, MESSAGE, SESSION, Record
+from holdfast.log.columns.decode import decode_rows
+from holdfast.log.files.data_directory import DataDirectoryError
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.record import CONTROL, MESSAGE, SESSION, Record
 from tests.support.journal_files import TIME_US, Journal, batches_of, build, record
 
 

@@ -22,12 +22,12 @@ from pyspark.sql.datasource import (
 )
 
 from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.log.columns.decode import SCHEMA
+from holdfast.log.partition import partition_of
+from holdfast.log.reading.topic_filter import Clause, TopicFilter
 from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.pushdown import PushedFilters
 from holdfast.pipeline.source.source import HoldfastReader
-from holdfast.storage.columns.decode import SCHEMA
-from holdfast.storage.partition import partition_of
-from holdfast.storage.reading.topic_filter import Clause, TopicFilter
 
 PARTITIONS = 8
 ALL = [OffsetRange(p, 10, 20) for p in range(PARTITIONS)]

@@ -16,7 +16,7 @@ from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, Part
 from holdfast.client.log.reading.reader_http import read_ranges
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
-from holdfast.storage.columns.decode import decode_rows
+from holdfast.log.columns.decode import decode_rows
 from tests.support.journal_files import TIME_US, Journal, Server, record, serving
 from tests.support.ports import free_port
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from holdfast.client.log.reading import scan
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.client.log.reading.scan import Coverage, ScanStop, find_batch_in
-from holdfast.storage.batch import HEADER_BYTES
-from holdfast.storage.columns.chunk import Chunk
+from holdfast.log.batch import HEADER_BYTES
+from holdfast.log.columns.chunk import Chunk
 from tests.support.journal_files import build, record
 
 ONE = [record("t", b"payload")]

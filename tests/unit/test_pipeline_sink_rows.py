@@ -10,8 +10,8 @@ pytest.importorskip("pyspark.sql")
 
 import pyarrow as pa
 
-from holdfast.broker.publish.producers import PROPERTY_HEAD, SequenceReader
 from holdfast.client.identity import SEQUENCE_MAX, parse_identity
+from holdfast.node.publish.producers import PROPERTY_HEAD, SequenceReader
 from holdfast.pipeline.properties import decode_array
 from holdfast.pipeline.sink import rows as sink_rows
 from holdfast.pipeline.sink.identity import (

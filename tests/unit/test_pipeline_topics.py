@@ -13,10 +13,10 @@ from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
-from holdfast.storage.columns.decode import decode_rows
-from holdfast.storage.reading.topic_filter import Clause, TopicFilter
-from holdfast.storage.reading.topic_postings import TopicChoice
-from holdfast.storage.record import MESSAGE, SESSION
+from holdfast.log.columns.decode import decode_rows
+from holdfast.log.reading.topic_filter import Clause, TopicFilter
+from holdfast.log.reading.topic_postings import TopicChoice
+from holdfast.log.record import MESSAGE, SESSION
 from tests.support.journal_files import Journal, batches_of, record
 
 CLAUSES = [

@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.publish.producer_dedup import HOLES_MAX
-from holdfast.broker.publish.producers import (
+from holdfast.log.batch import ATTRIBUTE_STATE, Batch
+from holdfast.log.partition import partition_of
+from holdfast.log.record import FLAG_PRODUCER, MESSAGE, PRODUCER, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.publish.producer_dedup import HOLES_MAX
+from holdfast.node.publish.producers import (
     ProducerPosition,
     ProducerTable,
     decode_producer,
     forgotten,
 )
-from holdfast.broker.recovery.node_recovery import NodeRecovery
-from holdfast.broker.recovery.snapshot_entries import snapshot_entries
+from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.state.snapshot_entries import snapshot_entries
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.security.acl import AclFile
-from holdfast.storage.batch import ATTRIBUTE_STATE, Batch
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import FLAG_PRODUCER, MESSAGE, PRODUCER, Record
 from tests.support.node_bench import NodeBench, Peer
 
 PARTITIONS = 4

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.broker.admission.limits import AdmissionLimits, RateLimits
-from holdfast.broker.config import NodeConfig
+from holdfast.node.admission.limits import AdmissionLimits, RateLimits
+from holdfast.node.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish

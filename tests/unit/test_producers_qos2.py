@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
+from holdfast.log.partition import partition_of
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.config import NodeConfig
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import MESSAGE, Record
 from tests.support.node_bench import NodeBench, Peer
 
 PARTITIONS = 4

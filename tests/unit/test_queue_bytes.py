@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.session.cursor import Delivery
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.cursor import Delivery
 from tests.support.node_bench import NodeBench
 from tests.unit.test_node_publish import publish as packet
 from tests.unit.test_node_publish import subscribe as subscribe_packet

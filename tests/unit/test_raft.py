@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.raft.codec import (
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.raft.codec import (
     decode_message,
     decode_snapshot,
     encode_message,
     encode_snapshot,
 )
-from holdfast.cluster.raft.leader import INSTALL_RETRY_S
-from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
-from holdfast.cluster.raft.messages import (
+from holdfast.node.raft.leader import INSTALL_RETRY_S
+from holdfast.node.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
+from holdfast.node.raft.messages import (
     Append,
     AppendReply,
     Install,
@@ -22,8 +22,8 @@ from holdfast.cluster.raft.messages import (
     VoteReply,
     VoteRequest,
 )
-from holdfast.cluster.raft.node import RaftFailure, RaftNode, Ready
-from holdfast.cluster.raft.state import RaftDiverged
+from holdfast.node.raft.node import RaftFailure, RaftNode, Ready
+from holdfast.node.raft.state import RaftDiverged
 from tests.support.sim_raft import carry_out
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
-from holdfast.cluster.raft.state import Write
-from holdfast.server.disk.journal_writer import DiskFullError
-from holdfast.server.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles
-from holdfast.server.disk.raft_writer import RaftWriter
-from holdfast.storage.files.filesystem import OsFileSystem, read_file
+from holdfast.io.disk.journal_writer import DiskFullError
+from holdfast.io.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles
+from holdfast.io.disk.raft_writer import RaftWriter
+from holdfast.log.files.filesystem import OsFileSystem, read_file
+from holdfast.node.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
+from holdfast.node.raft.state import Write
 from tests.sim.disk import Crash, SimDisk
 from tests.support.sim_raft import carry_out
 

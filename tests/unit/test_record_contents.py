@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from holdfast.broker.recovery.recovery import Recovery
-from holdfast.broker.recovery.session_records import SessionRecord, decode_record
-from holdfast.broker.session.session import Inflight
-from holdfast.broker.session.state import CursorState, decode_cursor
-from holdfast.storage.record import Record
+from holdfast.log.record import Record
+from holdfast.node.session.session import Inflight
+from holdfast.node.session.state import CursorState, decode_cursor
+from holdfast.node.state.recovery import Recovery
+from holdfast.node.state.session_records import SessionRecord, decode_record
 from tests.transcripts.scenes import play
 from tests.transcripts.seeds import scene_of
 from tests.transcripts.stage import ONE, THREE

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.broker.connections.reauthorize import Reauthorization, UserDeparture
-from holdfast.broker.effects import AskRights, AskSources, CheckPassword
+from holdfast.node.connections.reauthorize import Reauthorization, UserDeparture
+from holdfast.node.effects import AskRights, AskSources, CheckPassword
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.security.enhanced_authentication import ScramAuthenticator

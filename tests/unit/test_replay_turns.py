@@ -2,8 +2,7 @@
 
 import pytest
 
-from holdfast.broker.delivery.log_replay import READ_RECORDS_MAX
-from holdfast.server.event_loop.replay_turns import (
+from holdfast.io.event_loop.replay_turns import (
     GAIN,
     LARGE_BYTES,
     LARGE_RECORDS,
@@ -13,8 +12,9 @@ from holdfast.server.event_loop.replay_turns import (
     WINDOW_S,
     ReplayTurns,
 )
-from holdfast.storage.reading.cursor import ReadResult
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.log.reading.cursor import ReadResult
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.delivery.log_replay import READ_RECORDS_MAX
 
 NOW = 1000.0
 

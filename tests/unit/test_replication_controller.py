@@ -9,13 +9,13 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.failure.health import Health
-from holdfast.cluster.metadata import operations
-from holdfast.cluster.metadata.commands import ChangePartitions, apply
-from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodePhase, PartitionInfo
-from holdfast.cluster.metadata.operations import OperationError
-from holdfast.cluster.metadata.status import cluster_status
-from holdfast.cluster.placement.controller import Controller, ControllerConfig
+from holdfast.node.failure.health import Health
+from holdfast.node.metadata import operations
+from holdfast.node.metadata.commands import ChangePartitions, apply
+from holdfast.node.metadata.model import WITNESS, ClusterMetadata, NodePhase, PartitionInfo
+from holdfast.node.metadata.operations import OperationError
+from holdfast.node.metadata.status import cluster_status
+from holdfast.node.placement.controller import Controller, ControllerConfig
 from tests.support.sim_controller import ControllerWorld, node_info
 
 CONFIG = ControllerConfig()

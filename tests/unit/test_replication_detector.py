@@ -6,12 +6,12 @@ from itertools import product
 
 import pytest
 
-from holdfast.cluster.failure.detector import Beat, Detector, DetectorConfig, HeardAgain, Suspected
-from holdfast.cluster.failure.health import Presence
-from holdfast.cluster.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
-from holdfast.cluster.metadata.status import stop_effect
+from holdfast.node.failure.detector import Beat, Detector, DetectorConfig, HeardAgain, Suspected
+from holdfast.node.failure.health import Presence
+from holdfast.node.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.node.metadata.status import stop_effect
 
 CONFIG = DetectorConfig()
 STEP_S = 0.01

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.cluster.failure.disk_watch import LATE_S, DiskWatch
-from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.node.failure.disk_watch import LATE_S, DiskWatch
+from holdfast.node.replicate.config import ReplicationConfig
 from tests.support.replica_cores import Cores
 
 STALL_S = 3.0

@@ -2,9 +2,12 @@
 
 import pytest
 
-from holdfast.cluster.frame_kinds import FOLLOW_FROM, REPLICATE, REPLICATE_ACK, BadFrame
-from holdfast.cluster.metadata.model import PartitionInfo
-from holdfast.cluster.partitions.codec import (
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.journal.epoch_table import EpochTable
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.frame_kinds import FOLLOW_FROM, REPLICATE, REPLICATE_ACK, BadFrame
+from holdfast.node.metadata.model import PartitionInfo
+from holdfast.node.replicate.codec import (
     CUT,
     EPOCH,
     FOLLOW_FROM_ENTRY,
@@ -15,19 +18,16 @@ from holdfast.cluster.partitions.codec import (
     decode_follow_from,
     replicate_parts,
 )
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import (
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.replicate.effects import (
     Diverged,
     ProposeInSync,
     ReadBatches,
     Restarted,
     Truncated,
 )
-from holdfast.cluster.partitions.log_matching import compare, cut_offset
-from holdfast.cluster.partitions.progress import IDLE, LedPartition, Peer, Progress
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.journal.epoch_table import EpochTable
-from holdfast.storage.record import MESSAGE, Record
+from holdfast.node.replicate.log_matching import compare, cut_offset
+from holdfast.node.replicate.progress import IDLE, LedPartition, Peer, Progress
 from tests.support.replica_cores import Cores
 from tests.support.sim_replica_log import ReplicaDisk, SimReplicaLog
 

@@ -4,9 +4,9 @@ nor leads them."""
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.metadata.model import NodePhase
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import (
+from holdfast.node.metadata.model import NodePhase
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.replicate.effects import (
     BecameLeader,
     GivenUp,
     LeadershipEnded,

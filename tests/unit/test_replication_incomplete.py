@@ -4,8 +4,8 @@ import dataclasses
 
 from msgspec.structs import replace
 
-from holdfast.cluster.metadata.model import PartitionInfo
-from holdfast.cluster.partitions.effects import ProposeInSync
+from holdfast.node.metadata.model import PartitionInfo
+from holdfast.node.replicate.effects import ProposeInSync
 from tests.support.replica_cores import Cores
 
 COMPLETE: frozenset[int] = frozenset()

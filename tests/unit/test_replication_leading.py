@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cluster.frame_kinds import REPLICATE, REPLICATE_ACK, BadFrame
-from holdfast.cluster.metadata.model import PartitionInfo
-from holdfast.cluster.partitions.codec import OFFSET_ENTRY, encode_ack
-from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.partitions.effects import (
+from holdfast.node.frame_kinds import REPLICATE, REPLICATE_ACK, BadFrame
+from holdfast.node.metadata.model import PartitionInfo
+from holdfast.node.replicate.codec import OFFSET_ENTRY, encode_ack
+from holdfast.node.replicate.config import ReplicationConfig
+from holdfast.node.replicate.effects import (
     BecameLeader,
     Committed,
     LeadershipEnded,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from holdfast.cluster.placement.ring import Assignment, Ring, placement, ring_point
+from holdfast.node.placement.ring import Assignment, Ring, placement, ring_point
 
 SHAPES = [(3, 64, 3), (4, 64, 3), (5, 64, 3), (7, 64, 2), (10, 256, 3), (9, 50, 1), (40, 1024, 3)]
 

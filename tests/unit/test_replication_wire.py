@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.partitions.codec import (
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.replicate.codec import (
     CUT,
     EPOCH,
     FOLLOW_ENTRY,
@@ -22,8 +24,6 @@ from holdfast.cluster.partitions.codec import (
     range_of,
     replicate_parts,
 )
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.record import MESSAGE, Record
 
 
 def batch(partition: int, base: int, count: int, epoch: int) -> bytes:

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.broker import federation_session as federating
-from holdfast.broker.admission.client_rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
-from holdfast.broker.admission.explanation import explain, known_rights
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
-from holdfast.broker.delivery.retained import send_late_retained
-from holdfast.broker.effects import ReadLog
-from holdfast.broker.rights import replace_rules
-from holdfast.broker.session.listener_rules import ListenerRules
-from holdfast.broker.session.message import Message
-from holdfast.broker.state import STEPS_AT_ONCE
-from holdfast.broker.sys_topics import publish_own
+from holdfast.log import record as log_record
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.node import federation_session as federating
+from holdfast.node.admission.client_rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
+from holdfast.node.admission.explanation import explain, known_rights
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
+from holdfast.node.delivery.retained import send_late_retained
+from holdfast.node.effects import ReadLog
+from holdfast.node.node_state import STEPS_AT_ONCE
+from holdfast.node.rights import replace_rules
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.message import Message
+from holdfast.node.sys_topics import publish_own
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.topics.names import matches
 from holdfast.security.acl import READ, AclFile
 from holdfast.security.filter_verdict import verdict_on_filter
-from holdfast.storage import record as log_record
-from holdfast.storage.batch_builder import BatchBuilder
 from tests.support.node_bench import NodeBench, Peer
 
 RULES = """\

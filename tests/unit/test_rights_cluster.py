@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.shared_groups.codec import AgentReport, decode_report, encode_report
+from holdfast.log.partition import partition_of
+from holdfast.log.record import MESSAGE
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.groups.codec import AgentReport, decode_report, encode_report
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode, encode_ack
 from holdfast.protocol.mqtt.framing import FrameReader
 from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.security.acl import AclFile
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import MESSAGE
 from tests.sim.checks import Message
 from tests.sim.client import Client
 from tests.sim.cores import Cores
@@ -346,9 +346,7 @@ def test_a_coordinator_of_an_older_version_is_not_kept_busy(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes what a node denies for given back, and assigns it again at once."""
-    monkeypatch.setattr(
-        "holdfast.cluster.shared_groups.group_state.Coordination.deny", lambda *_: None
-    )
+    monkeypatch.setattr("holdfast.node.groups.group_state.Coordination.deny", lambda *_: None)
     mallory = stage.subscribe(stage.login("a", "mallory", expiry_s=LONG_S), GROUP)
     source = stage.login("b", "bob")
     stage.publish(source, "secret/x", 5, 1)

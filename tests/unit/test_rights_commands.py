@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.broker.connections.reauthorize import UserDeparture
-from holdfast.broker.publish.control import COMMAND_BYTES_MAX, COMMAND_TOPIC, RESPONSE_TOPIC
-from holdfast.broker.rights import replace_rules
+from holdfast.node.connections.reauthorize import UserDeparture
+from holdfast.node.publish.control import COMMAND_BYTES_MAX, COMMAND_TOPIC, RESPONSE_TOPIC
+from holdfast.node.rights import replace_rules
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.security.dynamic.document import (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.broker.admission.bans import Ban
-from holdfast.broker.recovery.ban_records import record_ban
+from holdfast.node.admission.bans import Ban
+from holdfast.node.state.ban_records import record_ban
 from holdfast.security.acl import AclFile
 from tests.support.node_bench import NodeBench
 from tests.unit.test_delayed import delay

@@ -1,4 +1,4 @@
-"""Nothing gets around the gate (`broker.rights`): every function that sends a client a message, or
+"""Nothing gets around the gate (`node.rights`): every function that sends a client a message, or
 brings one into the log, is listed here with the test that plays that way with a client that may
 not. A new way fails until it is listed, and so shown."""
 
@@ -13,13 +13,13 @@ import holdfast
 ROOT: Final = Path(holdfast.__file__).parent
 TESTS: Final = Path(__file__).parent
 GATE: Final = (
-    "broker/rights.py",
-    "broker/admission/client_rights.py",
-    "broker/topic_rights/questions.py",
-    "broker/admission/explanation.py",
+    "node/rights.py",
+    "node/admission/client_rights.py",
+    "node/topic_rights/questions.py",
+    "node/admission/explanation.py",
 )
 """The gate, the memory of its decisions, the questions to a service, and the explanation."""
-LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
+LAYERS: Final = ("node", "io", "process", "federation/sidecar", "api")
 """That see messages of clients."""
 
 ASKS: Final = {
@@ -35,18 +35,18 @@ ASKS: Final = {
 """Methods of access control lists, for the gate alone."""
 FIELDS: Final = {
     "acl": {
-        "server/node_settings.py:new_node",
-        "server/reload.py:apply_security",
-        "broker/state.py:NodeState.__init__",
-        "broker/session/listener_rules.py:ListenerRules.__init__",
-        "server/sockets/listeners.py:OpenListener.apply_rules",
+        "io/settings/node_settings.py:new_node",
+        "io/settings/reload.py:apply_security",
+        "node/node_state.py:NodeState.__init__",
+        "node/session/listener_rules.py:ListenerRules.__init__",
+        "io/sockets/listeners.py:OpenListener.apply_rules",
     },
     "rights": {
-        "broker/session/connection.py:Connection.__init__",
-        "broker/session/session.py:Session.__init__",
+        "node/session/connection.py:Connection.__init__",
+        "node/session/session.py:Session.__init__",
         # Kept for the will of a client that is gone.
-        "cluster/sessions/live_sessions.py:LiveSessions.detached",
-        "cluster/state/replicated.py:ReplicatedState._change_session",
+        "node/ownership/live_sessions.py:LiveSessions.detached",
+        "node/state/replicated.py:ReplicatedState._change_session",
     },
 }
 """Attributes that only the gate reads, and where they are set."""
@@ -59,7 +59,7 @@ SENDS: Final = {
     "_encode_qos0",
     "special_frame",
     "_send_past_qos0",
-    "_resend",
+    "resend",
     "send_qos0",
     "send_inflight",
     "send_group_qos0",
@@ -96,48 +96,48 @@ PLAIN_CLUSTER = "test_a_client_of_a_cluster_gets_only_what_it_may_read"
 
 READ_WAYS: Final = {
     # They make frames of a message: who calls them is listed too.
-    "broker/session/message.py:Message.frame_qos0": LIVE,
-    "broker/delivery/transmission.py:special_frame": LIVE,
+    "node/session/message.py:Message.frame_qos0": LIVE,
+    "node/delivery/transmission.py:special_frame": LIVE,
     # The routes have only those that may read (`routing._resolve`).
-    "broker/delivery/delivery.py:deliver": LIVE,
-    "broker/delivery/transmission.py:send_qos0": LIVE,
-    "broker/delivery/delivery.py:_deliver_to_session": LIVE,
-    "broker/delivery/transmission.py:send_inflight": LIVE,
-    "broker/delivery/live_lane.py:_send": LIVE,
-    "broker/delivery/delivery.py:deliver_committed_qos0": LIVE_QOS0,
-    "broker/delivery/live_lane.py:deliver_qos0": LIVE_QOS0,
-    "broker/delivery/transmission.py:send_log_qos0": LIVE_QOS0,
-    "broker/publish/completion.py:PublishPromise._complete": LIVE,
-    "broker/publish/completion.py:hand_out_qos0": LIVE,
-    "broker/publish/inbound.py:_publish_qos0": LIVE,
-    "broker/sys_topics.py:publish_own": LIVE,
-    "broker/connections/wills.py:_publish_qos0": LIVE,
-    "broker/publish/delayed.py:_publish_qos0": LIVE,
-    "broker/federation_session.py:publish": LIVE,
-    "cluster/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,
-    "cluster/qos0_routing.py:Qos0Routing._deliver": PLAIN_CLUSTER,
-    "cluster/qos0_routing.py:Qos0Routing.handle_qos0": PLAIN_CLUSTER,
+    "node/delivery/delivery.py:deliver": LIVE,
+    "node/delivery/transmission.py:send_qos0": LIVE,
+    "node/delivery/delivery.py:_deliver_to_session": LIVE,
+    "node/delivery/transmission.py:send_inflight": LIVE,
+    "node/delivery/live_lane.py:_send": LIVE,
+    "node/delivery/delivery.py:deliver_committed_qos0": LIVE_QOS0,
+    "node/delivery/live_lane.py:deliver_qos0": LIVE_QOS0,
+    "node/delivery/transmission.py:send_log_qos0": LIVE_QOS0,
+    "node/publish/completion.py:PublishPromise._complete": LIVE,
+    "node/publish/completion.py:hand_out_qos0": LIVE,
+    "node/publish/inbound.py:_publish_qos0": LIVE,
+    "node/sys_topics.py:publish_own": LIVE,
+    "node/connections/wills.py:_publish_qos0": LIVE,
+    "node/publish/delayed.py:_publish_qos0": LIVE,
+    "node/federation_session.py:publish": LIVE,
+    "node/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,
+    "node/routing/qos0_routing.py:Qos0Routing._deliver": PLAIN_CLUSTER,
+    "node/routing/qos0_routing.py:Qos0Routing.handle_qos0": PLAIN_CLUSTER,
     # Asked one by one.
-    "broker/publish/control.py:_respond": COMMANDS,
-    "broker/delivery/retained.py:SessionScans.step": LIVE,
-    "broker/delivery/retained.py:_send_page": LIVE,
+    "node/publish/control.py:_respond": COMMANDS,
+    "node/delivery/retained.py:SessionScans.step": LIVE,
+    "node/delivery/retained.py:_send_page": LIVE,
     # It carries the client's own filter.
-    "broker/delivery/outbox.py:_tell_end": REPLAY,
-    "broker/delivery/outbox.py:pump": LOG,
-    "broker/delivery/log_replay.py:send_unsent": INFLIGHT,
-    "broker/delivery/log_replay.py:_resend": INFLIGHT,
+    "node/delivery/outbox.py:_tell_end": REPLAY,
+    "node/delivery/outbox.py:pump": LOG,
+    "node/delivery/log_replay.py:send_unsent": INFLIGHT,
+    "node/delivery/transmission.py:resend": INFLIGHT,
     # Of shared groups.
-    "broker/delivery/delivery.py:_deliver_to_group": GROUP,
-    "broker/delivery/delivery.py:send_group_qos0": GROUP,
-    "broker/delivery/delivery.py:send_to_member": GROUP,
-    "broker/delivery/delivery.py:send_unlisted": GROUP,
-    "cluster/shared_groups/groups.py:Groups._pass": GROUP,
-    "broker/delivery/delivery.py:pump_group": GROUP,
-    "broker/delivery/delivery.py:_pass_over": ASIDE,
-    "broker/delivery/delivery.py:send_deferred": ASIDE,
-    "cluster/qos0_routing.py:Qos0Routing.spread": NODES,
-    "cluster/qos0_routing.py:Qos0Routing._deliver_to_groups": NODES,
-    "cluster/qos0_routing.py:Qos0Routing.release_followers": NODES,
+    "node/delivery/delivery.py:_deliver_to_group": GROUP,
+    "node/delivery/delivery.py:send_group_qos0": GROUP,
+    "node/delivery/delivery.py:send_to_member": GROUP,
+    "node/delivery/delivery.py:send_unlisted": GROUP,
+    "node/groups/groups.py:Groups._pass": GROUP,
+    "node/delivery/delivery.py:pump_group": GROUP,
+    "node/delivery/delivery.py:_pass_over": ASIDE,
+    "node/delivery/delivery.py:send_deferred": ASIDE,
+    "node/routing/qos0_routing.py:Qos0Routing.spread": NODES,
+    "node/routing/qos0_routing.py:Qos0Routing._deliver_to_groups": NODES,
+    "node/routing/qos0_routing.py:Qos0Routing.release_followers": NODES,
 }
 WAITS: Final = "test_what_waits_is_asked_for_again_when_the_rules_change"
 SLICES: Final = "test_frames_of_a_read_wait_between_two_slices"
@@ -148,44 +148,50 @@ MESSAGES: Final = re.compile(r"\b(Message|Delivery|Inflight|Record)\b")
 FRAMES: Final = {"frame", "frames"}
 """Attributes for packets that are made and not sent yet."""
 WAITING: Final = {
-    "broker/session/cursor.py:Cursor.outbox": WAITS,
-    "broker/session/cursor.py:Cursor.tailed_while_reading": WAITS,
-    "broker/session/cursor.py:LiveLane.queue": WAITS,
-    "broker/session/cursor.py:LiveLane.tailed": WAITS,
-    "broker/session/cursor.py:WaitingQos0.by_partition": WAITS,
-    "broker/session/session.py:Inflight.message": WAITS,
-    "broker/session/session.py:Group.returned": WAITS,
-    "broker/session/session.py:Group.deferred": ASIDE,
-    "broker/delivery/retained.py:Scan.page": WAITS,
-    "broker/delivery/read_results.py:QueueRead.records": SLICES,
-    "broker/delivery/read_results.py:QueueRead.framed": SLICES,
-    "broker/delivery/read_results.py:QueueRead.frames": SLICES,
-    "broker/delivery/read_results.py:QueueRead.deliveries": SLICES,
-    "broker/delivery/transmission.py:SendPromise.frame": DISK,
+    "node/session/cursor.py:Cursor.outbox": WAITS,
+    "node/session/cursor.py:Cursor.tailed_while_reading": WAITS,
+    "node/session/cursor.py:LiveLane.queue": WAITS,
+    "node/session/cursor.py:LiveLane.tailed": WAITS,
+    "node/session/cursor.py:WaitingQos0.by_partition": WAITS,
+    "node/session/session.py:Inflight.message": WAITS,
+    "node/session/session.py:Group.returned": WAITS,
+    "node/session/session.py:Group.deferred": ASIDE,
+    "node/delivery/retained.py:Scan.page": WAITS,
+    "node/delivery/read_results.py:QueueRead.records": SLICES,
+    "node/delivery/read_results.py:QueueRead.framed": SLICES,
+    "node/delivery/read_results.py:QueueRead.frames": SLICES,
+    "node/delivery/read_results.py:QueueRead.deliveries": SLICES,
+    "node/delivery/transmission.py:SendPromise.frame": DISK,
     # The receivers are found when they are released.
-    "broker/publish/completion.py:PublishPromise.record": LIVE,
-    "broker/publish/completion.py:PrecedingPromise.followers": LIVE,
-    "broker/publish/completion.py:Qos0Promise.message": LIVE,
-    "broker/publish/completion.py:Qos0Promise.record": LIVE,
-    "broker/publish/completion.py:LoggedPromise.message": LIVE_QOS0,
+    "node/publish/completion.py:PublishPromise.record": LIVE,
+    "node/publish/completion.py:PrecedingPromise.followers": LIVE,
+    "node/publish/completion.py:Qos0Promise.message": LIVE,
+    "node/publish/completion.py:Qos0Promise.record": LIVE,
+    "node/publish/completion.py:LoggedPromise.message": LIVE_QOS0,
 }
 """The places where messages wait for a client, and the test in which its rights change."""
 NOT_FOR_A_CLIENT: Final = {
     # What is in the places above.
-    "broker/session/cursor.py:Delivery.message",
+    "node/session/cursor.py:Delivery.message",
     # Only where messages are in the log: nothing is sent from there.
-    "broker/session/session.py:Session.inflight",
-    "broker/session/session.py:ChangedIds.used",
-    "broker/session/state.py:CursorState.inflight",
+    "node/session/session.py:Session.inflight",
+    "node/session/session.py:ChangedIds.used",
+    "node/session/state.py:CursorState.inflight",
+    # On their way through replication: applied when they are committed, delivered from the log.
+    "node/publish/admission.py:Admission.removed",
+    "node/publish/apply.py:Applier._on_retained",
+    "node/publish/apply.py:Applier.on_session",
+    "node/publish/local_commit.py:_Step.record",
+    "node/publish/pending_records.py:PendingRecord.record",
     # The store, from which pages are made.
-    "broker/recorded_state.py:RecordedState.retained",
-    "broker/delivery/retained.py:Scan.scan",
-    "broker/delivery/retained.py:SessionScans.scan",
+    "node/state/recorded_state.py:RecordedState.retained",
+    "node/delivery/retained.py:Scan.scan",
+    "node/delivery/retained.py:SessionScans.scan",
     # A function of the edge of a federation.
-    "broker/recorded_state.py:RecordedState.watch_removal",
+    "node/state/recorded_state.py:RecordedState.watch_removal",
     # They are published later.
-    "broker/publish/delayed.py:WaitingPromise.record",
-    "broker/publish/delayed_table.py:Delayed.record",
+    "node/publish/delayed.py:WaitingPromise.record",
+    "node/publish/delayed_table.py:Delayed.record",
 }
 TAKES: Final = {"pop", "popleft", "popitem", "pop_before", "pop_deferred"}
 """Methods that take a message from where it waits."""
@@ -200,37 +206,37 @@ OF_OTHERS: Final = {
     "federation/sidecar/edge_mqtt/edge.py",
     "federation/sidecar/federator.py",
     # Frames between the broker and its I/O workers, below MQTT.
-    "server/io_workers/channel.py",
-    "server/io_workers/relays.py",
+    "io/workers/channel.py",
+    "io/workers/relays.py",
 }
 WRITE_WAYS: Final = {
     # Its record is never appended.
-    "broker/publish/acceptance.py:refuse_for_now": WRITE,
-    "broker/publish/inbound.py:handle_publish": WRITE,
-    "broker/publish/completion.py:record_of_qos0": WRITE,
-    "broker/publish/completion.py:Qos0Promise.release": WRITE,
-    "broker/connections/wills.py:publish_will": WILL,
-    "broker/publish/delayed.py:delayed_record": DELAYED,
-    "broker/publish/delayed.py:_publish": DELAYED_LATER,
-    "broker/federation_session.py:publish": FEDERATED,
-    "broker/federation_session.py:retain": FEDERATED,
+    "node/publish/acceptance.py:refuse_for_now": WRITE,
+    "node/publish/inbound.py:handle_publish": WRITE,
+    "node/publish/completion.py:record_of_qos0": WRITE,
+    "node/publish/completion.py:Qos0Promise.release": WRITE,
+    "node/connections/wills.py:publish_will": WILL,
+    "node/publish/delayed.py:delayed_record": DELAYED,
+    "node/publish/delayed.py:_publish": DELAYED_LATER,
+    "node/federation_session.py:publish": FEDERATED,
+    "node/federation_session.py:retain": FEDERATED,
 }
 COPIES: Final = {
     # Records between nodes or in snapshots, of messages that were asked for before.
-    "broker/recovery/recovery.py:Recovery._apply",
-    "broker/recovery/recovery.py:Recovery._set_retained",
-    "broker/recovery/state_records.py:retained_entry",
+    "node/state/recovery.py:Recovery._apply",
+    "node/state/recovery.py:Recovery._set_retained",
+    "node/state/state_records.py:retained_entry",
     # It clears what a message did that was asked for before.
-    "broker/publish/completion.py:removal",
+    "node/publish/completion.py:removal",
     # They read the kind.
-    "broker/publish/delayed_table.py:",
-    "cluster/qos0_routing.py:Qos0Routing._send",
-    "cluster/shared_groups/codec.py:encode_assign",
-    "cluster/publish/admission.py:",
-    "cluster/publish/forwarding.py:",
-    "cluster/publish/pending_records.py:",
-    "cluster/publish/apply.py:",
-    "cluster/publish/uncommitted.py:",
+    "node/publish/delayed_table.py:",
+    "node/routing/qos0_routing.py:Qos0Routing._send",
+    "node/groups/codec.py:encode_assign",
+    "node/publish/admission.py:",
+    "node/publish/forwarding.py:",
+    "node/publish/pending_records.py:",
+    "node/publish/apply.py:",
+    "node/publish/uncommitted.py:",
 }
 
 
@@ -281,7 +287,7 @@ def test_the_gate_alone_knows_of_access_control_lists() -> None:
 def _is_other(name: str) -> bool:
     # The configuration's own, before there is a node.
     return name.startswith(
-        ("server/server.py:Server", "server/shared_directory.py", "server/cluster.py")
+        ("process/server.py:Server", "io/disk/shared_directory.py", "process/cluster.py")
     )
 
 
@@ -315,10 +321,10 @@ def waiting_places() -> Iterator[str]:
     """`module:Class.attribute` of each attribute that is annotated with a type of `MESSAGES`, set
     from an argument with such an annotation, or one of `FRAMES`."""
     for layer in (
-        "broker/delivery",
-        "broker/session",
-        "broker/publish",
-        "broker/recorded_state.py",
+        "node/delivery",
+        "node/session",
+        "node/publish",
+        "node/state/recorded_state.py",
     ):
         path = ROOT / layer
         for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
@@ -358,7 +364,7 @@ def test_what_is_taken_from_where_it_waits_is_asked_for_again() -> None:
     taking = {
         name: called(tree)
         for name, tree in functions()
-        if name.startswith("broker/delivery/") and called(tree) & TAKES and called(tree) & SENDS_ON
+        if name.startswith("node/delivery/") and called(tree) & TAKES and called(tree) & SENDS_ON
     }
     assert len(taking) >= 6
     for name, calls in taking.items():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.broker.session.audience import Audience, decode_audience, encode_audience
+from holdfast.node.session.audience import Audience, decode_audience, encode_audience
 
 LEVELS = st.text(st.characters(exclude_characters="\0/+#", codec="utf-8"), min_size=1, max_size=5)
 KEYS = st.builds("$share/{}/{}".format, LEVELS, LEVELS)

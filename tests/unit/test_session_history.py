@@ -15,8 +15,8 @@ from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes import trace_routes
 from holdfast.api.views import history
-from holdfast.broker.recovery.session_records import EndRecord, SubscribeRecord, encode_session
-from holdfast.storage.record import SESSION
+from holdfast.log.record import SESSION
+from holdfast.node.state.session_records import EndRecord, SubscribeRecord, encode_session
 from tests.support.journal_files import build, record
 
 MESSAGES = 100

@@ -9,7 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.broker.recovery.session_records import (
+from holdfast.node import frames
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.frames import (
+    OWNED_DECODER,
+    CloseFrame,
+    OpenedFrame,
+    OpenFrame,
+    OwnedSessions,
+    decode_frame,
+    encode_frame,
+)
+from holdfast.node.state.session_records import (
     CloseRecord,
     EndRecord,
     OpenRecord,
@@ -20,17 +31,6 @@ from holdfast.broker.recovery.session_records import (
     decode_record,
     encode_session,
     will_entry,
-)
-from holdfast.cluster import frames
-from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.frames import (
-    OWNED_DECODER,
-    CloseFrame,
-    OpenedFrame,
-    OpenFrame,
-    OwnedSessions,
-    decode_frame,
-    encode_frame,
 )
 
 FILE = Path(__file__).parents[1] / "data" / "session_records.txt"

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
-from holdfast.cluster.lease.tenure import LeaseLost
-from holdfast.cluster.lease.watch import NOBODY, LeaseTimes
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.server.conversion.adoption import adopt_epoch
-from holdfast.server.conversion.source import Source
-from holdfast.server.disk.mastership import Mastership
-from holdfast.server.disk.process_identity import machine_identity
-from holdfast.server.disk.standby import Standby
-from holdfast.server.disk.storage import Storage
-from holdfast.storage.files.data_directory import open_to_read, read_manifest
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import BEFORE_ADOPTION, FORMAT_SHARED
-from holdfast.storage.journal.epoch_folders import EPOCHS, newest_epoch
+from holdfast.io.conversion.adoption import adopt_epoch
+from holdfast.io.conversion.source import Source
+from holdfast.io.disk.mastership import Mastership
+from holdfast.io.disk.process_identity import machine_identity
+from holdfast.io.disk.standby import Standby
+from holdfast.io.disk.storage import Storage
+from holdfast.log.files.data_directory import open_to_read, read_manifest
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import BEFORE_ADOPTION, FORMAT_SHARED
+from holdfast.log.journal.epoch_folders import EPOCHS, newest_epoch
+from holdfast.node.config import NodeConfig
+from holdfast.node.lease.directory import HolderInfo, LeaseDirectory
+from holdfast.node.lease.tenure import LeaseLost
+from holdfast.node.lease.watch import NOBODY, LeaseTimes
+from holdfast.node.state.replicated import ReplicatedState
 from tests.support.format_samples import FOLDER
 from tests.unit.test_convert import Countdown, Killed
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.api.routes import group_routes
-from holdfast.broker.admission.shares import Shares
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import FILTER_OVERHEAD_BYTES
+from holdfast.node.admission.shares import Shares
+from holdfast.node.config import NodeConfig
+from holdfast.node.state.recorded_state import FILTER_OVERHEAD_BYTES
 from holdfast.protocol.mqtt import packets as m
 from holdfast.security.acl import AclFile
 from holdfast.testing import Broker

@@ -6,31 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.cluster.lease.claim import link_epoch
-from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
-from holdfast.cluster.lease.tenure import LeaseLost, Tenure
-from holdfast.cluster.lease.watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
-from holdfast.server.disk.journal_writer import DiskFullError, GroupWriter
-from holdfast.server.disk.standby import Standby
-from holdfast.storage.batch import Batch
-from holdfast.storage.batch_builder import BatchBuilder
-from holdfast.storage.files.data_directory import create
-from holdfast.storage.files.filesystem import ReadFile
-from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name, snapshot_name
-from holdfast.storage.journal.compaction import SegmentCompactor
-from holdfast.storage.journal.epoch_folders import (
+from holdfast.io.disk.journal_writer import DiskFullError, GroupWriter
+from holdfast.io.disk.standby import Standby
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files.data_directory import create
+from holdfast.log.files.filesystem import ReadFile
+from holdfast.log.files.layout import DataDirectory, Manifest, segment_name, snapshot_name
+from holdfast.log.journal.compaction import SegmentCompactor
+from holdfast.log.journal.epoch_folders import (
     CLAIMED_NAME,
     LEASE,
     Epoch,
     newest_epoch,
     write_epoch,
 )
-from holdfast.storage.journal.journal import Journal
-from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.journal.tailing import FollowError, JournalFollower
-from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
-from holdfast.storage.snapshot import SnapshotEncoder
+from holdfast.log.journal.journal import Journal
+from holdfast.log.journal.recovery import open_journal
+from holdfast.log.journal.tailing import FollowError, JournalFollower
+from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
+from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.node.config import NodeConfig
+from holdfast.node.lease.claim import link_epoch
+from holdfast.node.lease.directory import HolderInfo, LeaseDirectory
+from holdfast.node.lease.tenure import LeaseLost, Tenure
+from holdfast.node.lease.watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
 from tests.sim.disk import SimDisk
 
 MANIFEST = Manifest("shared", 1, "2026-01-01T00:00:00Z", incarnation="first")

@@ -8,15 +8,15 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.delivery import delivery
-from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Session, Subscription
-from holdfast.broker.state import NodeState
 from holdfast.cli.config import EXIT_CONFIG
 from holdfast.client import Client
+from holdfast.io.event_loop.failures import stop_on_unexpected
+from holdfast.node.config import NodeConfig
+from holdfast.node.delivery import delivery
+from holdfast.node.node_state import NodeState
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Session, Subscription
 from holdfast.protocol.mqtt import packets as m
-from holdfast.server.event_loop.failures import stop_on_unexpected
 from tests.support.broker_in_process import loop_broker
 from tests.support.node_bench import NodeBench
 from tests.unit.test_drivers_failures import in_loop, until

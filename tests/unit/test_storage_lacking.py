@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.cluster.state.replicated import ReplicatedState
-from holdfast.server.disk.journal_writer import GroupWriter
-from holdfast.server.disk.storage import Storage
-from holdfast.storage.files.layout import snapshot_name
-from holdfast.storage.snapshot import SnapshotEncoder
+from holdfast.io.disk.journal_writer import GroupWriter
+from holdfast.io.disk.storage import Storage
+from holdfast.log.files.layout import snapshot_name
+from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.node.config import NodeConfig
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.replicated import ReplicatedState
 
 
 def opened(path: Path) -> Storage:

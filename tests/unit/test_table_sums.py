@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from holdfast.broker.config import NodeConfig
-from holdfast.broker.recorded_state import PROGRESS, RecordedState, Timer
-from holdfast.broker.session.cursor import Cursor, Delivery
-from holdfast.broker.session.message import Message
-from holdfast.storage.journal.journal import Journal
+from holdfast.log.journal.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.session.cursor import Cursor, Delivery
+from holdfast.node.session.message import Message
+from holdfast.node.state.recorded_state import PROGRESS, RecordedState, Timer
 
 
 @pytest.mark.parametrize("seed", range(20))

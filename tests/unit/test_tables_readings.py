@@ -13,6 +13,7 @@ pa = pytest.importorskip("pyarrow")
 
 import numpy as np  # noqa: E402
 
+from holdfast.log.columns.decode import SCHEMA  # noqa: E402
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX  # noqa: E402
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS  # noqa: E402
 from holdfast.pipeline.lake.files.commits import STATE as STATES  # noqa: E402
@@ -22,7 +23,6 @@ from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX  # noqa: E402
 from holdfast.pipeline.tables.readings import COLUMNS, ReadingsFold, _cuts  # noqa: E402
 from holdfast.pipeline.tables.rules import with_defaults  # noqa: E402
 from holdfast.pipeline.tables.stream import IDLE_DAYS_MAX  # noqa: E402
-from holdfast.storage.columns.decode import SCHEMA  # noqa: E402
 
 BEGIN = datetime(2026, 11, 21, 23, 59, tzinfo=UTC)
 Found = tuple[list[Any], list[Any], list[Any]]

@@ -1,7 +1,7 @@
 """A client connects again through another process: what it has sent before comes first."""
 
-from holdfast.broker.connections.connect import handle_drained
-from holdfast.broker.effects import DrainOlder
+from holdfast.node.connections.connect import handle_drained
+from holdfast.node.effects import DrainOlder
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from tests.support.node_bench import NodeBench, Peer

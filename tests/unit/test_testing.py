@@ -26,7 +26,7 @@ import sys
 
 def test_nothing_of_a_broker_is_loaded():
     assert "holdfast.pytest_plugin" in sys.modules
-    assert not [name for name in sys.modules if name.startswith(("holdfast.server", "uvloop"))]
+    assert not [name for name in sys.modules if name.startswith(("holdfast.process", "uvloop"))]
 
 """
 

@@ -4,7 +4,7 @@ import asyncio
 
 import uvloop
 
-from holdfast.server.event_loop.broker import ROUNDING_S
+from holdfast.io.event_loop.broker import ROUNDING_S
 
 
 def _answer(loop: asyncio.AbstractEventLoop, fired: "asyncio.Future[float]") -> None:

@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
+from holdfast.io.event_loop.loop import new_event_loop
+from holdfast.io.sockets.tls_stream import TlsStream
 from holdfast.security.tls import server_context
-from holdfast.server.event_loop.loop import new_event_loop
-from holdfast.server.sockets.tls_stream import TlsStream
 from tests.support.certificates import Authority
 
 TIMEOUT_S = 20.0

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from holdfast.broker.effects import AskTopics
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.io.event_loop.topic_checks import ASKED_MAX, FILTERS_AT_ONCE, Answer, TopicChecks
+from holdfast.node.effects import AskTopics
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.security.identity.asked_rules import ALLOW, FAILED, SUBSCRIBE
 from holdfast.security.identity.topic_check import TopicCheck, TopicQuestion
-from holdfast.server.event_loop.topic_checks import ASKED_MAX, FILTERS_AT_ONCE, Answer, TopicChecks
 from tests.support.node_bench import NodeBench
 
 Reply = Callable[[TopicQuestion], Awaitable[Answer]]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.broker.recorded_state import TOPIC_RIGHTS
-from holdfast.broker.topic_rights.questions import (
+from holdfast.node.state.recorded_state import TOPIC_RIGHTS
+from holdfast.node.topic_rights.questions import (
     RESUMED_AT_ONCE,
     asked_rules,
     handle_topics,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "holdfast"
-PACKAGES = ("cluster", "broker", "federation/core")
+PACKAGES = ("node", "federation/core")
 SECTION = "## Waits with a time-out\n"
 
 
@@ -68,7 +68,7 @@ def test_a_time_out_has_a_name() -> None:
 
 def test_a_barrier_passes_only_when_every_partition_is_reached() -> None:
     """No method that decides whether a barrier is passed knows the time."""
-    path = SOURCE / "cluster" / "reads" / "read_barrier.py"
+    path = SOURCE / "node" / "reads" / "read_barrier.py"
     methods = {
         node.name: {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
         for node in ast.walk(ast.parse(path.read_text()))
@@ -86,7 +86,7 @@ def test_a_barrier_passes_only_when_every_partition_is_reached() -> None:
     # The lease closes the connections of sessions of those partitions. A home of groups is opened
     # for QoS 1. A node that lags refuses clients.
     assert without == {
-        "cluster/reads/read_barrier.py",
-        "cluster/sessions/ownership_lease.py",
-        "cluster/shared_groups/homes.py",
+        "node/reads/read_barrier.py",
+        "node/ownership/lease.py",
+        "node/groups/homes.py",
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.event_loop.loop import COLLECTOR, MIDDLE_EVERY
+from holdfast.io.event_loop.loop import COLLECTOR, MIDDLE_EVERY
 from tests.e2e import wire
 from tests.support.broker_in_process import LoopBroker
 

@@ -50,6 +50,10 @@ from holdfast.api.readiness import obstacles, stop_obstacles
 from holdfast.api.routes.resources import resource_endpoints
 from holdfast.api.routes.top_routes import TopRoutes
 from holdfast.config.schema import Config
+from holdfast.io.event_loop import descriptors
+from holdfast.io.event_loop.failures import watched
+from holdfast.io.settings.reload import Reloaded, ReloadError
+from holdfast.io.settings.security_files import admin_context
 from holdfast.security.access.access_file import AccessData, read_given
 from holdfast.security.access.credentials import AdminCredentials
 from holdfast.security.access.scopes import Scope
@@ -58,10 +62,6 @@ from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import Hosts
 from holdfast.security.http.server import HttpServer
 from holdfast.security.http.tls_door import TlsDoor
-from holdfast.server.event_loop import descriptors
-from holdfast.server.event_loop.failures import watched
-from holdfast.server.reload import Reloaded, ReloadError
-from holdfast.server.security_files import admin_context
 
 CONNECTIONS_MAX: Final = 64
 """The most connections of the admin port. Readers of the log have a limit of their own."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdfast.api.process import ServedProcess
-from holdfast.broker.session.census import SessionCensus
 from holdfast.config.schema import Config
+from holdfast.io.settings.security_files import readable_by_everyone
+from holdfast.node.session.census import SessionCensus
 from holdfast.security.certificate_times import ends_of, lists_valid_until
-from holdfast.server.security_files import readable_by_everyone
 
 CENSUS_S: Final = 5.0
 """The shortest time in seconds between two censuses."""
@@ -118,7 +118,7 @@ def dates_of(config: Config) -> list[CertificateDate]:
 
 def ended(dates: Iterable[CertificateDate], now: float) -> list[str]:
     """Return a line for each certificate that is of no use any more. Lists are not among them:
-    see `holdfast.server.security_files`."""
+    see `holdfast.io.settings.security_files`."""
     return [
         f"{each.path}: the {each.file} of {each.door} ended at {_day(each.usable_until)}: no TLS"
         " connection succeeds"

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from holdfast.broker.cluster_port import GIVES_UP_RECORDS
-from holdfast.broker.session.session import Session
-from holdfast.cluster.failure.health import Health, Presence
-from holdfast.cluster.metadata import operations, status
-from holdfast.cluster.metadata.commands import Command
-from holdfast.cluster.metadata.history import MetadataChange
-from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
-from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
-from holdfast.cluster.placement.forecast import PartitionForecast, forecast
-from holdfast.cluster.placement.planning import last_copies
-from holdfast.cluster.runtime.runtime import ClusterRuntime
 from holdfast.config.schema import Config
-from holdfast.server.event_loop.cluster_broker import ClusterBroker
-from holdfast.server.event_loop.commands.agreement import AccessAgreement
-from holdfast.server.peers.questions import PeerQuestions
-from holdfast.storage.files.layout import GENERATION_BITS
+from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.commands.agreement import AccessAgreement
+from holdfast.io.peers.questions import PeerQuestions
+from holdfast.log.files.layout import GENERATION_BITS
+from holdfast.node.cluster_port import GIVES_UP_RECORDS
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.metadata import operations, status
+from holdfast.node.metadata.commands import Command
+from holdfast.node.metadata.history import MetadataChange
+from holdfast.node.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
+from holdfast.node.metadata.requests import Accepted, Outcome, RequestRefused
+from holdfast.node.placement.forecast import PartitionForecast, forecast
+from holdfast.node.placement.planning import last_copies
+from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.session.session import Session
 
 PLANNED: Final[Mapping[str, Callable[[ClusterMetadata, str], Command | None]]] = {
     "drain": operations.drain,

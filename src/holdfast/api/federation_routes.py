@@ -8,9 +8,9 @@ from typing import Final
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
 from holdfast.api.process import FederatedProcess, FederationView
+from holdfast.federation.sidecar.in_broker import FederationGraph
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.scopes import Scope
-from holdfast.server.federation import FederationGraph
 
 TOPIC: Final = Text("topic", "a topic, whose way to the other members is added", least=0,
                     most=65_535)  # fmt: skip

@@ -18,10 +18,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from holdfast.io.event_loop.broker import Broker
+from holdfast.log.reading.byte_ranges import Plan, Wanted
+from holdfast.log.reading.topic_postings import TopicChoice
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
-from holdfast.server.event_loop.broker import Broker
-from holdfast.storage.reading.byte_ranges import Plan, Wanted
-from holdfast.storage.reading.topic_postings import TopicChoice
 
 PATH: Final = "/api/v1/log/read"
 REQUEST_BYTES_MAX: Final = 1 << 20

@@ -42,14 +42,14 @@ from holdfast.api.log_plan import (
 from holdfast.api.log_waits import CommitWatch, TooManyWaits
 from holdfast.api.nodes.own_node import STANDS_BY, cluster_of
 from holdfast.api.process import ServedProcess
+from holdfast.io.event_loop.broker import Broker
+from holdfast.io.event_loop.failures import watched
+from holdfast.io.event_loop.log_reads import LogReads
+from holdfast.log.batch import Batch
+from holdfast.log.reading.byte_ranges import Plan
 from holdfast.numbers import whole_number
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.server.event_loop.broker import Broker
-from holdfast.server.event_loop.failures import watched
-from holdfast.server.event_loop.log_reads import LogReads
-from holdfast.storage.batch import Batch
-from holdfast.storage.reading.byte_ranges import Plan
 
 READ_BYTES_DEFAULT: Final = 4 << 20
 READ_BYTES_MAX: Final = 64 << 20

@@ -41,13 +41,13 @@ from holdfast.api.log_plan import (
     decode_request,
     header_of,
 )
+from holdfast.io.event_loop import descriptors
+from holdfast.io.event_loop.broker import Broker
+from holdfast.log.reading.byte_ranges import Extent
 from holdfast.numbers import whole_number
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import BUSY, BoundedConnection
 from holdfast.security.http.requests import Hosts, page_refusal
-from holdfast.server.event_loop import descriptors
-from holdfast.server.event_loop.broker import Broker
-from holdfast.storage.reading.byte_ranges import Extent
 
 logger = logging.getLogger("holdfast")
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from holdfast.server.event_loop.failures import watched
+from holdfast.io.event_loop.failures import watched
 
 LOOK_S: Final = 0.01
 """The seconds between two looks at the log."""

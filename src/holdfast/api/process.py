@@ -7,11 +7,11 @@ from holdfast.api.access.audit import AuditLog
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
-from holdfast.server.event_loop.cluster_broker import ClusterBroker
-from holdfast.server.federation import BrokerFederation, FederationGraph
-from holdfast.server.maintenance import Maintenance
-from holdfast.server.reload import Reloaded
-from holdfast.server.shared_directory import SharedDirectory
+from holdfast.federation.sidecar.in_broker import BrokerFederation, FederationGraph
+from holdfast.io.disk.maintenance import Maintenance
+from holdfast.io.disk.shared_directory import SharedDirectory
+from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.settings.reload import Reloaded
 
 
 class FederationView(Protocol):

@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.api.cluster_operations import ClusterFigures
 from holdfast.api.process import ServedProcess
-from holdfast.cluster.metadata.status import StopEffect
+from holdfast.node.metadata.status import StopEffect
 
 logger = logging.getLogger("holdfast")
 

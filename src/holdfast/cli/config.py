@@ -76,7 +76,7 @@ def check_files(config: Config) -> int:
     """Print one line for each file that a start could not use, and for each warning of a start."""
     from holdfast.api.census import file_warnings
     from holdfast.config.check import warnings
-    from holdfast.server.file_check import file_problems
+    from holdfast.process.file_check import file_problems
 
     for warning in (*warnings(config), *file_warnings(config)):
         print(f"holdfast: warning: {warning}", file=sys.stderr)

@@ -179,7 +179,7 @@ def set_up_logging(level: str, format: str, node_id: str = "") -> None:
 
     `node_id`: the node's name, a member of each JSON line.
     """
-    from holdfast.server.event_loop.note_ring import NOTE_LINES
+    from holdfast.io.event_loop.note_ring import NOTE_LINES
 
     formatter: logging.Formatter
     if format == "json":

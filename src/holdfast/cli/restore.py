@@ -8,7 +8,7 @@ from holdfast.cli.backup.manifest import BackupError
 from holdfast.cli.backup.restoration import advice, restore
 from holdfast.cli.log.records import parse_bound
 from holdfast.cli.text import count_text
-from holdfast.storage.files.data_directory import DataDirectoryError
+from holdfast.log.files.data_directory import DataDirectoryError
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

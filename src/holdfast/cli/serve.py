@@ -168,9 +168,9 @@ def serve(
     lost or handed over the lease starts again in this process, as a standby.
     """
     from holdfast.cli.logs import set_up_logging
-    from holdfast.server.event_loop.loop import new_event_loop
-    from holdfast.server.server import STAND_BY_AGAIN, START_ANEW
-    from holdfast.storage.files.layout import MANIFEST
+    from holdfast.io.event_loop.loop import new_event_loop
+    from holdfast.log.files.layout import MANIFEST
+    from holdfast.process.server import STAND_BY_AGAIN, START_ANEW
 
     set_up_logging(config.logging.level, config.logging.format, config.node.id)
     _claim_descriptors(config)
@@ -195,7 +195,7 @@ def serve(
 
 
 def _claim_descriptors(config: Config) -> None:
-    from holdfast.server.event_loop import descriptors
+    from holdfast.io.event_loop import descriptors
 
     descriptors.watch_files()
     limit = descriptors.raise_limit()
@@ -219,8 +219,8 @@ async def _serve(
     explain: Callable[[], list[Setting]] | None,
 ) -> int:
     from holdfast.config.check import warnings
-    from holdfast.server.event_loop.loop import handle_signals, spare_the_collector
-    from holdfast.server.server import Server, StartError
+    from holdfast.io.event_loop.loop import handle_signals, spare_the_collector
+    from holdfast.process.server import Server, StartError
 
     for warning in warnings(config):
         logging.getLogger("holdfast").warning("configuration text=%r", warning)

@@ -57,7 +57,7 @@ class PeerIdentity:
     """The names of features that not every version supports, above all frames, separated by
     commas."""
     disk: str = ""
-    """The position of its disk (`cluster.partitions.disk_position`), or ""."""
+    """The position of its disk (`node.replicate.disk_position`), or ""."""
     site: str = ""
     """The name of a federation's member, for people, or ""."""
     wire_lowest: int = 0

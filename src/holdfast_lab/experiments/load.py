@@ -8,7 +8,7 @@ import statistics
 from typing import Final
 
 from holdfast.cli.bench.load import LoadError, LoadPlan
-from holdfast.server.event_loop.descriptors import raise_limit
+from holdfast.io.event_loop.descriptors import raise_limit
 from holdfast_lab.experiments.generator import milliseconds, play
 from holdfast_lab.experiments.paper import LOAD_CLIENTS
 from holdfast_lab.experiments.trial import Trial

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.storage.partition import partition_of
+from holdfast.log.partition import partition_of
 from holdfast_lab.targets.target import (
     PROGRAM,
     STOP_S,

@@ -20,13 +20,13 @@ from functools import partial
 from typing import Final, TypeVar
 
 from holdfast.api.endpoints import ApiRefusal
-from holdfast.cluster.metadata.model import USERS_BYTES_MAX, AgreedUsers
-from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
+from holdfast.io.event_loop.commands.agreement import AccessAgreement
+from holdfast.node.metadata.model import USERS_BYTES_MAX, AgreedUsers
+from holdfast.node.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.security.access.access_file import AccessData, AccessError
 from holdfast.security.access.agreed import merged, pack, taken, unpack
 from holdfast.security.access.changes import Change
 from holdfast.security.access.credentials import AdminCredentials
-from holdfast.server.event_loop.commands.agreement import AccessAgreement
 
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")

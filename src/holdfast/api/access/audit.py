@@ -32,15 +32,15 @@ from zlib import crc32
 import msgspec
 
 from holdfast.api.endpoints import ApiRefusal, Call
-from holdfast.broker.connections.connect import API_PREFIX
-from holdfast.broker.connections.pending_connects import address_of
-from holdfast.broker.promise import CallbackPromise
-from holdfast.broker.publish.control import COMMAND_TOPIC
+from holdfast.io.event_loop.broker import Broker
+from holdfast.io.event_loop.failures import watched
+from holdfast.log.batch import Batch
+from holdfast.log.record import CONTROL, Record
+from holdfast.node.connections.connect import API_PREFIX
+from holdfast.node.connections.pending_connects import address_of
+from holdfast.node.promise import CallbackPromise
+from holdfast.node.publish.control import COMMAND_TOPIC
 from holdfast.security.dynamic.commands import SecurityChange
-from holdfast.server.event_loop.broker import Broker
-from holdfast.server.event_loop.failures import watched
-from holdfast.storage.batch import Batch
-from holdfast.storage.record import CONTROL, Record
 
 logger = logging.getLogger("holdfast")
 

@@ -26,12 +26,12 @@ from holdfast.api.views.pages import (
     encode_place,
 )
 from holdfast.api.views.slices import ITEMS
-from holdfast.broker.admission.bans import BANS_MAX, BadBanName, Ban, ban_address
-from holdfast.broker.admission.limits import ADDRESS, CLIENT, USER
-from holdfast.broker.admission.lockouts import LockedName
-from holdfast.broker.admission.meters import bounded_name
-from holdfast.broker.recovery.ban_records import present_bans, record_ban, record_lift
-from holdfast.broker.state import NodeState
+from holdfast.node.admission.bans import BANS_MAX, BadBanName, Ban, ban_address
+from holdfast.node.admission.limits import ADDRESS, CLIENT, USER
+from holdfast.node.admission.lockouts import LockedName
+from holdfast.node.admission.meters import bounded_name
+from holdfast.node.node_state import NodeState
+from holdfast.node.state.ban_records import present_bans, record_ban, record_lift
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 

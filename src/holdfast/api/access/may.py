@@ -14,7 +14,7 @@ from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import AbsentNode
 from holdfast.api.views.sessions import is_connected
-from holdfast.broker.admission.explanation import (
+from holdfast.node.admission.explanation import (
     ACTIONS,
     PUBLISH,
     SUBSCRIBE,
@@ -22,7 +22,7 @@ from holdfast.broker.admission.explanation import (
     explain,
     known_rights,
 )
-from holdfast.broker.delivery.replay_start import start_prefix
+from holdfast.node.delivery.replay_start import start_prefix
 from holdfast.protocol.topics.names import (
     InvalidFilter,
     InvalidTopic,

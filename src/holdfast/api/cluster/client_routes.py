@@ -16,13 +16,13 @@ from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Number, Text
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import AbsentNode
-from holdfast.cluster.placement.client_shares import (
+from holdfast.node.placement.client_shares import (
     AutomaticBalance,
     ClientShare,
     even_shares,
     obstacle,
 )
-from holdfast.cluster.runtime.runtime import ClusterRuntime
+from holdfast.node.runtime.cluster_runtime import ClusterRuntime
 from holdfast.security.access.scopes import Scope
 
 logger = logging.getLogger("holdfast")

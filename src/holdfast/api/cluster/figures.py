@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from holdfast.api.process import ServedProcess
-from holdfast.broker.durations import BOUNDS_S
-from holdfast.server.event_loop.broker import Broker
+from holdfast.io.event_loop.broker import Broker
+from holdfast.node.durations import BOUNDS_S
 
 INTERVAL_S: Final = 0.5
 ROWS_MAX: Final = 1200

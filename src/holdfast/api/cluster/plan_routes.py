@@ -10,7 +10,7 @@ from holdfast.api.endpoints import Call, Endpoint, Text, bad_request
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode, cluster_of
 from holdfast.api.views.pages import AbsentNode
-from holdfast.cluster.placement.forecast import PartitionForecast
+from holdfast.node.placement.forecast import PartitionForecast
 from holdfast.security.access.scopes import Scope
 
 ACTIONS: Final = ("drain", "undrain", "remove", "rebalance")

@@ -16,7 +16,7 @@ from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode, cluster_of
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.pages import AbsentNode
-from holdfast.cluster.metadata.history import MetadataChange
+from holdfast.node.metadata.history import MetadataChange
 from holdfast.security.access.scopes import Scope
 
 SINCE_US = Whole("since_us", "the oldest time, in microseconds since 1970", default=0)

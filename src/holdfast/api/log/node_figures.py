@@ -11,8 +11,8 @@ from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.pages import AbsentNode
+from holdfast.io.event_loop.broker import Broker
 from holdfast.security.access.scopes import Scope
-from holdfast.server.event_loop.broker import Broker
 
 GROWTH_S: Final = 3600.0
 """The time in seconds before now from which the growth of the log is measured."""

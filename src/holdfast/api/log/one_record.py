@@ -13,10 +13,10 @@ from starlette.responses import Response
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.records import LogRecord, log_record
+from holdfast.log.batch import Batch
+from holdfast.log.partition import partition_of
+from holdfast.log.record import MESSAGE, Record
 from holdfast.security.access.scopes import Scope
-from holdfast.storage.batch import Batch
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import MESSAGE, Record
 
 SPARKPLUG: Final = b"spBv1.0/"
 SPARKPLUG_BYTES_MAX: Final = 262_144

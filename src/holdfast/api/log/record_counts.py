@@ -7,10 +7,10 @@ from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.log.reading.topic_history import BUCKETS_MAX
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.storage.reading.topic_history import BUCKETS_MAX
 
 COUNT_S: Final = 2.0
 """The time in seconds after which a count ends, incomplete."""

@@ -23,13 +23,13 @@ from holdfast.api.views.records import (
     decode_positions,
     encode_positions,
 )
+from holdfast.io.event_loop.broker import Broker
+from holdfast.log.batch import Batch
+from holdfast.log.kinds import KIND_NAMES
+from holdfast.log.record import MESSAGE
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.server.event_loop.broker import Broker
-from holdfast.storage.batch import Batch
-from holdfast.storage.kinds import KIND_NAMES
-from holdfast.storage.record import MESSAGE
 
 if TYPE_CHECKING:
     from holdfast.api.views.arrow import ArrowStream

@@ -17,7 +17,12 @@ from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import note_row
 from holdfast.api.views.history import pieces_before
 from holdfast.api.views.pages import AbsentNode
-from holdfast.broker.recovery.session_records import (
+from holdfast.io.event_loop.note_ring import TEXT_MAX
+from holdfast.log.batch import Batch
+from holdfast.log.partition import partition_of
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.record import SESSION, Record
+from holdfast.node.state.session_records import (
     CloseRecord,
     EndRecord,
     OpenRecord,
@@ -26,11 +31,6 @@ from holdfast.broker.recovery.session_records import (
     decode_record,
 )
 from holdfast.security.access.scopes import Scope
-from holdfast.server.event_loop.note_ring import TEXT_MAX
-from holdfast.storage.batch import Batch
-from holdfast.storage.partition import partition_of
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import SESSION, Record
 
 EVENTS_MAX: Final = 200
 SEARCH_BYTES_MAX: Final = 8 << 20

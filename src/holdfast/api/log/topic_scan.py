@@ -3,10 +3,10 @@
 from typing import Final
 
 from holdfast.api.views.records import LogPage, RecordQuery, encode_positions, log_record
+from holdfast.log.partition import partition_of
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.record import Record
 from holdfast.protocol.topics.names import has_wildcard
-from holdfast.storage.partition import partition_of
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import Record
 
 SEGMENTS_MAX: Final = 200
 """The most segments of the log whose lists one request reads."""

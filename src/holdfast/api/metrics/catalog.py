@@ -73,7 +73,7 @@ NODE_COUNTERS: Final = _table(COUNTER, "node", {
     "log_records_read": "Records read from the log for sessions that are behind.",
     "readers_fell_behind": "Times a session left the live tail for the log.",
 })  # fmt: skip
-"""Counters of `broker.stats.Stats` with the same name."""
+"""Counters of `node.stats.Stats` with the same name."""
 
 LABELLED_COUNTERS: Final = {
     "publish_received": Declared(COUNTER, ("node", "qos"), "PUBLISH packets received."),

@@ -22,9 +22,9 @@ from holdfast.api.metrics.federation import FederationCollector
 from holdfast.api.metrics.process import ProcessCollector
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
-from holdfast.server.event_loop.broker import Broker
-from holdfast.storage.files.filesystem import DESCRIPTORS
-from holdfast.storage.journal.segment_list import size_bytes
+from holdfast.io.event_loop.broker import Broker
+from holdfast.log.files.filesystem import DESCRIPTORS
+from holdfast.log.journal.segment_list import size_bytes
 
 
 class LeaseCollector(Collector):

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from holdfast import __version__
 from holdfast.api.metrics.catalog import METRICS, counter, gauge
 from holdfast.api.process import ServedProcess
-from holdfast.storage import record
+from holdfast.log import record
 
 _PROC: Final = Path("/proc/self")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")

@@ -15,7 +15,7 @@ from holdfast.api.endpoints import ApiRefusal
 from holdfast.api.nodes.own_node import cluster_of
 from holdfast.api.process import ServedProcess
 from holdfast.api.views.pages import AbsentNode
-from holdfast.server.peers.questions import TIMEOUT_S, NoPeerAnswer
+from holdfast.io.peers.questions import TIMEOUT_S, NoPeerAnswer
 
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")

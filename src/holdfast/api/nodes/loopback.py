@@ -8,12 +8,14 @@ import asyncio
 import secrets
 from typing import Any, Final
 
-from holdfast.broker.connections.close import handle_connection_lost, handle_disconnect
-from holdfast.broker.connections.connect import API_PREFIX, OPERATOR_PREFIX
-from holdfast.broker.connections.session_open import open_session
-from holdfast.broker.rights import attach_rights_of
-from holdfast.broker.session.connection import CLOSED, OPEN, Connection
-from holdfast.broker.session.listener_rules import ListenerRules
+from holdfast.io.event_loop.broker import Broker
+from holdfast.io.sockets.loopback_transport import InProcessTransport
+from holdfast.node.connections.close import handle_connection_lost, handle_disconnect
+from holdfast.node.connections.connect import API_PREFIX, OPERATOR_PREFIX
+from holdfast.node.connections.session_open import open_session
+from holdfast.node.rights import attach_rights_of
+from holdfast.node.session.connection import CLOSED, OPEN, Connection
+from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode_ack
@@ -21,8 +23,6 @@ from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
 from holdfast.protocol.mqtt.packets import PUBREC, PUBREL, Ack, Connack, Connect, Disconnect
 from holdfast.protocol.mqtt.properties import REASON_STRING
 from holdfast.protocol.mqtt.publish import encode_publish
-from holdfast.server.event_loop.broker import Broker
-from holdfast.server.sockets.loopback_transport import InProcessTransport
 
 ADDRESS: Final = "admin"
 """The address and the listener of such a client in lists and log lines."""

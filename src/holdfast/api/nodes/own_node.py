@@ -6,11 +6,11 @@ from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.endpoints import ApiRefusal
 from holdfast.api.process import ServedProcess
 from holdfast.api.views.slices import Slices
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.session.session import Session
-from holdfast.broker.state import NodeState
-from holdfast.cluster.node import ClusterNode
-from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.node.cluster_node import ClusterNode
+from holdfast.node.node_state import NodeState
+from holdfast.node.session.session import Session
+from holdfast.node.state.recorded_state import RecordedState
 
 STANDS_BY: Final = "this node stands by: ask the holder of the lease"
 

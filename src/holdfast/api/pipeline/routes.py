@@ -19,10 +19,10 @@ from holdfast.api.pipeline.reports import (
     TableReport,
 )
 from holdfast.api.views.pages import AbsentNode
+from holdfast.log.batch import Batch
+from holdfast.log.reading.cursor import LogReader
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.storage.batch import Batch
-from holdfast.storage.reading.cursor import LogReader
 
 SILENT: Final = "silent"
 SILENT_PERIODS: Final = 3

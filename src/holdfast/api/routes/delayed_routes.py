@@ -12,11 +12,11 @@ from holdfast.api.routes.session_changes import COMMIT_S, into
 from holdfast.api.routes.session_routes import AFTER, LIMIT, place_of
 from holdfast.api.views.pages import BestRows, encode_place
 from holdfast.api.views.slices import ITEMS
-from holdfast.broker.connections.operations import OutcomePromise
-from holdfast.broker.publish.delayed import end_delayed
-from holdfast.broker.publish.delayed_table import Delayed
+from holdfast.log.record import FLAG_QOS_MASK, FLAG_RETAIN
+from holdfast.node.connections.operations import OutcomePromise
+from holdfast.node.publish.delayed import end_delayed
+from holdfast.node.publish.delayed_table import Delayed
 from holdfast.security.access.scopes import Scope
-from holdfast.storage.record import FLAG_QOS_MASK, FLAG_RETAIN
 
 SEARCH: Final = Text("search", "a part of the topic or client id", most=1024)
 PARTITION: Final = Whole("partition", "the partition of the message", required=True)

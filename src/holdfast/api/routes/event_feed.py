@@ -20,8 +20,8 @@ from holdfast.api.endpoints import EVENT_STREAM, ApiRefusal, Call, Endpoint
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import ChangeWatch, EventBatch
+from holdfast.io.event_loop.failures import watched
 from holdfast.security.access.scopes import Scope
-from holdfast.server.event_loop.failures import watched
 
 TICK_S: Final = 0.2
 """The interval in seconds of a node's batches: at most five a second."""

@@ -22,15 +22,15 @@ from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint, Text, Who
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_changes import into
 from holdfast.api.views.pages import PAGE_MAX
-from holdfast.broker.promise import CallbackPromise
-from holdfast.broker.rights import LOG_PREFIX
-from holdfast.broker.session.message import Message
-from holdfast.broker.state import NodeState
+from holdfast.log.partition import partition_of
+from holdfast.log.record import FLAG_RETAIN, RETAINED, Record
+from holdfast.node.node_state import NodeState
+from holdfast.node.promise import CallbackPromise
+from holdfast.node.rights import LOG_PREFIX
+from holdfast.node.session.message import Message
 from holdfast.protocol.topics.retained import RetainedScan
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.storage.partition import partition_of
-from holdfast.storage.record import FLAG_RETAIN, RETAINED, Record
 
 GROUPS_MAX: Final = 1000
 """The most groups of a log."""

@@ -27,11 +27,11 @@ from holdfast.api.routes.event_feed import IDLE_S, NOTHING, sse_event, sse_respo
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.records import LogRecord, log_record, read_window
 from holdfast.api.views.slices import ITEMS
-from holdfast.broker.session.session import Session
+from holdfast.log.record import MESSAGE, RETAINED, Record
+from holdfast.node.session.session import Session
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, matches
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.storage.record import MESSAGE, RETAINED, Record
 
 TICK_S: Final = 0.5
 STREAMS_MAX: Final = 4

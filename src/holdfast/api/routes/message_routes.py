@@ -18,7 +18,9 @@ from holdfast.api.nodes.loopback import LoopbackClient, LoopbackRefusal
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_routes import LIMIT
 from holdfast.api.views.payloads import Content, RetainedRow, content_of, retained_row
-from holdfast.broker.session.message import Message
+from holdfast.log.batch import Batch
+from holdfast.log.record import FLAG_RETAIN, MESSAGE, RETAINED, Record
+from holdfast.node.session.message import Message
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Properties
@@ -26,8 +28,6 @@ from holdfast.protocol.topics.names import InvalidFilter, InvalidTopic, check_fi
 from holdfast.protocol.topics.retained import RetainedScan
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.storage.batch import Batch
-from holdfast.storage.record import FLAG_RETAIN, MESSAGE, RETAINED, Record
 
 PUBLISH_BYTES_MAX: Final = 2 << 20
 """The most bytes of the body of a publish, base64 included."""

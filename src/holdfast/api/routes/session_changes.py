@@ -12,14 +12,14 @@ from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.loopback import LoopbackClient, LoopbackRefusal
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.sessions import SessionDetail, SessionRow, is_connected
-from holdfast.broker.connections.operations import disconnect_client, move_session
-from holdfast.broker.delivery.replay import SUBSCRIPTIONS_MAX
-from holdfast.broker.routing import subscription_to
-from holdfast.broker.session.session import Session, Subscription
+from holdfast.log.reading.interest import ReadInterest
+from holdfast.log.record import FLAG_QOS_MASK, Record
+from holdfast.node.connections.operations import disconnect_client, move_session
+from holdfast.node.delivery.replay import SUBSCRIPTIONS_MAX
+from holdfast.node.routing.routing import subscription_to
+from holdfast.node.session.session import Session, Subscription
 from holdfast.protocol.topics.names import matches
 from holdfast.security.http.requests import shown
-from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.record import FLAG_QOS_MASK, Record
 
 COUNT_READS_MAX: Final = 64
 """The most reads of the log that count the messages of a move. Each reads at most 16 MiB."""

@@ -43,7 +43,7 @@ from holdfast.api.views.sessions import (
     is_hidden,
     session_detail,
 )
-from holdfast.broker.session.session import Session
+from holdfast.node.session.session import Session
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 

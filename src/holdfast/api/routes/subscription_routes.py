@@ -33,15 +33,15 @@ from holdfast.api.views.subscriptions import (
     group_part,
     log_lag_of,
 )
-from holdfast.broker.queues.changes import delete_queue
-from holdfast.broker.session.session import Session
-from holdfast.cluster.state.offset_ranges import FinishedOffsets
+from holdfast.log.partition import partition_of
+from holdfast.log.reading.interest import ReadInterest
+from holdfast.log.record import FLAG_QOS_MASK
+from holdfast.node.groups.queue_changes import delete_queue
+from holdfast.node.session.session import Session
+from holdfast.node.state.offset_ranges import FinishedOffsets
 from holdfast.protocol.topics.names import queue_key, split_shared
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.storage.partition import partition_of
-from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.record import FLAG_QOS_MASK
 
 SEARCH: Final = Text("search", "a part of the filter", most=1024)
 TOPIC: Final = Text("topic", "a topic that the filter matches", most=65_535)

@@ -11,7 +11,7 @@ from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Whole
 from holdfast.api.process import ServedProcess
 from holdfast.api.routes.top_topics import MISSING, TopTopics
 from holdfast.api.views.top import TopDurations, TopPublisher, TopReply, TopSession, TopTopic
-from holdfast.broker.durations import Durations
+from holdfast.node.durations import Durations
 from holdfast.security.access.scopes import Scope
 
 COUNTERS: Final = (

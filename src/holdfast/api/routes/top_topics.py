@@ -9,9 +9,9 @@ import time
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-from holdfast.broker.publish.topic_samples import TopicSamples
-from holdfast.server.event_loop.broker import Broker
-from holdfast.server.event_loop.failures import watched
+from holdfast.io.event_loop.broker import Broker
+from holdfast.io.event_loop.failures import watched
+from holdfast.node.publish.topic_samples import TopicSamples
 
 TAKE_S: Final = 0.2
 """The time in seconds between two collections of samples."""

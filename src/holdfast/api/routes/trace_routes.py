@@ -28,13 +28,13 @@ from holdfast.api.views.trace import (
     session_trace,
 )
 from holdfast.api.views.trace_reasons import Asked, Reason, reason_of
+from holdfast.log.batch import Batch
+from holdfast.log.partition import partition_of
+from holdfast.log.reading.interest import ReadInterest
+from holdfast.log.record import FLAG_PACKET_ID, FLAG_QOS_MASK, MESSAGE, RELEASE, Record
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-from holdfast.storage.batch import Batch
-from holdfast.storage.partition import partition_of
-from holdfast.storage.reading.interest import ReadInterest
-from holdfast.storage.record import FLAG_PACKET_ID, FLAG_QOS_MASK, MESSAGE, RELEASE, Record
 
 PARTITION: Final = Whole("partition", "the partition of the message", most=65_535)
 OFFSET: Final = Whole("offset", "its offset")

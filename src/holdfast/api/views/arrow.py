@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from pyarrow import ipc
 
-from holdfast.storage.batch import Batch
-from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.columns.decode import decode_rows, select
-from holdfast.storage.reading.topic_filter import Clause, TopicFilter
+from holdfast.log.batch import Batch
+from holdfast.log.columns.chunk import Chunk
+from holdfast.log.columns.decode import decode_rows, select
+from holdfast.log.reading.topic_filter import Clause, TopicFilter
 
 
 class MissingRecords(Exception):

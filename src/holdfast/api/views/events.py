@@ -7,8 +7,8 @@ from msgspec import Struct
 from holdfast.api.metrics.catalog import DROPPED, REFUSED
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
-from holdfast.server.event_loop.broker import Broker
-from holdfast.server.event_loop.note_ring import RecentNote
+from holdfast.io.event_loop.broker import Broker
+from holdfast.io.event_loop.note_ring import RecentNote
 
 NAMES_MAX: Final = 50
 """The most clients, and the most log lines, that one batch of events names."""

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
-from holdfast.broker.recovery.session_records import (
+from holdfast.log.batch import Batch
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.record import CURSOR, SESSION, Record
+from holdfast.node.session.state import decode_cursor
+from holdfast.node.state.session_records import (
     CloseRecord,
     EndRecord,
     OpenRecord,
@@ -21,11 +25,7 @@ from holdfast.broker.recovery.session_records import (
     UnsubscribeRecord,
     decode_record,
 )
-from holdfast.broker.session.state import decode_cursor
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
-from holdfast.storage.batch import Batch
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import CURSOR, SESSION, Record
 
 HISTORY_BYTES_MAX: Final = 32 << 20
 """The most bytes of the session's partition that are read before the time in question, and the most

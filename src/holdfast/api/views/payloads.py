@@ -4,7 +4,7 @@ import base64
 
 from msgspec import Struct
 
-from holdfast.broker.session.message import Message
+from holdfast.node.session.message import Message
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBLISH

@@ -15,12 +15,10 @@ from msgspec import DecodeError, Struct, json
 
 from holdfast.api.views.pages import BadCursor
 from holdfast.api.views.payloads import Content, content_of
-from holdfast.broker.session.state import decode_cursor
-from holdfast.protocol.topics.names import matches
-from holdfast.storage.batch import Batch
-from holdfast.storage.kinds import KIND_NAMES
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import (
+from holdfast.log.batch import Batch
+from holdfast.log.kinds import KIND_NAMES
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.record import (
     CURSOR,
     FLAG_PRODUCER,
     FLAG_QOS_MASK,
@@ -29,6 +27,8 @@ from holdfast.storage.record import (
     RETAINED,
     Record,
 )
+from holdfast.node.session.state import decode_cursor
+from holdfast.protocol.topics.names import matches
 
 SCAN_BYTES_MAX: Final = 32 << 20
 """The most bytes of batches that one request reads."""

@@ -8,12 +8,12 @@ from msgspec import Struct
 
 from holdfast.api.views.pages import AbsentNode, BestRows, Place, SortKey
 from holdfast.api.views.slices import ITEMS
-from holdfast.broker.connections.connect import API_PREFIX
-from holdfast.broker.recovery.retention_pins import needed_positions
-from holdfast.broker.session.additions import identifier_of
-from holdfast.broker.session.connection import OPEN
-from holdfast.broker.session.session import NEVER_EXPIRES, Session
-from holdfast.broker.state import NodeState
+from holdfast.node.connections.connect import API_PREFIX
+from holdfast.node.node_state import NodeState
+from holdfast.node.session.additions import identifier_of
+from holdfast.node.session.connection import OPEN
+from holdfast.node.session.session import NEVER_EXPIRES, Session
+from holdfast.node.state.retention_pins import needed_positions
 from holdfast.protocol.topics.names import is_shared
 
 SUBSCRIPTIONS_MAX: Final = 1000

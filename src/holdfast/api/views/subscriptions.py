@@ -8,9 +8,9 @@ from msgspec import Struct
 from holdfast.api.views.pages import AbsentNode, BestRows, Place
 from holdfast.api.views.sessions import is_connected, is_hidden
 from holdfast.api.views.slices import ITEMS
-from holdfast.broker.recorded_state import RecordedState
-from holdfast.broker.session.additions import identifier_of
-from holdfast.broker.session.session import Group, Session
+from holdfast.node.session.additions import identifier_of
+from holdfast.node.session.session import Group, Session
+from holdfast.node.state.recorded_state import RecordedState
 from holdfast.protocol.topics.names import is_queue, is_shared, matches, split_shared
 
 MEMBERS_MAX: Final = 1000

@@ -15,10 +15,10 @@ from msgspec import Struct
 from holdfast.api.views.payloads import Content, content_of
 from holdfast.api.views.records import read_window_back
 from holdfast.api.views.slices import ITEMS
-from holdfast.broker.session.message import Message
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.session.message import Message
 from holdfast.protocol.topics.retained import RetainedTrie
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import MESSAGE, Record
 
 RECENT_RECORDS: Final = 20_000
 """The most records, of all partitions together, that rates are made of."""

@@ -16,13 +16,13 @@ from holdfast.api.views.pages import AbsentNode
 from holdfast.api.views.records import LogRecord
 from holdfast.api.views.sessions import is_hidden
 from holdfast.api.views.slices import ITEMS
-from holdfast.broker.rights import may_read_later
-from holdfast.broker.session.connection import Connection
-from holdfast.broker.session.message import NO_EXPIRY, stored_message
-from holdfast.broker.session.session import RECEIVED, Session
-from holdfast.broker.state import NodeState
+from holdfast.log.record import FLAG_QOS_MASK, Record
+from holdfast.node.node_state import NodeState
+from holdfast.node.rights import may_read_later
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.message import NO_EXPIRY, stored_message
+from holdfast.node.session.session import RECEIVED, Session
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
-from holdfast.storage.record import FLAG_QOS_MASK, Record
 
 Status = Literal[
     "delivered",

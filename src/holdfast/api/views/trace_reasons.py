@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from holdfast.api.views.history import SessionHistory
 from holdfast.api.views.trace import NO_LOCAL, SessionTrace, Status, TracedMessage
+from holdfast.log.record import FLAG_QOS_MASK, FLAG_RETAIN
 from holdfast.protocol.topics.names import is_shared, split_shared
-from holdfast.storage.record import FLAG_QOS_MASK, FLAG_RETAIN
 
 NOW: Final = ("sent", "waiting", "expired", "too_large", "qos0", "unknown")
 """The statuses that the present state decides."""

@@ -45,10 +45,10 @@ from holdfast.cli.backup.manifest import (
     write_manifest,
 )
 from holdfast.federation.sidecar.store.file import COPY, COPY_WANTED
-from holdfast.server.disk.older_copy import REMEMBERED
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
-from holdfast.storage.files.layout import (
+from holdfast.io.disk.older_copy import REMEMBERED
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
+from holdfast.log.files.layout import (
     ASIDE,
     BEFORE_ADOPTION,
     JOURNAL,
@@ -57,8 +57,8 @@ from holdfast.storage.files.layout import (
     START,
     DataDirectory,
 )
-from holdfast.storage.journal.epoch_folders import EPOCHS, FOLDERS, LEASE
-from holdfast.storage.journal.watermarks import NAME as WATERMARKS
+from holdfast.log.journal.epoch_folders import EPOCHS, FOLDERS, LEASE
+from holdfast.log.journal.watermarks import NAME as WATERMARKS
 
 COPY_BYTES: Final = 1 << 20
 """The bytes that are copied at a time."""

@@ -9,7 +9,7 @@ from holdfast.cli.backup.backup import make_backup
 from holdfast.cli.backup.manifest import BackupError
 from holdfast.cli.log.text import size_text
 from holdfast.cli.text import count_text
-from holdfast.storage.files.data_directory import DataDirectoryError
+from holdfast.log.files.data_directory import DataDirectoryError
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -21,16 +21,16 @@ from typing import Final
 
 from holdfast.cli.backup.manifest import BackupError
 from holdfast.cli.log.records import time_text
-from holdfast.storage.batch import ATTRIBUTE_MORE, ATTRIBUTE_RESET
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
-from holdfast.storage.files.layout import DataDirectory, segment_name, snapshot_name
-from holdfast.storage.journal.epoch_folders import write_epoch
-from holdfast.storage.journal.recovery import OpenedJournal, open_journal
-from holdfast.storage.journal.segment import Segment
-from holdfast.storage.journal.watermarks import Checkpoint
-from holdfast.storage.reading.index import SegmentIndex
-from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
+from holdfast.log.batch import ATTRIBUTE_MORE, ATTRIBUTE_RESET
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
+from holdfast.log.files.layout import DataDirectory, segment_name, snapshot_name
+from holdfast.log.journal.epoch_folders import write_epoch
+from holdfast.log.journal.recovery import OpenedJournal, open_journal
+from holdfast.log.journal.segment import Segment
+from holdfast.log.journal.watermarks import Checkpoint
+from holdfast.log.reading.index import SegmentIndex
+from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 
 MARGIN_US: Final = 1_000_000
 """The least time between the last write of a snapshot and the cut, as the clock of the file system
@@ -39,7 +39,7 @@ may differ from that of the node."""
 
 CLOCKS_US: Final = 2_000_000
 """The difference between the clocks of two nodes of a cluster: each may be 1 s from the cluster's
-(`cluster.failure.cluster_clock`)."""
+(`node.failure.cluster_clock`)."""
 
 
 @dataclass(frozen=True)

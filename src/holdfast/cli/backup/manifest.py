@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.storage.files.filesystem import OsFileSystem, replace_file
+from holdfast.log.files.filesystem import OsFileSystem, replace_file
 
 NAME: Final = "backup.json"
 FORMAT: Final = 1

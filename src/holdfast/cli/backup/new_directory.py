@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import MANIFEST
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import MANIFEST
 
 OF_FILE_SYSTEM: Final = "lost+found"
 """The folder that a new file system has."""

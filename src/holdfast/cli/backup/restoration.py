@@ -20,17 +20,17 @@ from holdfast.cli.backup.cut import cut_at, own_file
 from holdfast.cli.backup.manifest import BackupError, BackupManifest, read_manifest
 from holdfast.cli.backup.new_directory import NewDirectory, NotEmpty
 from holdfast.cli.log.report import examine
-from holdfast.cluster.metadata.state_machine import peer_id
 from holdfast.federation.core.identity import RESTORED_STARTS, BadIdentity
 from holdfast.federation.sidecar.store.identity import IDENTITY, skip_starts
 from holdfast.federation.sidecar.store.identity import IN_A_BROKER as FEDERATION
-from holdfast.server.conversion.raft_metadata import read_metadata
-from holdfast.server.disk.raft_files import FOLDER as RAFT
-from holdfast.server.disk.raft_files import DamagedRaft, RaftFiles
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.layout import FORMER_MAX, GENERATION_BITS, DataDirectory, segment_name
-from holdfast.storage.journal.epoch_folders import FOLDERS
-from holdfast.storage.journal.recovery import open_journal
+from holdfast.io.conversion.raft_metadata import read_metadata
+from holdfast.io.disk.raft_files import FOLDER as RAFT
+from holdfast.io.disk.raft_files import DamagedRaft, RaftFiles
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.layout import FORMER_MAX, GENERATION_BITS, DataDirectory, segment_name
+from holdfast.log.journal.epoch_folders import FOLDERS
+from holdfast.log.journal.recovery import open_journal
+from holdfast.node.metadata.state_machine import peer_id
 
 PROBLEMS_SHOWN: Final = 5
 AGE_STARTS_MAX: Final = 2**23
@@ -109,7 +109,7 @@ def _begin_generation(root: Path, directory: DataDirectory) -> None:
     """Give the log another generation than the one that goes on without this copy.
 
     A replica only gets a mark, because a cluster has one generation: its nodes agree on it when a
-    majority of the voters was restored (`cluster.metadata.generation`). The only node of a cluster
+    majority of the voters was restored (`node.metadata.generation`). The only node of a cluster
     has the whole log, so it knows what is left of the generations before.
     """
     manifest = directory.manifest

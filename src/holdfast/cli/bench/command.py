@@ -69,8 +69,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    from holdfast.server.event_loop.descriptors import raise_limit
-    from holdfast.server.event_loop.loop import new_event_loop
+    from holdfast.io.event_loop.descriptors import raise_limit
+    from holdfast.io.event_loop.loop import new_event_loop
 
     problem = _problem(args)
     if problem:

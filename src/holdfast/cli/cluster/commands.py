@@ -15,8 +15,8 @@ from holdfast.cli.cluster.status import ClusterStatus, NodeStatus, verdict
 from holdfast.cli.cluster.text import node_table, partition_table, summary
 from holdfast.cli.text import count_text
 from holdfast.client.admin_connection import AdminError, NoAnswer, Unanswered
+from holdfast.log.partition import partition_of
 from holdfast.protocol.topics.names import decode_topic, has_wildcard
-from holdfast.storage.partition import partition_of
 
 EXIT_DEGRADED: Final = 1
 POLL_S: Final = 0.2

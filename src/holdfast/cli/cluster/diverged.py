@@ -22,15 +22,15 @@ from holdfast.client.client import Client
 from holdfast.client.connection import PublishResult
 from holdfast.client.errors import ClientError
 from holdfast.client.identity import IDENTITY_PROPERTY, ProducerIdentity
+from holdfast.io.disk.quarantine import KEPT
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
+from holdfast.log.files.data_directory import DataDirectoryError, open_to_read
+from holdfast.log.journal.recovery import open_journal
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.record import Record
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.packets import PUBLISH
-from holdfast.server.disk.quarantine import KEPT
-from holdfast.storage import record as log_record
-from holdfast.storage.batch import Batch
-from holdfast.storage.files.data_directory import DataDirectoryError, open_to_read
-from holdfast.storage.journal.recovery import open_journal
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.record import Record
 
 READ_BYTES: Final = 4 << 20
 WINDOW: Final = 1000

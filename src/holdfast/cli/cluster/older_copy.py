@@ -5,10 +5,10 @@ import secrets
 import sys
 from pathlib import Path
 
-from holdfast.server.disk.older_copy import accept, reason_apart
-from holdfast.storage.files.data_directory import DataDirectoryError, DirectoryLock, open_to_read
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import GENERATION_BITS, LOCK
+from holdfast.io.disk.older_copy import accept, reason_apart
+from holdfast.log.files.data_directory import DataDirectoryError, DirectoryLock, open_to_read
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import GENERATION_BITS, LOCK
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

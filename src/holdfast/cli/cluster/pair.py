@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.addresses import plain_address
-from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
-from holdfast.storage.files.data_directory import DataDirectoryError, read_manifest
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.journal.epoch_folders import LEASE, CorruptEpoch, Epoch, newest_epoch
+from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.journal.epoch_folders import LEASE, CorruptEpoch, Epoch, newest_epoch
+from holdfast.node.lease.directory import HolderInfo, LeaseDirectory
 
 EXIT_NOBODY: Final = 1
 EXIT_UNREADABLE: Final = 2

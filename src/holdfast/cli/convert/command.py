@@ -8,10 +8,10 @@ from holdfast.cli.backup.manifest import BackupError
 from holdfast.cli.convert.conversion import USERS_FILE, convert
 from holdfast.cli.text import count_text
 from holdfast.config.schema import Cluster
+from holdfast.io.conversion.conversion import ClusterPlan, Conversion
+from holdfast.io.conversion.source import ConversionError
+from holdfast.log.files.data_directory import DataDirectoryError
 from holdfast.numbers import whole_number
-from holdfast.server.conversion.conversion import ClusterPlan, Conversion
-from holdfast.server.conversion.source import ConversionError
-from holdfast.storage.files.data_directory import DataDirectoryError
 
 REPLICAS_MAX = 7
 TO_CLUSTER = "cluster"

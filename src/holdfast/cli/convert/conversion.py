@@ -8,26 +8,26 @@ from pathlib import Path
 from re import fullmatch
 from typing import Final
 
-from holdfast.broker.session.session import FEDERATION
 from holdfast.cli.backup.backup import LEFT_OUT, Copied
 from holdfast.cli.backup.new_directory import NewDirectory, NotEmpty
-from holdfast.cluster.metadata.model import AgreedUsers, ClusterMetadata
 from holdfast.config.check_cluster import NODE_ID
 from holdfast.config.schema import NODE_NAME
-from holdfast.security.dynamic.agreed import unpack
-from holdfast.security.dynamic.document import DynamicSecurityError, SecurityDocument
-from holdfast.security.dynamic.file import write as write_users
-from holdfast.server.conversion.conversion import (
+from holdfast.io.conversion.conversion import (
     MADE_AGAIN,
     ClusterPlan,
     Conversion,
     fill,
 )
-from holdfast.server.conversion.source import ConversionError, Source
-from holdfast.storage.files.data_directory import lock_root, open_to_read
-from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
-from holdfast.storage.files.layout import BEFORE_ADOPTION, DataDirectory
-from holdfast.storage.journal.epoch_folders import EPOCHS, LEASE
+from holdfast.io.conversion.source import ConversionError, Source
+from holdfast.log.files.data_directory import lock_root, open_to_read
+from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
+from holdfast.log.files.layout import BEFORE_ADOPTION, DataDirectory
+from holdfast.log.journal.epoch_folders import EPOCHS, LEASE
+from holdfast.node.metadata.model import AgreedUsers, ClusterMetadata
+from holdfast.node.session.session import FEDERATION
+from holdfast.security.dynamic.agreed import unpack
+from holdfast.security.dynamic.document import DynamicSecurityError, SecurityDocument
+from holdfast.security.dynamic.file import write as write_users
 
 USERS_FILE: Final = "dynamic-security.json"
 """The file for the users that the nodes of a cluster have agreed on."""

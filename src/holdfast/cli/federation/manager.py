@@ -119,8 +119,8 @@ def _serve(args: argparse.Namespace) -> int:
     from holdfast.federation.manager.server import serve
     from holdfast.federation.manager.settings import load
     from holdfast.federation.manager.state.store import StateStoreError
+    from holdfast.io.event_loop.descriptors import raise_limit
     from holdfast.security.tls import TlsError
-    from holdfast.server.event_loop.descriptors import raise_limit
 
     given = {name: getattr(args, name) for name in _SERVE_OPTIONS}
     try:

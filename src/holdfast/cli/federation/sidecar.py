@@ -67,7 +67,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     from holdfast.cli.logs import set_up_plain_logging
     from holdfast.config.problem import ConfigError
-    from holdfast.server.event_loop.descriptors import raise_limit
+    from holdfast.io.event_loop.descriptors import raise_limit
 
     set_up_plain_logging()
     raise_limit()
@@ -83,8 +83,8 @@ def _run_links(args: argparse.Namespace) -> int:
     """Run a member with links to other members. Raises `ConfigError`."""
     from holdfast.federation.sidecar.federator import FederatorError
     from holdfast.federation.sidecar.sidecar_settings import load
-    from holdfast.server.event_loop.loop import new_event_loop
-    from holdfast.server.sidecar import run as run_sidecar
+    from holdfast.io.event_loop.loop import new_event_loop
+    from holdfast.process.sidecar import run as run_sidecar
 
     settings = load(args.config, os.environ, _overrides(args))
     try:

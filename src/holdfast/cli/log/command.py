@@ -35,12 +35,12 @@ from holdfast.cli.log.replica import ReplicaJournal
 from holdfast.cli.log.report import examine
 from holdfast.cli.log.text import report_lines
 from holdfast.cli.text import count_text
+from holdfast.log.batch import Batch, CorruptBatch
+from holdfast.log.files.data_directory import DataDirectoryError, open_to_read
+from holdfast.log.files.layout import DataDirectory
+from holdfast.log.reading.segment_reader import Damage, SegmentReader
+from holdfast.log.record import Record
 from holdfast.numbers import whole_number
-from holdfast.storage.batch import Batch, CorruptBatch
-from holdfast.storage.files.data_directory import DataDirectoryError, open_to_read
-from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.reading.segment_reader import Damage, SegmentReader
-from holdfast.storage.record import Record
 
 EXIT_DAMAGE: Final = 1
 EXIT_UNREADABLE: Final = 2

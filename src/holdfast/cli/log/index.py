@@ -2,9 +2,9 @@
 
 from array import array
 
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.reading.index import SegmentIndex
-from holdfast.storage.reading.index_file import CorruptIndex, decode
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.reading.index import SegmentIndex
+from holdfast.log.reading.index_file import CorruptIndex, decode
 
 
 def index_difference(data: bytes, rebuilt: ActiveIndex) -> str:

@@ -12,12 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from holdfast.broker.session.audience import Audience, decode_audience
-from holdfast.broker.session.state import decode_cursor
-from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
-from holdfast.storage.batch import Batch
-from holdfast.storage.kinds import KIND_NAMES
-from holdfast.storage.record import (
+from holdfast.log.batch import Batch
+from holdfast.log.kinds import KIND_NAMES
+from holdfast.log.record import (
     CURSOR,
     FLAG_AUDIENCE,
     FLAG_PACKET_ID,
@@ -31,6 +28,9 @@ from holdfast.storage.record import (
     WILL,
     Record,
 )
+from holdfast.node.session.audience import Audience, decode_audience
+from holdfast.node.session.state import decode_cursor
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
 
 SHOWN_CHARACTERS_MAX: Final = 200
 """The most characters of a payload in a text line; `--full` shows all."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from holdfast.cli.log.records import Selection
-from holdfast.storage.batch import Batch
-from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
-from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.reading.segment_reader import Damage, SegmentReader
-from holdfast.storage.record import Record
+from holdfast.log.batch import Batch
+from holdfast.log.files.layout import DataDirectory
+from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.reading.cursor import LogReader
+from holdfast.log.reading.segment_reader import Damage, SegmentReader
+from holdfast.log.record import Record
 
 UNCOMMITTED_BYTES_MAX: Final = 64 << 20
 """The most uncommitted bytes read per partition.

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from holdfast.cli.log.index import index_difference
-from holdfast.storage.batch import ATTRIBUTE_RESET, Batch
-from holdfast.storage.files.filesystem import ReadFile
-from holdfast.storage.files.layout import JOURNAL, QUARANTINE, START, DataDirectory
-from holdfast.storage.journal.active_index import ActiveIndex
-from holdfast.storage.reading.index import IndexHead
-from holdfast.storage.reading.index_file import CorruptIndex
-from holdfast.storage.reading.segment_reader import Damage, SegmentReader, is_zero
-from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
+from holdfast.log.batch import ATTRIBUTE_RESET, Batch
+from holdfast.log.files.filesystem import ReadFile
+from holdfast.log.files.layout import JOURNAL, QUARANTINE, START, DataDirectory
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.reading.index import IndexHead
+from holdfast.log.reading.index_file import CorruptIndex
+from holdfast.log.reading.segment_reader import Damage, SegmentReader, is_zero
+from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 
 
 @dataclass

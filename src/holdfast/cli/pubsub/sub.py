@@ -13,15 +13,6 @@ import sys
 import time
 from typing import Final
 
-from holdfast.broker.delivery.replay_start import (
-    END_ASKED,
-    END_TOPIC,
-    PLACE_ASKED,
-    STREAM_PREFIX,
-    InvalidStart,
-    ReplayStart,
-    parse_start,
-)
 from holdfast.cli.pubsub import run as client_run
 from holdfast.cli.pubsub.help import SUB_USAGE
 from holdfast.cli.pubsub.message_format import (
@@ -36,6 +27,15 @@ from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, ConnectionLost, SubscribeRefused
 from holdfast.client.options import LEVEL_5
 from holdfast.client.protocol.effects import Message
+from holdfast.node.delivery.replay_start import (
+    END_ASKED,
+    END_TOPIC,
+    PLACE_ASKED,
+    STREAM_PREFIX,
+    InvalidStart,
+    ReplayStart,
+    parse_start,
+)
 from holdfast.protocol.mqtt.packets import Properties, SubscriptionRequest
 from holdfast.protocol.mqtt.properties import USER_PROPERTY
 from holdfast.protocol.topics.names import (

@@ -18,9 +18,9 @@ from holdfast.client.log.reading.reader_http import RangeReader
 from holdfast.client.log.reading.reader_path import read_pieces
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
-from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.reading.topic_filter import TopicFilter
-from holdfast.storage.reading.topic_postings import TopicChoice
+from holdfast.log.columns.chunk import Chunk
+from holdfast.log.reading.topic_filter import TopicFilter
+from holdfast.log.reading.topic_postings import TopicChoice
 
 WAIT_S: Final = 5.0
 """The longest wait at one server for new records. Then all servers are asked, because that one may

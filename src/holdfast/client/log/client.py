@@ -12,8 +12,8 @@ from holdfast.client.log.cursor import LogCursor, LogSelection, OnGap
 from holdfast.client.log.errors import LogOptionError
 from holdfast.client.log.groups import GroupOffsets
 from holdfast.client.log.position import EARLIEST, Place, resolve_place
+from holdfast.log.reading.topic_filter import Clause, TopicFilter
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
-from holdfast.storage.reading.topic_filter import Clause, TopicFilter
 
 WAIT_S: Final = 300.0
 """The seconds for which a read waits for servers that are away. A restart or an upgrade takes

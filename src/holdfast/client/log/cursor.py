@@ -33,8 +33,8 @@ from holdfast.client.log.reading.offsets import (
     ranges_to_read,
 )
 from holdfast.client.log.reading.scan import Coverage
-from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.reading.topic_filter import TopicFilter
+from holdfast.log.columns.chunk import Chunk
+from holdfast.log.reading.topic_filter import TopicFilter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -217,7 +217,7 @@ class LogCursor:
     def arrow(self, columns: str | None = None) -> "Iterator[pa.RecordBatch]":
         """Yield Arrow batches of the columns, by default all: some names separated by commas, in
         that order. The columns are those of the Spark source (docs/source.md). Needs pyarrow."""
-        from holdfast.storage.columns.decode import decode
+        from holdfast.log.columns.decode import decode
 
         schema = _schema(columns)
         self._use("Arrow batches")
@@ -389,7 +389,7 @@ def _gap(item: OffsetRange) -> LogGap:
 
 def _schema(columns: str | None) -> "pa.Schema":
     """The Arrow schema of some columns. Raises LogOptionError."""
-    from holdfast.storage.columns.decode import SCHEMA, select
+    from holdfast.log.columns.decode import SCHEMA, select
 
     names = SCHEMA.names if columns is None else [each.strip() for each in columns.split(",")]
     if set(names) - set(SCHEMA.names) or len(set(names)) < len(names):

@@ -6,13 +6,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from holdfast.log.batch import HEAD, HEAD_BYTES, HEADER, HEADER_BYTES
+from holdfast.log.columns.chunk import Chunk
+from holdfast.log.reading.topic_filter import TopicFilter
+from holdfast.log.record import FLAG_PRODUCER, FLAG_QOS_MASK, FLAG_RETAIN, MESSAGE
 from holdfast.protocol.mqtt import packets
 from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import decode_block
-from holdfast.storage.batch import HEAD, HEAD_BYTES, HEADER, HEADER_BYTES
-from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.reading.topic_filter import TopicFilter
-from holdfast.storage.record import FLAG_PRODUCER, FLAG_QOS_MASK, FLAG_RETAIN, MESSAGE
 
 TOPICS_BYTES_MAX: Final = 1 << 20
 """The most bytes of topics whose text a cursor remembers, with TOPIC_BYTES for each."""

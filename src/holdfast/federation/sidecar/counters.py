@@ -6,7 +6,7 @@ from typing import Final
 
 from holdfast.federation.core.effects import Dropped
 from holdfast.federation.core.frames import KINDS, Data
-from holdfast.server.peers.complaints import Complaints
+from holdfast.io.peers.complaints import Complaints
 
 CONTROL: Final = frozenset((1, 2, 3, 6, 8, 9, 11, 13))
 """The kinds of frames that carry no message."""

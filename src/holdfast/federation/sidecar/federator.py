@@ -45,10 +45,10 @@ from holdfast.federation.sidecar.store.file import MemberStoreError, MemberStore
 from holdfast.federation.sidecar.store.identity import IdentityFile
 from holdfast.federation.sidecar.store.store import MemberStore as CustodyStore
 from holdfast.federation.sidecar.store.store import aged
+from holdfast.io.peers.authentication import PeerAuth
+from holdfast.io.peers.complaints import Complaints
 from holdfast.security.peer_secret import SecretError
 from holdfast.security.tls import TlsError
-from holdfast.server.peers.authentication import PeerAuth
-from holdfast.server.peers.complaints import Complaints
 
 logger = logging.getLogger("holdfast")
 

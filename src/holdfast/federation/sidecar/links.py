@@ -16,13 +16,13 @@ from typing import Final, Protocol
 from holdfast.addresses import ADDRESS, join_address, split_address
 from holdfast.federation.core.frames import FRAME_BYTES_MAX, LOWEST, VERSION
 from holdfast.federation.sidecar.site_names import SiteNames
+from holdfast.io.event_loop.failures import report
+from holdfast.io.peers.authentication import PeerAuth
+from holdfast.io.peers.dialer import PeerDialer
+from holdfast.io.peers.link import LinkBounds, PeerLink
+from holdfast.io.peers.mesh import PeerMesh
 from holdfast.security.peer_handshake import FEDERATION
 from holdfast.security.peer_identity import PeerIdentity, Refusal
-from holdfast.server.event_loop.failures import report
-from holdfast.server.peers.authentication import PeerAuth
-from holdfast.server.peers.dialer import PeerDialer
-from holdfast.server.peers.link import LinkBounds, PeerLink
-from holdfast.server.peers.mesh import PeerMesh
 
 FRAME: Final = 0
 """The kind of a frame on a link: a frame of `holdfast.federation.core.frames`.

@@ -9,7 +9,7 @@ from holdfast.federation.core.member import FederationMember
 from holdfast.federation.sidecar.links import MemberLinks
 from holdfast.federation.sidecar.manager_client.client import LinkState, ManagerClient
 from holdfast.federation.sidecar.manager_client.http import ManagerHttp
-from holdfast.server.event_loop.failures import report
+from holdfast.io.event_loop.failures import report
 
 
 class Managed(Protocol):

@@ -11,7 +11,7 @@ from holdfast.federation.sidecar.links import MemberLinks
 from holdfast.federation.sidecar.manager_client.client import ManagerClient
 from holdfast.federation.sidecar.publications import Publications
 from holdfast.federation.sidecar.store.store import MemberStore
-from holdfast.server.peers.link import PeerLink
+from holdfast.io.peers.link import PeerLink
 
 QUEUES_MAX: Final = 256
 """The most destinations in a status, those with the longest queues first."""

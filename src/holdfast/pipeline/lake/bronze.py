@@ -27,6 +27,7 @@ from holdfast.client.log.reading.offsets import (
     RestoredError,
     generation_in,
 )
+from holdfast.log.columns.decode import SCHEMA
 from holdfast.pipeline.lake.backfill.days import DAY_US, Days
 from holdfast.pipeline.lake.backfill.parts import TablePart, offsets_in
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
@@ -38,7 +39,6 @@ from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source.options import SourceOptions, parse
 from holdfast.pipeline.source.source import LogAccess, ReadWork, read_work
 from holdfast.pipeline.workers import exclude_modules_from_collection
-from holdfast.storage.columns.decode import SCHEMA
 
 RECORDS_PER_STEP: Final = 2_000_000
 """The most records of one step, unless maxRecordsPerTrigger sets another limit."""

@@ -3,9 +3,9 @@
 import pyarrow as pa
 
 from holdfast.client.log.reading.offsets import OffsetRange
+from holdfast.log.columns.decode import SCHEMA
 from holdfast.pipeline.source.options import SourceOptions
 from holdfast.pipeline.source.source import LogAccess, read_work
-from holdfast.storage.columns.decode import SCHEMA
 
 
 def newest_messages(options: SourceOptions, count: int) -> list[tuple[str, bytes]]:

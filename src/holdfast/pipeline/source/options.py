@@ -56,9 +56,9 @@ from holdfast.client.log.reading.offsets import (
     parse_generation,
     parse_position,
 )
+from holdfast.log.reading.topic_filter import Clause, TopicFilter
 from holdfast.numbers import whole_number
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
-from holdfast.storage.reading.topic_filter import Clause, TopicFilter
 
 DDL_TYPES: Final = {
     "topic": "string",

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 
 from holdfast.client.log.reading.offsets import OffsetRange
-from holdfast.storage.reading.topic_filter import Clause, TopicFilter
+from holdfast.log.reading.topic_filter import Clause, TopicFilter
 
 OFFSET_MAX: Final = (1 << 63) - 1
 """The largest offset, which stands for no upper bound."""

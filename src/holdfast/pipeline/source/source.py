@@ -50,6 +50,9 @@ from holdfast.client.log.reading.reader_http import read_ranges
 from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
+from holdfast.log.columns.decode import SCHEMA, decode_rows
+from holdfast.log.reading.topic_filter import TopicFilter
+from holdfast.log.reading.topic_postings import TopicChoice
 from holdfast.pipeline.source.options import (
     DDL_TYPES,
     OptionError,
@@ -59,9 +62,6 @@ from holdfast.pipeline.source.options import (
 )
 from holdfast.pipeline.source.pushdown import PushedFilters, PushFilters
 from holdfast.pipeline.workers import exclude_modules_from_collection
-from holdfast.storage.columns.decode import SCHEMA, decode_rows
-from holdfast.storage.reading.topic_filter import TopicFilter
-from holdfast.storage.reading.topic_postings import TopicChoice
 
 logger = logging.getLogger("holdfast")
 

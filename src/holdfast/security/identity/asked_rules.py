@@ -1,7 +1,7 @@
 """The rights of a client about which a service decides, one topic at a time.
 
 The rules have the decisions that the service has made so far. A topic without a decision is denied;
-the gate (`broker.topic_rights.questions`) has the service asked before it lets a packet in.
+the gate (`node.topic_rights.questions`) has the service asked before it lets a packet in.
 
 Invariants
 - A decision to publish counts until its time, which the gate enforces with a timer.

@@ -11,9 +11,9 @@ from typing import Final
 from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.reader_path import Piece
 from holdfast.client.log.reading.segment_index import SegmentMap
-from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.reading.index_file import CorruptIndex, SealedIndex, decode
-from holdfast.storage.reading.topic_postings import TopicChoice
+from holdfast.log.files.layout import DataDirectory
+from holdfast.log.reading.index_file import CorruptIndex, SealedIndex, decode
+from holdfast.log.reading.topic_postings import TopicChoice
 
 GAP_BYTES: Final = 64 << 10
 """The most unwanted bytes between two wanted batches that are cheaper to read than to skip."""

@@ -32,14 +32,14 @@ from holdfast.client.log.reading.offsets import (
 )
 from holdfast.client.log.reading.reader_path import Piece, find_batch
 from holdfast.client.log.reading.segment_index import NO_OFFSET, SegmentMap
-from holdfast.storage.batch import HEAD, HEADER_BYTES, Batch, CorruptBatch
-from holdfast.storage.files.data_directory import open_to_read
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import segment_name
-from holdfast.storage.journal.epoch_folders import newest_claimed
-from holdfast.storage.reading.index import IndexHead
-from holdfast.storage.reading.index_file import CorruptIndex
-from holdfast.storage.reading.topic_postings import TopicChoice
+from holdfast.log.batch import HEAD, HEADER_BYTES, Batch, CorruptBatch
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import segment_name
+from holdfast.log.journal.epoch_folders import newest_claimed
+from holdfast.log.reading.index import IndexHead
+from holdfast.log.reading.index_file import CorruptIndex
+from holdfast.log.reading.topic_postings import TopicChoice
 
 CLAIM_LOOKS: Final = 100
 """The most looks for the end of a takeover, CLAIM_PAUSE_S apart."""

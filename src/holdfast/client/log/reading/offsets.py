@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.storage.files.json_object import decode_object
+from holdfast.log.files.json_object import decode_object
 
 Offsets = dict[int, int]
 
@@ -73,7 +73,7 @@ class PartitionBounds:
 
 @dataclass(frozen=True)
 class LogGeneration:
-    """The generation of a log (`storage.files.layout.Manifest`), as a reader knows it."""
+    """The generation of a log (`log.files.layout.Manifest`), as a reader knows it."""
 
     number: int | None = None
     """None: the server is of a version without generations."""

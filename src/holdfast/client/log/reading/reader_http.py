@@ -21,9 +21,9 @@ from holdfast.client.admin_connection import (
 )
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.client.log.reading.scan import Coverage, find_batch_in
-from holdfast.storage.batch import BATCH_BYTES_MAX
-from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.reading.topic_filter import TopicFilter
+from holdfast.log.batch import BATCH_BYTES_MAX
+from holdfast.log.columns.chunk import Chunk
+from holdfast.log.reading.topic_filter import TopicFilter
 
 PATH: Final = "/api/v1/log/read"
 FETCH_BYTES: Final = 4 << 20

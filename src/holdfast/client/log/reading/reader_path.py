@@ -13,11 +13,11 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.client.log.reading.scan import Coverage
-from holdfast.storage.batch import HEADER, HEADER_BYTES, MAGIC, header_damage
-from holdfast.storage.columns.chunk import Chunk
-from holdfast.storage.files.filesystem import OsFileSystem
-from holdfast.storage.files.layout import JOURNAL
-from holdfast.storage.journal.epoch_folders import EPOCHS, newest_epoch
+from holdfast.log.batch import HEADER, HEADER_BYTES, MAGIC, header_damage
+from holdfast.log.columns.chunk import Chunk
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import JOURNAL
+from holdfast.log.journal.epoch_folders import EPOCHS, newest_epoch
 
 CHUNK_BYTES: Final = 4 << 20
 """The bytes that are read and decoded at a time. A longer batch is read whole."""

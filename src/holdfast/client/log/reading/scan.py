@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
-from holdfast.storage.batch import HEADER, HEADER_BYTES, MAGIC, header_damage
-from holdfast.storage.columns.checksum import crc32
-from holdfast.storage.columns.chunk import Chunk
+from holdfast.log.batch import HEADER, HEADER_BYTES, MAGIC, header_damage
+from holdfast.log.columns.checksum import crc32
+from holdfast.log.columns.chunk import Chunk
 
 try:
     from holdfast.client.log.reading.stretch import scan_stretch

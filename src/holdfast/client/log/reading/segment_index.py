@@ -24,7 +24,7 @@ from zlib import crc32
 
 from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.reader_path import CHUNK_BYTES, Piece, find_batch, is_batch
-from holdfast.storage.batch import (
+from holdfast.log.batch import (
     ATTRIBUTE_GROUPED,
     ATTRIBUTE_MORE,
     ATTRIBUTE_RESET,
@@ -32,8 +32,8 @@ from holdfast.storage.batch import (
     HEADER_BYTES,
     header_damage,
 )
-from holdfast.storage.reading.index import IndexHead
-from holdfast.storage.reading.segment_reader import is_later_group
+from holdfast.log.reading.index import IndexHead
+from holdfast.log.reading.segment_reader import is_later_group
 
 WINDOW_BYTES: Final = 64 << 10
 """The bytes per read when only batch headers matter."""
@@ -91,7 +91,7 @@ class SegmentMap:
         self.overrides: dict[int, int] = {}
         self._replica = replica
         self._inode = 0
-        # The write-group tag of the journal, see holdfast.storage.journal.journal. None: not known
+        # The write-group tag of the journal, see holdfast.log.journal.journal. None: not known
         # so far.
         self._tag: int | None = None
         # The state before an incomplete write group: byte position, `ends`, `time_us_max` and

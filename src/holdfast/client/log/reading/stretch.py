@@ -5,10 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from holdfast.storage.batch import HEADER_BYTES
-from holdfast.storage.columns.checksum import crc32
-from holdfast.storage.columns.chunk import Chunk, Data
-from holdfast.storage.columns.headers import headers_at, sound_headers
+from holdfast.log.batch import HEADER_BYTES
+from holdfast.log.columns.checksum import crc32
+from holdfast.log.columns.chunk import Chunk, Data
+from holdfast.log.columns.headers import headers_at, sound_headers
 
 AT_ONCE_MIN: Final = 8
 """The fewest batches for which the vectorised scan is faster than the loop."""

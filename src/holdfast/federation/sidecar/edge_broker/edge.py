@@ -1,6 +1,6 @@
 """The edge inside a broker's process: a session of the broker represents the federation.
 
-Messages for the federation come out of this session (`holdfast.broker.federation_session`). The
+Messages for the federation come out of this session (`holdfast.node.federation_session`). The
 edge acknowledges them when they are in custody; until then the session's cursor retains them.
 Messages from the federation are published under a producer, so the broker stores each once.
 Interest is the subscription table, including that of disconnected sessions.
@@ -13,7 +13,7 @@ Invariants:
   order, a message published in between would be missed.
 - No message goes out or in before the broker knows the shared groups of its log. Counter-example: a
   message for one of them comes right after a start. The group is in no audience, and never gets it.
-- A record for only some of the clients names its audience (`holdfast.broker.session.audience`). A
+- A record for only some of the clients names its audience (`holdfast.node.session.audience`). A
   shared group without a grant therefore skips it, however late it reads the log.
 """
 
@@ -24,11 +24,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from holdfast.broker import federation_session as federating
-from holdfast.broker.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
-from holdfast.broker.session.connection import CLOSED, OPEN, Connection
-from holdfast.broker.session.message import Message as BrokerMessage
-from holdfast.broker.session.session import FEDERATION, Inflight
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.routing.interest import generalised, may_leave
@@ -47,14 +42,19 @@ from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace
 from holdfast.federation.sidecar.edge_broker.retained import BrokerRetainedScan
 from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
 from holdfast.federation.sidecar.store.store import UNHURRIED_MAX
+from holdfast.io.event_loop.broker import Broker
+from holdfast.io.sockets.loopback_transport import InProcessTransport
+from holdfast.node import federation_session as federating
+from holdfast.node.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
+from holdfast.node.session.connection import CLOSED, OPEN, Connection
+from holdfast.node.session.message import Message as BrokerMessage
+from holdfast.node.session.session import FEDERATION, Inflight
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode, decode_ack
 from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
 from holdfast.protocol.mqtt.packets import CONNACK, PUBLISH, PUBREL, SUBACK, Suback
 from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.protocol.topics.names import matches
-from holdfast.server.event_loop.broker import Broker
-from holdfast.server.sockets.loopback_transport import InProcessTransport
 
 logger = logging.getLogger("holdfast")
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.storage.files.filesystem import OsFileSystem, read_file, replace_file
+from holdfast.log.files.filesystem import OsFileSystem, read_file, replace_file
 
 NAME: Final = "log-starts"
 STARTS_MAX: Final = 64

@@ -4,11 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from holdfast.broker.publish.producers import EPOCH_MAX
-from holdfast.broker.session.audience import Audience
-from holdfast.broker.session.message import NO_EXPIRY
-from holdfast.broker.session.message import Message as BrokerMessage
-from holdfast.broker.session.session import FEDERATION
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import NODE_BYTES, MessageId
 from holdfast.federation.core.routing.interest import may_leave, plain_of
@@ -19,6 +14,11 @@ from holdfast.federation.sidecar.edge_broker.origin_offset import (
     with_offset,
     without_offset,
 )
+from holdfast.node.publish.producers import EPOCH_MAX
+from holdfast.node.session.audience import Audience
+from holdfast.node.session.message import NO_EXPIRY
+from holdfast.node.session.message import Message as BrokerMessage
+from holdfast.node.session.session import FEDERATION
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBLISH
 from holdfast.protocol.mqtt.properties import (
@@ -39,7 +39,7 @@ CAME_IN: Final = MessageId(bytes(NODE_BYTES), 0, 0)
 
 
 class Arrival(NamedTuple):
-    """A message on its way to `holdfast.broker.federation_session.publish`."""
+    """A message on its way to `holdfast.node.federation_session.publish`."""
 
     message: BrokerMessage
     producer: bytes

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.broker.session.message import Message as BrokerMessage
 from holdfast.federation.core.effects import Message
+from holdfast.io.event_loop.broker import Broker
+from holdfast.node.session.message import Message as BrokerMessage
 from holdfast.protocol.topics.retained import RetainedScan
-from holdfast.server.event_loop.broker import Broker
 
 logger = logging.getLogger("holdfast")
 

@@ -15,8 +15,8 @@ from holdfast.client.protocol.effects import Message
 from holdfast.client.servers import Server
 from holdfast.federation.sidecar.edge_mqtt.interest_sources import BadWord, InterestSources
 from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
+from holdfast.io.peers.complaints import Complaints
 from holdfast.protocol.mqtt.packets import SubscriptionRequest
-from holdfast.server.peers.complaints import Complaints
 
 logger = logging.getLogger("holdfast.federator")
 

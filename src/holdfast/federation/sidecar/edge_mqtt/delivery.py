@@ -16,10 +16,10 @@ from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5
 from holdfast.federation.sidecar.edge_mqtt.imports import Import, Imports, is_transient
 from holdfast.federation.sidecar.edge_mqtt.loop_marker import inbound, user_properties
+from holdfast.io.peers.complaints import Complaints
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import Properties
-from holdfast.server.peers.complaints import Complaints
 
 EXPIRY_MAX_S: Final = (1 << 32) - 1
 BATCH_MESSAGES_MAX: Final = 256

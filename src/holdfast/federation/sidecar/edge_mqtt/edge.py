@@ -42,8 +42,8 @@ from holdfast.federation.sidecar.edge_mqtt.retained_reader import RetainedReader
 from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
 from holdfast.federation.sidecar.edge_mqtt.state import EdgeMemory
 from holdfast.federation.sidecar.edge_mqtt.subscriptions import EdgeSubscriptions
+from holdfast.io.peers.complaints import Complaints
 from holdfast.protocol.mqtt import reasons
-from holdfast.server.peers.complaints import Complaints
 
 logger = logging.getLogger("holdfast.federator")
 

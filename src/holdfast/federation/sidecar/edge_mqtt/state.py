@@ -11,8 +11,8 @@ import msgspec
 
 from holdfast.federation.sidecar.edge_mqtt.interest_sources import InterestSources
 from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
-from holdfast.server.peers.complaints import Complaints
-from holdfast.storage.files.filesystem import OsFileSystem, read_file, replace_file
+from holdfast.io.peers.complaints import Complaints
+from holdfast.log.files.filesystem import OsFileSystem, read_file, replace_file
 
 FILE: Final = "edge.json"
 

@@ -25,7 +25,7 @@ from holdfast.federation.sidecar.manager_client.http import (
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.server.peers.complaints import Complaints
+from holdfast.io.peers.complaints import Complaints
 
 logger = logging.getLogger("holdfast")
 

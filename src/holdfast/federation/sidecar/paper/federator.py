@@ -40,9 +40,9 @@ from holdfast.federation.sidecar.paper.outlet import (
     serve,
 )
 from holdfast.federation.sidecar.paper.settings import PaperSettings
+from holdfast.io.event_loop.failures import first_unexpected
+from holdfast.io.peers.complaints import Complaints
 from holdfast.security.tls import TlsError
-from holdfast.server.event_loop.failures import first_unexpected
-from holdfast.server.peers.complaints import Complaints
 
 logger = logging.getLogger("holdfast")
 

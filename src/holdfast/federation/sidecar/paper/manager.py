@@ -21,7 +21,7 @@ from holdfast.federation.sidecar.manager_client.http import (
 )
 from holdfast.federation.sidecar.paper.settings import PaperSettings
 from holdfast.federation.sidecar.settings import JOIN_PATH
-from holdfast.server.peers.complaints import Complaints
+from holdfast.io.peers.complaints import Complaints
 
 TIMEOUT_S: Final = 15.0
 """The time in seconds for a request. A join includes the manager's probe of the broker."""

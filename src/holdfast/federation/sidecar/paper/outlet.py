@@ -11,8 +11,8 @@ from typing import Final
 from holdfast.client import Client, ClientError, Options, PublishResult, QueueFull, Reconnect
 from holdfast.client.errors import ConnectionLost, NotConnected
 from holdfast.client.servers import parse_server
-from holdfast.server.event_loop.failures import watched
-from holdfast.server.peers.complaints import Complaints
+from holdfast.io.event_loop.failures import watched
+from holdfast.io.peers.complaints import Complaints
 
 QUEUE_MESSAGES_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 16 << 20

@@ -15,8 +15,8 @@ from typing import Final
 
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.streams import FORMER_MAX, FormerPositions, Position
+from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
 from holdfast.sqlite import PAGE_BYTES, SqliteFile, SqliteForm, Trouble, transaction
-from holdfast.storage.files.filesystem import TEMPORARY, OsFileSystem
 
 logger = logging.getLogger("holdfast")
 

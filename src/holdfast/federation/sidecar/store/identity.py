@@ -14,7 +14,7 @@ from holdfast.federation.core.identity import (
     Identity,
     decode_identity,
 )
-from holdfast.storage.files.filesystem import OsFileSystem, OsLock, read_file, replace_file
+from holdfast.log.files.filesystem import OsFileSystem, OsLock, read_file, replace_file
 
 IDENTITY: Final = "identity"
 LOCK: Final = "lock"

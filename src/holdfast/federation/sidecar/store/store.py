@@ -26,7 +26,7 @@ from holdfast.federation.sidecar.store.file import (
     StoredMember,
     StoreFile,
 )
-from holdfast.server.event_loop.failures import report
+from holdfast.io.event_loop.failures import report
 
 logger = logging.getLogger("holdfast")
 

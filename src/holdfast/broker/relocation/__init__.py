@@ -1,5 +1,0 @@
-"""The clients that a node sends to other nodes.
-
-- Decides: which clients leave, and when.
-- Never: where they go; `cluster/runtime/redirection.py` decides that.
-"""

@@ -1,1 +1,0 @@
-"""The path of a publish through a cluster: forwarding, admission, commit, promise."""

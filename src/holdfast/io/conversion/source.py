@@ -1,0 +1,210 @@
+"""The data directory that a conversion reads. It stays as it is."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from holdfast.io.conversion.carried import CarriedState, carry
+from holdfast.io.conversion.raft_metadata import DamagedRaft, read_metadata
+from holdfast.io.disk.older_copy import APART
+from holdfast.io.disk.older_copy import MARK as OLDER_COPY
+from holdfast.io.disk.quarantine import MARK as BEGIN_ANEW
+from holdfast.io.disk.storage import whole_snapshot
+from holdfast.log.batch import Batch, CorruptBatch
+from holdfast.log.batch_builder import BatchBuilder
+from holdfast.log.files.layout import DataDirectory
+from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.journal.segment import Segment
+from holdfast.log.record import CONTROL, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.metadata.model import DATA, ClusterMetadata
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.recovery import Recovery
+from holdfast.node.state.replicated import ReplicatedState
+
+UNFIT: Final = (BEGIN_ANEW, OLDER_COPY, APART)
+"""The marks of a node whose directory cannot be trusted."""
+READ_BYTES: Final = 1 << 20
+VOID_RECORDS: Final = 10_000
+"""The most records of a batch in place of damaged ones."""
+
+
+class ConversionError(Exception):
+    """A directory cannot be converted. The text says why and what to do."""
+
+
+class Source:
+    """A data directory whose node has ended, with its state after the last record."""
+
+    def __init__(self, path: Path, directory: DataDirectory, *, is_strict: bool = True) -> None:
+        """Read the state. Raises `ConversionError` for a directory that cannot be trusted, and
+        `OSError`. `is_strict`: also for one that is damaged, or has records that are not
+        understood. A broker passes both."""
+        self.path = path
+        self.is_strict = is_strict
+        self.directory = directory
+        self.manifest = directory.manifest
+        self.opened = open_journal(directory, writes=False)
+        self.journal = self.opened.journal
+        self.now_us = time.time_ns() // 1000
+        self.lost = 0
+        """The records that damage has taken. `batches` has void ones in their place."""
+        self._check()
+        for partition, end in enumerate(self.journal.next_offset):
+            self.journal.advance(partition, end)
+        self.recovery = recover(directory, self.opened, self.now_us, is_strict=is_strict)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the log and the snapshots, approximately those of the new directory."""
+        snapshots = self.directory.snapshots()
+        return self.journal.size_bytes() + sum(
+            self.directory.open_snapshot(each).size() for each in snapshots
+        )
+
+    def carried(self) -> CarriedState:
+        """The state in a form that both kinds of nodes can have."""
+        return carry(self.recovery, self.opened)
+
+    def _check(self) -> None:
+        for mark in UNFIT:
+            if (self.path / mark).exists():
+                raise ConversionError(
+                    f"{self.path} cannot be trusted (it has the file {mark}): convert the directory"
+                    " of another node"
+                )
+        if not self.is_strict:
+            return
+        damage = [f"segment {each.segment:020d} at {each.position}" for each in self.opened.damage]
+        for segment in self.journal.segments:
+            damage += [f"offset {gap.start} of {gap.partition}" for gap in segment.gaps()]
+        damage += [f"partition {partition}" for partition in self.journal.damaged]
+        if damage:
+            raise self._damaged(damage[0])
+
+    def _damaged(self, what: str) -> ConversionError:
+        return ConversionError(
+            f"{self.path} is damaged ({what}; `holdfast log verify` lists everything): convert a"
+            " backup, or the directory of another node"
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        """All batches, in the order of the log. In a replica's log, those that count."""
+        ends = list(self.journal.start_offsets)
+        at_us = self.now_us
+        for segment in self.journal.segments:
+            for batch in self._batches_of(segment):
+                at_us = batch.base_timestamp_us
+                yield from self._void(batch.partition, ends, batch.base_offset, at_us)
+                yield batch
+                ends[batch.partition] = batch.end_offset
+        for partition, end in enumerate(self.journal.next_offset):
+            yield from self._void(partition, ends, end, at_us)
+
+    def _void(self, partition: int, ends: list[int], end: int, at_us: int) -> Iterator[Batch]:
+        """Void records for the offsets that damage has taken, which no other record may get."""
+        self.lost += end - ends[partition]
+        while ends[partition] < end:
+            builder = BatchBuilder(partition, ends[partition])
+            void = Record(partition, CONTROL, timestamp_us=at_us)
+            for _ in range(min(end - ends[partition], VOID_RECORDS)):
+                ends[partition] = builder.add(void) + 1
+            yield Batch(builder.build(0))
+
+    def _batches_of(self, segment: Segment) -> Iterator[Batch]:
+        index = segment.index
+        index = self.opened.store.load_index(segment) if index is None else index
+        file = self.opened.store.open_segment(segment.sequence)
+        starts, ends = self.journal.start_offsets, segment.end_offsets()
+        for number, position in enumerate(index.positions):
+            partition = index.partitions[number]
+            base = index.base_offsets[number]
+            start = max(base, starts[partition])
+            end = min(base + index.counts[number], ends[partition])
+            if start < end:
+                try:
+                    batch = Batch(file.read(position, index.batch_end(number) - position))
+                except CorruptBatch as error:
+                    if self.is_strict:
+                        place = f"segment {segment.sequence:020d} at {position}: {error}"
+                        raise self._damaged(place) from None
+                    continue
+                yield _part(batch, start, end)
+
+    def check_alone(self, *, is_last: bool) -> ClusterMetadata:
+        """Check that the directory of a cluster's node has everything that the cluster has
+        acknowledged, and return the cluster's metadata. Raises `ConversionError`."""
+        try:
+            metadata = read_metadata(self.path, self.manifest)
+        except DamagedRaft as error:
+            raise ConversionError(f"{self.path}: {error}") from None
+        if metadata is None:
+            raise ConversionError(f"{self.path} belongs to no cluster yet: it has nothing")
+        own = self.manifest.node_id
+        if own not in metadata.nodes or metadata.nodes[own].role != DATA:
+            raise ConversionError(f"{own} stores no messages: convert the directory of a data node")
+        behind = [
+            number for number, each in enumerate(metadata.partitions) if own not in each.in_sync
+        ]
+        if behind:
+            raise ConversionError(
+                f"{own} is not in sync for {len(behind)} partitions ({behind[0]}, ...): convert the"
+                " directory of a node that is, or drain and remove the other nodes first"
+            )
+        others = sorted(set(metadata.nodes) - {own})
+        if others and not is_last:
+            raise ConversionError(
+                f"the cluster also has {', '.join(others)}, which may have acknowledged more: drain"
+                " and remove them, then stop this node. Or give --last-node, if all nodes stopped"
+                f" in good order and {own} was the last one"
+            )
+        return metadata
+
+
+def recover(
+    directory: DataDirectory, opened: OpenedJournal, now_us: int, *, is_strict: bool = True
+) -> Recovery:
+    """The state after the last record. Raises `ConversionError` if the log does not define it."""
+    config = NodeConfig(
+        node_id=directory.manifest.node_id,
+        partitions=directory.manifest.partitions,
+    )
+    state = RecordedState(config, opened.journal)
+    state.wall_us = now_us
+    recovery = ReplicatedState(state) if opened.journal.replicated else Recovery(state)
+    offsets = [0] * config.partitions
+    for sequence in reversed(directory.snapshots()):
+        snapshot = whole_snapshot(directory, sequence)
+        if snapshot is not None:
+            offsets = snapshot.offsets
+            for kind, data in snapshot.entries():
+                recovery.apply_snapshot_entry(kind, data)
+            break
+    starts = opened.journal.start_offsets
+    if any(known < start for known, start in zip(offsets, starts, strict=True)):
+        raise ConversionError(
+            "the log begins behind its newest snapshot, so some sessions and retained messages are"
+            " not in it: convert a backup, or the directory of another node"
+        )
+    for record in replay(opened, offsets):
+        recovery.apply(record)
+    if recovery.damaged and is_strict:
+        raise ConversionError(
+            f"{recovery.damaged} records are not understood: convert with the version that wrote"
+            " them, or a later one"
+        )
+    return recovery
+
+
+def _part(batch: Batch, start: int, end: int) -> Batch:
+    """The batch, or a batch of the part of it that counts."""
+    if (start, end) == (batch.base_offset, batch.end_offset):
+        return batch
+    builder = BatchBuilder(batch.partition, start)
+    for offset in range(start, end):
+        builder.add(batch.record(offset - batch.base_offset))
+    return Batch(builder.build(batch.epoch))
+
+
+__all__ = ["ConversionError", "Source", "recover"]

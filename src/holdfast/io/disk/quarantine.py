@@ -1,0 +1,81 @@
+"""Sets aside a replica's damaged data directory, so that the node starts with an empty one.
+
+`mark` decides, and the next start carries it out (`begin_anew`), however often it is interrupted.
+The old content is kept under DIR/damaged until the node has everything again (`forget`). While it
+exists no second directory may be set aside, because a disk that damages fresh data must be
+replaced. All functions block and may raise `OSError`.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from holdfast.log.files.data_directory import DirectoryLock
+from holdfast.log.files.filesystem import OsFileSystem, replace_file
+from holdfast.log.files.layout import ASIDE, LOCK, QUARANTINE
+
+MARK: Final = "begin-anew"
+_STAYS: Final = frozenset({ASIDE, MARK, LOCK, QUARANTINE, "lost+found"})
+KEPT: Final = "diverged"
+"""The name for committed records that the other nodes dropped. An operator may examine them."""
+_KEEP: Final = b"diverged: to be put aside and kept, and fetched anew from the other nodes\n"
+_TEXT: Final = b"damaged: to be put aside, and fetched anew from the other nodes of the cluster\n"
+
+
+def exists(root: Path) -> bool:
+    """Return whether a directory is set aside and the node is not complete since."""
+    return (root / ASIDE).exists()
+
+
+def kept(root: Path) -> list[str]:
+    """Return the names of the directories that an operator should look at and remove."""
+    return sorted(each.name for each in root.glob(f"{KEPT}-*"))
+
+
+def mark(root: Path, *, keep: bool = False) -> None:
+    """Store the decision durably; the next start sets the directory aside.
+
+    `keep`: the content is undamaged, so `forget` must not remove it.
+    """
+    replace_file(OsFileSystem(root), MARK, [_KEEP if keep else _TEXT])
+
+
+def begin_anew(root: Path) -> bool:
+    """Set the content aside if that was decided; returns whether it was.
+
+    Raises `DataDirectoryError` when another process serves the directory.
+    """
+    if not (root / MARK).exists():
+        return False
+    lock = DirectoryLock(root / LOCK)
+    try:
+        aside = root / ASIDE
+        aside.mkdir(mode=0o750, exist_ok=True)
+        for name in sorted(os.listdir(root)):
+            if name not in _STAYS and not name.startswith(f"{KEPT}-"):
+                (root / name).rename(aside / name)
+        if (root / MARK).read_bytes() == _KEEP:
+            replace_file(OsFileSystem(aside), KEPT, [_KEEP])
+        # The new names are synced first, so a crash leaves every file in at least one place.
+        OsFileSystem(aside).sync_folder("")
+        OsFileSystem(root).sync_folder("")
+        (root / MARK).unlink()
+        OsFileSystem(root).sync_folder("")
+    finally:
+        lock.release()
+    return True
+
+
+def forget(root: Path) -> Path | None:
+    """Remove what was set aside. Content to keep is renamed instead, and its path returned."""
+    aside = root / ASIDE
+    if not (aside / KEPT).exists():
+        shutil.rmtree(aside)
+        return None
+    number = 1
+    while (kept := root / f"{KEPT}-{number}").exists():
+        number += 1
+    aside.rename(kept)
+    OsFileSystem(root).sync_folder("")
+    return kept

@@ -1,0 +1,207 @@
+"""The reads of the log, in a thread of their own."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Final, TypeVar, cast
+
+from holdfast.io.disk.journal_writer import LogReadPool
+from holdfast.io.event_loop.replay_turns import TURN_BYTES, ReplayTurns
+from holdfast.io.event_loop.threads import run_in
+from holdfast.log.files.filesystem import is_scarce
+from holdfast.log.reading.cursor import LogReader, ReadResult
+from holdfast.log.reading.starts import FoundStart
+from holdfast.node.effects import FetchInflight, FindStarts, ReadLog
+from holdfast.node.replicate.effects import ReadBatches
+from holdfast.node.runtime.runtime import Found
+from holdfast.node.session.session import Session
+
+RESULTS_S: Final = 0.002
+"""The time in seconds after which further results wait for the next iteration of the loop: 1,000
+clients may begin a replay at once, and live messages must not wait for all of them."""
+
+logger = logging.getLogger("holdfast")
+
+T = TypeVar("T")
+
+
+class LogReads:
+    """The `ReplicaReadPort` of a node's turns. Reads are done in the order of their requests. The
+    large results of replays take turns: see `replay_turns`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reader: LogReader,
+        touch: Callable[[], None],
+        on_failed: Callable[[str, BaseException], None],
+        counts: Callable[[], tuple[int, int]],
+    ) -> None:
+        """`touch`: see `Broker.touch`. `on_failed`: called with an event for the log. `counts`: see
+        `Broker.counts`."""
+        self._loop = loop
+        self._reader = reader
+        self._touch = touch
+        self._on_failed = on_failed
+        self._pool = LogReadPool(loop.call_soon_threadsafe)
+        # Results that wait for a later iteration of the loop, the oldest first.
+        self._waiting: deque[Callable[[], None]] = deque()
+        # Of the first result in this iteration; 0.0: there was none.
+        self._began_at = 0.0
+        self._counts = counts
+        self._turns = ReplayTurns(monotonic(), counts()[1])
+        # Large results of replays, each of another session, in the order of their turns.
+        self._replays: deque[Callable[[], None]] = deque()
+        self._next_turn: asyncio.TimerHandle | None = None
+
+    def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
+        """Read the records that `effect` asks for."""
+        handle = partial(done, effect)
+        records_max = effect.records_max
+        bytes_max = effect.bytes_max
+        reader = effect.cursor
+        if isinstance(reader, Session) and reader.has_starts and effect.lane is None:
+            handle = partial(self._await_turn, handle)
+            self._turns.observe(monotonic(), *self._counts())
+            turn_records = self._turns.records(len(self._replays))
+            if turn_records < records_max:
+                records_max = turn_records
+                bytes_max = min(bytes_max, TURN_BYTES)
+        work = partial(
+            self._reader.read,
+            effect.positions,
+            effect.limits,
+            effect.interests,
+            records_max,
+            bytes_max,
+        )
+        self._submit(work, handle)
+
+    def _await_turn(self, handle: Callable[[ReadResult], None], result: ReadResult) -> None:
+        """Handle the result of a replay's read now, or in its turn."""
+        now = monotonic()
+        if not self._turns.takes_turn(result):
+            handle(result)
+        elif self._replays or self._turns.wait_s(now, 0) > 0.0:
+            self._replays.append(partial(handle, result))
+            self._arm(now)
+        else:
+            self._turns.begin(now)
+            handle(result)
+
+    def _arm(self, now: float) -> None:
+        """Set the timer of the next turn."""
+        if self._next_turn is None:
+            wait_s = self._turns.wait_s(now, len(self._replays) - 1)
+            self._next_turn = self._loop.call_later(wait_s, self._take_turns)
+
+    def _take_turns(self) -> None:
+        """Hand over the first result that waits, or all if they need no turns any more."""
+        self._next_turn = None
+        now = monotonic()
+        self._turns.observe(now, *self._counts())
+        replays = self._replays
+        while replays and self._turns.wait_s(now, len(replays) - 1) == 0.0:
+            self._turns.begin(now)
+            self._take(partial(self._hand_over, replays.popleft()))
+        if replays:
+            self._arm(now)
+
+    def _hand_over(self, handle: Callable[[], None]) -> None:
+        """Handle a result that has waited."""
+        self._touch()
+        handle()
+
+    def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
+        """Read the records of unfinished deliveries."""
+        self._submit(partial(self._fetched, effect), partial(done, effect))
+
+    def find_starts(
+        self, effect: FindStarts, done: Callable[[FindStarts, list[FoundStart]], None]
+    ) -> None:
+        """Find the offsets at which subscriptions begin."""
+        self._submit(partial(self._found, effect), partial(done, effect))
+
+    def _found(self, effect: FindStarts) -> list[FoundStart]:
+        """Search in the thread."""
+        return [self._reader.starts.find(query, effect.limits) for query in effect.wanted]
+
+    def _fetched(self, effect: FetchInflight) -> Found:
+        """Read in the thread."""
+        found: Found = []
+        size_bytes = 0
+        for packet_id, partition, offset in effect.wanted:
+            record = self._reader.fetch(partition, offset)
+            found.append((packet_id, record))
+            if record is not None:
+                size_bytes += len(record.payload) + len(record.properties)
+            if size_bytes >= effect.bytes_max:
+                break
+        return found
+
+    def read_batches(
+        self, effect: ReadBatches, end: int, done: Callable[[ReadBatches, list[bytes]], None]
+    ) -> None:
+        """Read whole batches below the offset `end`."""
+        work = partial(
+            self._reader.read_batches, effect.partition, effect.start, end, effect.bytes_max
+        )
+        self._submit(work, partial(done, effect))
+
+    def _submit(self, work: Callable[[], T], handle: Callable[[T], None]) -> None:
+        """Read in the thread and pass the result to `handle` in the loop. A read without a free
+        descriptor is done again, because that says nothing of the disk."""
+
+        def done(result: object, error: BaseException | None) -> None:
+            self._take(partial(handled, result, error))
+
+        def handled(result: object, error: BaseException | None) -> None:
+            self._touch()
+            if error is None:
+                handle(cast(T, result))
+            elif is_scarce(error):
+                logger.error("log_read_waits_for_descriptor error=%r", str(error))
+                self._submit(work, handle)
+            else:
+                self._on_failed("log_read_failed", error)
+
+        self._pool.submit(work, done)
+
+    def _take(self, result: Callable[[], None]) -> None:
+        """Handle a result now, or in a later iteration if those of this one took their time."""
+        if self._waiting:
+            self._waiting.append(result)
+            return
+        if not self._began_at:
+            self._began_at = monotonic()
+            self._loop.call_soon(self._go_on)
+        elif monotonic() - self._began_at > RESULTS_S:
+            self._waiting.append(result)
+            return
+        result()
+
+    def _go_on(self) -> None:
+        """Handle what waits, in the next iteration."""
+        self._began_at = 0.0
+        waiting = self._waiting
+        if not waiting:
+            return
+        self._began_at = monotonic()
+        self._loop.call_soon(self._go_on)
+        while waiting:
+            waiting.popleft()()
+            if monotonic() - self._began_at > RESULTS_S:
+                return
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread, so that no read runs at the same time."""
+        return await run_in(self._pool, work)
+
+    def close(self) -> None:
+        """Finish the submitted reads and stop the thread."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._pool.close()

@@ -1,0 +1,1 @@
+"""The parts of a node made from its configuration and its security files."""

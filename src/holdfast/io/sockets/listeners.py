@@ -1,0 +1,258 @@
+"""Opens the configured listeners."""
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias, TypeVar, cast
+
+from holdfast.config.listener import Listener, kind_of
+from holdfast.config.schema import Config
+from holdfast.io.event_loop import descriptors
+from holdfast.io.event_loop.broker import Broker
+from holdfast.io.event_loop.loop import is_uvloop
+from holdfast.io.sockets.acceptor import BACKLOG, AcceptLoop
+from holdfast.io.sockets.driver import ListenerCount
+from holdfast.io.sockets.listener_files import ListenerFiles
+from holdfast.io.sockets.proxy import Proxies
+from holdfast.io.sockets.reception import (
+    BrokerReception,
+    ListenerHost,
+    Reception,
+    RelayedListener,
+)
+from holdfast.io.sockets.unix import identity, remove_unix, reserve_unix, set_mode
+from holdfast.io.sockets.websocket import UpgradeAdmission, WebSocketConnection
+from holdfast.node.session.listener_rules import ListenerRules
+
+logger = logging.getLogger("holdfast")
+
+T = TypeVar("T")
+Listening: TypeAlias = asyncio.Server | AcceptLoop | RelayedListener
+
+ACCEPTS_PER_TURN: Final = 4
+"""The most connections that a plain listener accepts in one turn of the loop. uvloop accepts one a
+turn from each socket that it watches, so the listener's socket is watched as often. With one, each
+of many clients that connect at once costs a turn: 35 µs in place of 25 (`bench --only connects`).
+With eight, a client that connects alone would cost a quarter more."""
+PORT_WAIT_S: Final = 5.0
+PORT_PAUSE_S: Final = 0.1
+"""The time in seconds that a standby, or a broker with I/O workers, waits for an occupied port, and
+the pause between checks."""
+
+
+def may_wait(config: Config) -> bool:
+    """Whether the ports of listeners may be occupied for a moment. Those of a broker with I/O
+    workers are, when it was killed and its workers have yet to end."""
+    return config.node.standby or config.server.io_workers != 0
+
+
+async def when_free(take: Callable[[], T], waits: bool) -> T:
+    """The result of `take`, which binds a port. Raises `OSError`. `waits`: wait for an occupied
+    port, because an outgoing connection of any process may take it while a standby starts again,
+    and soon ends."""
+    deadline: float | None = None
+    while True:
+        try:
+            return take()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not waits:
+                raise
+            if deadline is None:
+                deadline = time.monotonic() + PORT_WAIT_S
+                logger.warning("port_taken error=%r wait_s=%s", error.strerror, PORT_WAIT_S)
+            elif time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(PORT_PAUSE_S)
+
+
+def reserve(listener: Listener) -> list[socket.socket]:
+    """Bind the listener's addresses; connections are refused until `listen`.
+
+    Raises `OSError` if an address cannot be used.
+    """
+    if listener.socket:
+        return [reserve_unix(Path(listener.socket), int(listener.socket_mode, 8))]
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(
+            listener.bind.strip("[]"),
+            listener.port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )
+        for family, kind, protocol, _, address in found:
+            one = socket.socket(family, kind, protocol)
+            sockets.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.setblocking(False)
+            one.bind(address)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise OSError(
+            error.errno, f"{listener.bind}:{listener.port}: {error.strerror or error}"
+        ) from error
+    return sockets
+
+
+class OpenListener:
+    """A configured listener with its bound sockets.
+
+    The sockets stay bound while other settings are applied: each opening accepts on duplicates of
+    them, and the system keeps the connections that nobody has accepted.
+    """
+
+    def __init__(
+        self, settings: Listener, files: ListenerFiles, sockets: list[socket.socket]
+    ) -> None:
+        self.settings = settings
+        self.files = files
+        self._sockets = sockets
+        # The file of a Unix socket, which another process may replace.
+        self._file = identity(Path(settings.socket)) if settings.socket else (0, 0)
+        self._servers: list[Listening] = []
+        self._count = ListenerCount(ListenerRules(self.name), 0, 0)
+
+    @property
+    def name(self) -> str:
+        """The configured address and port, or path."""
+        return self.settings.name
+
+    @property
+    def port(self) -> int:
+        """The port in use, also if the system chose it; 0 of a Unix socket."""
+        address = self._sockets[0].getsockname()
+        return int(address[1]) if isinstance(address, tuple) else 0
+
+    @property
+    def address(self) -> str:
+        """The address in use: host:port, or the path."""
+        return self.name if self.settings.socket else f"{self.settings.bind}:{self.port}"
+
+    def is_at(self, settings: Listener) -> bool:
+        """Whether settings are for this listener's address."""
+        return self.settings.name == settings.name
+
+    def apply_rules(self, settings: Listener, files: ListenerFiles) -> None:
+        """Make the listener's clients follow its settings and files, the connected ones too."""
+        rules = self._count.rules
+        rules.passwords = files.passwords
+        rules.acl = files.acl
+        rules.certified = files.identities
+        rules.allow_anonymous = settings.allow_anonymous
+        rules.authentication = tuple(settings.authentication)
+        rules.mount = settings.mount.encode()
+        rules.packet_bytes_max = settings.packet_bytes
+        rules.kind = kind_of(settings)
+
+    async def open(self, broker: Broker) -> None:
+        """Accept connections, with TLS if there is a context. Raises `OSError`."""
+        self.apply_rules(self.settings, self.files)
+        self._servers = await _listen(
+            broker,
+            self.settings,
+            self.files.context,
+            [one.dup() for one in self._sockets],
+            self._count,
+        )
+
+    async def apply(self, settings: Listener, files: ListenerFiles, broker: Broker | None) -> None:
+        """Use other settings for new connections. Existing ones and handshakes stay.
+
+        `broker` None: the node does not serve yet. Raises `OSError`, and accepts as before then.
+        """
+        if settings.socket:
+            set_mode(Path(settings.socket), int(settings.socket_mode, 8))
+        self.settings = settings
+        self.files = files
+        if broker is not None:
+            before = self._servers
+            await self.open(broker)
+            stop_accepting(before, keeps_handshakes=True)
+
+    def close(self) -> None:
+        """Refuse new connections and end handshakes. Open connections stay."""
+        stop_accepting(self._servers, keeps_handshakes=False)
+        self._servers = []
+        if self.settings.socket and self._sockets:
+            remove_unix(Path(self.settings.socket), self._file)
+        for one in self._sockets:
+            one.close()
+        self._sockets = []
+
+
+def stop_accepting(servers: Sequence[Listening], *, keeps_handshakes: bool) -> None:
+    """Accept no more connections. `keeps_handshakes`: others do in place of `servers`."""
+    for server in servers:
+        if isinstance(server, AcceptLoop):
+            server.close(keeps_handshakes=keeps_handshakes)
+        elif not (keeps_handshakes and isinstance(server, RelayedListener)):
+            # Workers have put the sockets of now in place of those of before.
+            server.close()
+
+
+async def _listen(
+    broker: Broker,
+    listener: Listener,
+    context: ssl.SSLContext | None,
+    sockets: list[socket.socket],
+    count: ListenerCount,
+) -> list[Listening]:
+    sockets_max = descriptors.for_clients()
+    count.connections_max = listener.max_connections
+    count.certificate_user = listener.certificate_user
+    if isinstance(broker.workers, ListenerHost):
+        count.sockets_max = sockets_max
+        return [broker.workers.listen(broker, listener, sockets, count)]
+    # A connection of an AcceptLoop is already counted when this check runs.
+    count.sockets_max = sockets_max + needs_accept_loop(listener, context, broker.loop)
+    reception = BrokerReception(broker, count, sockets_max)
+    return [*await accept_on(reception, listener, context, sockets)]
+
+
+def needs_accept_loop(
+    listener: Listener, context: ssl.SSLContext | None, loop: asyncio.AbstractEventLoop
+) -> bool:
+    """Whether asyncio's own server would lose sight of connections, see `AcceptLoop`."""
+    is_plain = context is None and not listener.proxies and not listener.socket
+    return not is_plain or not is_uvloop(loop)
+
+
+async def accept_on(
+    reception: Reception,
+    listener: Listener,
+    context: ssl.SSLContext | None,
+    sockets: list[socket.socket],
+) -> list[asyncio.Server | AcceptLoop]:
+    """Accept a listener's connections on these sockets. Raises `OSError`."""
+    admission = UpgradeAdmission(listener)
+    proxies = Proxies(listener.proxies) if listener.proxies else None
+    loop = reception.loop
+
+    # The classes of connections have the methods of a protocol, but not the base class.
+    def upgrade(remote: str = "") -> asyncio.BaseProtocol:
+        connection = reception.new_connection(remote)
+        outer = WebSocketConnection(connection, admission, reception)
+        return cast(asyncio.BaseProtocol, outer)
+
+    accept = cast(Callable[..., asyncio.BaseProtocol], reception.new_connection)
+    if listener.transport == "websocket":
+        accept = upgrade
+    if needs_accept_loop(listener, context, loop):
+        return [
+            AcceptLoop(reception, listener.name, accept, context, one, proxies) for one in sockets
+        ]
+    sockets = [each for one in sockets for each in _duplicate(one)]
+    return [await loop.create_server(accept, sock=one, backlog=BACKLOG) for one in sockets]
+
+
+def _duplicate(one: socket.socket) -> list[socket.socket]:
+    """A socket and its duplicates, ACCEPTS_PER_TURN in all."""
+    return [one, *(one.dup() for _ in range(ACCEPTS_PER_TURN - 1))]

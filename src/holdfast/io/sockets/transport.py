@@ -1,0 +1,31 @@
+"""The interface between the broker's loop and a client's socket."""
+
+from collections.abc import Callable
+
+from holdfast.node.session.connection import AddressSource, Connection
+
+
+class ClientTransport(AddressSource):
+    """The base class of TCP, TLS and loopback transports."""
+
+    def flush(self, connection: Connection) -> None:
+        """Write what the node queued, and close the socket after it if the node asked for that."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Close the socket at once."""
+
+    def has_left(self) -> bool:
+        """Return True if the peer has closed the connection, unnoticed while reading is paused."""
+        return False
+
+    def drain(self, newer: "ClientTransport", then: Callable[[], None]) -> None:
+        """Call `then` once the node has what the peer had sent before it opened `newer`. At once,
+        if this process reads both sockets: what came first is read first."""
+        then()
+
+    def pause_reading(self) -> None:
+        raise NotImplementedError
+
+    def resume_reading(self) -> None:
+        raise NotImplementedError

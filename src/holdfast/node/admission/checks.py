@@ -1,0 +1,186 @@
+"""The checks of a CONNECT: bans, rates of CONNECTs, sessions of a user, and the count of failures.
+
+Without a configured limit, a ban or a lock-out a CONNECT costs four looks at `NodeState`.
+"""
+
+from holdfast.node.admission.bans import Ban
+from holdfast.node.admission.limits import ADDRESS, CLIENT, LISTENER, USER
+from holdfast.node.admission.lockouts import LockedName
+from holdfast.node.admission.meters import names_of
+from holdfast.node.connections.close import refuse
+from holdfast.node.connections.pending_connects import address_of
+from holdfast.node.node_state import NodeState
+from holdfast.node.session.connection import Connection
+from holdfast.protocol.mqtt import reasons
+
+
+def may_connect(
+    state: NodeState, connection: Connection, client_id: str, username: str | None
+) -> bool:
+    """Whether a CONNECT is within the rates and not banned; if not, it is refused. `username`: the
+    name in CONNECT, proved or not, because a lock-out must spare the check of the password.
+
+    Nothing is charged unless all scopes have an allowance: an address above its own rate must not
+    use up that of its listener. Names are charged after the proof (`may_enter`): strangers must not
+    use up the rate of a user.
+    """
+    admission = state.admission
+    if is_banned(state, connection, client_id, username):
+        return False
+    if not admission.counts_connects:
+        return True
+    names = names_of(client_id, username, address_of(connection.remote), connection.listener.name)
+    if not _has_allowances(state, connection, names, (CLIENT, USER, ADDRESS, LISTENER)):
+        return False
+    for scope in (ADDRESS, LISTENER):
+        admission.meters.charge_connect(scope, names[scope], state.now)
+    return True
+
+
+def may_enter(state: NodeState, connection: Connection) -> bool:
+    """Whether the names of an authenticated client are within their rates of CONNECTs, which are
+    charged now; if not, it is refused."""
+    packet = connection.connect
+    admission = state.admission
+    if not admission.counts_connects or packet is None:
+        return True
+    names = names_of(packet.client_id, connection.username, "", "")
+    if not _has_allowances(state, connection, names, (CLIENT, USER)):
+        return False
+    for scope in (CLIENT, USER):
+        admission.meters.charge_connect(scope, names[scope], state.now)
+    return True
+
+
+def _has_allowances(
+    state: NodeState, connection: Connection, names: dict[str, str], scopes: tuple[str, ...]
+) -> bool:
+    for scope in scopes:
+        if not state.admission.meters.has_allowance(scope, names[scope], state.now):
+            state.stats.refused_connect_rate += 1
+            text = f"too many CONNECTs a second of this {scope}: try again later"
+            refuse(state, connection, reasons.CONNECTION_RATE_EXCEEDED, text)
+            return False
+    return True
+
+
+def is_banned(
+    state: NodeState, connection: Connection, client_id: str, username: str | None
+) -> bool:
+    """Whether one of the client's names is banned or locked out; the client is refused then."""
+    if not len(state.bans) and not len(state.admission.lockouts):
+        return False
+    if connection.is_internal:
+        return False
+    text = ""
+    ban = find_ban(state, connection, client_id, username)
+    if ban is not None:
+        text = ban.text(state.wall_us)
+    else:
+        lockout = _find_lockout(state, connection, client_id, username)
+        if lockout is not None:
+            text = lockout.text(state.now)
+    if text:
+        state.stats.refused_banned += 1
+        refuse(state, connection, reasons.BANNED, text)
+    return text != ""
+
+
+def find_ban(
+    state: NodeState, connection: Connection, client_id: str, username: str | None
+) -> Ban | None:
+    """The ban of the client's address, client id or user name, or None."""
+    names = names_of(client_id, username, address_of(connection.remote), "")
+    for scope in (ADDRESS, CLIENT, USER):
+        ban = state.bans.find(scope, names[scope], state.wall_us)
+        if ban is not None:
+            return ban
+    return None
+
+
+def _find_lockout(
+    state: NodeState, connection: Connection, client_id: str, username: str | None
+) -> LockedName | None:
+    names = names_of(client_id, username, address_of(connection.remote), "")
+    for scope in (ADDRESS, CLIENT, USER):
+        lockout = state.admission.lockouts.find(scope, names[scope], state.now)
+        if lockout is not None:
+            return lockout
+    return None
+
+
+def is_address_banned(state: NodeState, remote: str) -> bool:
+    """Whether connections of the address are closed before their first byte."""
+    bans, lockouts = state.bans, state.admission.lockouts
+    if not len(bans) and not len(lockouts):
+        return False
+    address = address_of(remote)
+    if bans.find(ADDRESS, address, state.wall_us) is not None:
+        return True
+    return lockouts.find(ADDRESS, address, state.now) is not None
+
+
+def may_open_as(state: NodeState, connection: Connection, client_id: str) -> bool:
+    """Whether the proved user of a connection may connect with a client id; if not, the client is
+    refused. CONNECT need not have contained the name: a certificate or a token may. The bans are
+    checked again, because one may have been added while the proof was checked."""
+    username = connection.username
+    admission = state.admission
+    if username:
+        if username in admission.disabled_users:
+            refuse(state, connection, reasons.NOT_AUTHORIZED, "the user is disabled")
+            return False
+        if admission.client_ids.get(username, client_id) != client_id:
+            text = "the user may not use this client id"
+            refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+            return False
+    return not is_banned(state, connection, client_id, username)
+
+
+def may_add_session(state: NodeState, connection: Connection, client_id: str) -> bool:
+    """Whether a client may have a session of its own, which it has not had before. Otherwise it is
+    refused."""
+    users, limits = state.admission.users, state.config.admission
+    username = connection.username
+    if not connection.is_internal and not state.cluster.has_room(client_id):
+        text = f"there are {state.config.sessions_max} sessions, which is the limit"
+    elif users is not None and username and not users.has_room(username, client_id):
+        text = f"this user has {limits.sessions_per_user} sessions, which is the limit"
+    else:
+        return True
+    state.stats.refused_quota += 1
+    refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
+    return False
+
+
+def note_failure(state: NodeState, connection: Connection, username: str = "") -> None:
+    """Count a failed authentication, and lock the client's names out after too many. `username`:
+    the name that was not proved; "": that of CONNECT."""
+    state.stats.authentications_failed += 1
+    limits = state.admission.limits
+    if limits.lockout_failures <= 0:
+        return
+    client_id = connection.client_id
+    connect = connection.connect
+    if connect is not None:
+        client_id = connect.client_id
+        username = username or connect.username or ""
+    names = names_of(client_id, username, address_of(connection.remote), connection.listener.name)
+    now = state.now
+    failures = state.admission.failures
+    for scope in limits.lockout_scopes:
+        name = names[scope]
+        if not name:
+            continue
+        if failures.add(scope, name, limits.lockout_window_s, now) >= limits.lockout_failures:
+            failures.forget(scope, name)
+            text = f"{limits.lockout_failures} failed authentications"
+            state.admission.lockouts.add(LockedName(scope, name, now + limits.lockout_s, text))
+            state.stats.lockouts += 1
+            fields: dict[str, object] = {
+                "scope": scope,
+                "name": name,
+                "duration_s": round(limits.lockout_s),
+                "reason": text,
+            }
+            state.note("warning", "locked_out", fields)

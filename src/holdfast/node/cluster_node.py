@@ -1,0 +1,463 @@
+"""A node of a cluster as its driver sees it: frames, results and times in; frames, writes and reads
+out.
+
+The driver sets the clock of the broker's core (`Node.tick`) before each call. After several calls
+it calls `end_turn`. Then it carries out what has gathered: `context.outgoing` (frames, in order),
+the effects of the broker's core, and three lists of `effects`: `persists` (writes of the metadata's
+log, in order), `reads` (of the journal) and `outcomes`. Nothing here blocks.
+"""
+
+from typing import Final
+
+from holdfast.log.batch import Batch
+from holdfast.log.journal.segment import WriteGroup
+from holdfast.node import frame_kinds as kinds
+from holdfast.node.alone import Alone
+from holdfast.node.attendance import Attendance
+from holdfast.node.broker_port import BrokerPort
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.leadership_changes import LeadershipChanges
+from holdfast.node.metadata.dispensable import is_dispensable
+from holdfast.node.metadata.model import DATA
+from holdfast.node.metadata_proposer import MetadataProposer
+from holdfast.node.part_effects import PartEffects
+from holdfast.node.parts import Parts
+from holdfast.node.position_reports import PositionReports
+from holdfast.node.publish.forward_frames import decode_forward, decode_result
+from holdfast.node.reads.read_barrier import ALIGNMENT, decode_barrier, encode_log_ends
+from holdfast.node.state.recorded_state import SESSION_EXPIRY
+
+TIDY_S: Final = 0.25
+"""The interval in seconds between checks for overdue messages, sessions and nodes."""
+SETTLE_SESSIONS: Final = 1000
+"""The most sessions that get their timers in one of these checks."""
+DUE_MAX: Final = 200
+"""The most timers of the replicated state that one turn acts on. The next turn follows at once
+while more are due. A session whose end is due and not reached yet can still be opened, as just
+before."""
+
+
+class ClusterNode(Parts):
+    """The core of one cluster node: it passes the driver's events to its parts."""
+
+    def _start(self, now: float) -> None:
+        self.proposer = MetadataProposer(self)
+        self.leadership = LeadershipChanges(self)
+        self.positions = PositionReports(self)
+        self.attendance = Attendance(
+            self.state,
+            self.context,
+            self.meta,
+            self.presence.incarnation,
+            self.config.detector.first_contact_s,
+            self.config.detector.start_alone_after_s,
+            now,
+        )
+        self.alone = Alone(self)
+        self.effects = PartEffects(self, self.proposer, self.leadership, self.positions, self.alone)
+        # A read of the metadata as of the start. Once it is passed, everything committed before the
+        # start is applied here.
+        self._first_read = self.metadata_reads.begin()
+        # A read that began when this node seemed dispensable; None: it does not.
+        self._dispensable_read: int | None = None
+        # Whether the disk was put back, and the nodes have not agreed on the generation of the log.
+        # The driver sets it. Until then this node leads nothing, and then only under a later epoch:
+        # a node that follows it knows the generation. Counter-example: this node takes the QoS 2
+        # messages of clients whose packet ids are still those of the copy.
+        self.awaits_generation = False
+        self._tidy_at = now
+        self._is_late = False
+        self._is_resting = False
+        self.state.cluster = BrokerPort(self)
+        if (metadata := self.meta.metadata) is not None:
+            self.effects.take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
+        self.effects.run()
+
+    @property
+    def failovers(self) -> int:
+        return self.leadership.failovers
+
+    # Events from the driver
+
+    def load_uncommitted(self, batches: list[bytes]) -> None:
+        """Loads the batches above the high watermark of the log, after a start."""
+        for data in batches:
+            self.log.built(Batch(data, check=False))
+
+    def tick(self, now: float) -> None:
+        """Checks the ownership lease, after the driver has set the clock and before any other call.
+
+        Within one turn `now` may be later than that clock.
+        """
+        self.ownership.tick(now)
+
+    def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
+        self.alone.end()
+        self._drop_frames(node)
+        self.context.connected.add(node)
+        self.positions.connected(node, presence, now)
+        self.attendance.connected(node)
+        self.detector.connected(node, presence, now)
+        self.alignment.lose_node(node)
+        self.replication.handle_connected(node, now)
+        self.interest.connected(node)
+        if role == DATA:
+            self.leadership.tell_owned(node)
+            self.session_coordinator.connected(node)
+            self.groups.agent.lose_node(node)
+        self.proposer.connected(node, presence, role, now)
+        self.effects.run()
+
+    def handle_disconnected(self, node: str, now: float) -> None:
+        if node not in self.context.connected:
+            return
+        self._drop_frames(node)
+        self.context.connected.discard(node)
+        self.positions.disconnected(node)
+        self.attendance.disconnected(node)
+        self.proposer.disconnected(node)
+        self.detector.closed(node, False, now)
+        self.replication.handle_disconnected(node, now)
+        self.alignment.lose_node(node)
+        self.interest.disconnected(node)
+        self.groups.disconnected(node)
+        self.session_coordinator.disconnected(node)
+        self.acquisition.reports.disconnected(node)
+        self.transfer.disconnected(node)
+        self.effects.run()
+
+    def _drop_frames(self, node: str) -> None:
+        self.context.drop_frames(node)
+        self.admission.drop_results(node)
+
+    def handle_refused(self, node: str, now: float) -> None:
+        """Handles a refused connection: nothing listens at the address of `node`. A crash is then
+        seen without waiting for `suspect_s`."""
+        self.detector.closed(node, True, now)
+        self.attendance.refused(node)
+        self.meta.leader_down(node, now)
+        self.effects.run()
+
+    def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
+        """Handles a frame. Raises BadFrame when it is malformed: the driver then closes the
+        link."""
+        if kind == kinds.HEARTBEAT:
+            self.detector.handle_heartbeat(node, payload, now)
+            self.effects.check_own_health(now)
+            self.ownership.renew()
+            self.proposer.is_changed = True
+            self.effects.run()
+            return
+        self.detector.note_frame(node, now)
+        if kind == kinds.POSITION:
+            self.positions.handle(node, payload, now)
+            return
+        if kind == kinds.LOG_END:
+            self.attendance.handle(node, payload)
+            return
+        if kinds.REPLICATE <= kind <= kinds.COMMIT:
+            self.replication.handle_frame(node, kind, payload, now)
+        elif kinds.RAFT <= kind <= kinds.PROPOSAL_RESULT:
+            self.meta.handle_frame(node, kind, payload, now)
+        elif kind == kinds.FORWARD:
+            for epoch, attempt, batch in decode_forward(payload):
+                self.admission.forwarded(node, epoch, attempt, batch)
+        elif kind == kinds.FORWARD_RESULT:
+            for answer in decode_result(payload):
+                self.forwarding.answered(node, answer)
+        elif kind == kinds.QOS0:
+            self.interest.handle_qos0(payload)
+        elif kind == kinds.BARRIER:
+            self.context.send(node, kinds.BARRIER_RESULT, encode_log_ends(self.context, payload))
+        elif kind == kinds.BARRIER_RESULT:
+            question, entries = decode_barrier(payload)
+            if question == ALIGNMENT:
+                self.alignment.answered(node, entries)
+            else:
+                self.barriers.handle_reply(question, entries)
+        else:
+            self._handle_session_frame(node, kind, payload)
+        self.effects.run()
+
+    def _handle_session_frame(self, node: str, kind: int, payload: bytes) -> None:
+        if kind == kinds.SESSION_OPEN:
+            self.session_coordinator.handle_open(node, payload)
+        elif kind == kinds.SESSION_OPENED:
+            self.acquisition.handle_opened(node, payload)
+        elif kind == kinds.SESSION_CLOSE:
+            self.acquisition.handle_close(payload)
+        elif kind == kinds.SESSION_CLOSED:
+            self.session_coordinator.handle_closed(node, payload)
+        elif kind == kinds.SESSION_OWNED:
+            self.session_coordinator.reports.handle_owned(node, payload)
+        elif kind == kinds.INTEREST:
+            self.interest.handle_interest(node, payload)
+        elif kind == kinds.INTEREST_ACK:
+            self.interest.handle_ack(node, payload)
+        elif kind == kinds.GROUP:
+            self.groups.handle_frame(node, payload)
+        elif kind == kinds.IMAGE_REQUEST:
+            self.transfer.handle_request(node, payload)
+        elif kind == kinds.IMAGE:
+            self.transfer.handle_state(node, payload)
+        else:
+            raise BadFrame(f"a frame of kind {kind}, which this version does not know")
+
+    def handle_taken(self, group: WriteGroup, now: float) -> None:
+        """Replicates the records that the journal has just taken as a write group."""
+        if self.context.is_alone:
+            self.alone.taken(group)
+        elif group.built:
+            for batch in group.built:
+                try:
+                    self.log.built(batch)
+                except AssertionError as error:
+                    self.replication.break_off(batch.partition, error)
+            self.replication.handle_taken(
+                [
+                    (batch.partition, batch.base_offset, batch.end_offset, batch.data)
+                    for batch in group.built
+                ],
+                now,
+            )
+            self.effects.run()
+
+    def handle_durable(self, now: float) -> None:
+        """Acknowledges or commits the records of a write group that is durable. The journal was
+        informed before."""
+        if self.context.is_alone:
+            self.alone.written()
+            self.effects.has_applied = True
+        else:
+            self.replication.handle_durable(now)
+            self.effects.run()
+
+    def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
+        self.replication.handle_batches(request, batches, now)
+        self.effects.run()
+
+    def handle_persisted(self, now: float) -> None:
+        """Handles the completion of the oldest write of `persists` that was not reported yet."""
+        self.meta.persisted(now)
+        self.effects.run()
+
+    def handle_disk(self, is_stalled: bool, now: float) -> None:
+        """Handles a write of the disk that takes too long, or the end of such a stall."""
+        self.detector.set_stalled(is_stalled, now)
+        self.effects.check_own_health(now)
+        self.proposer.is_changed = True
+        self.effects.run()
+
+    def handle_space(self, is_full: bool, now: float) -> None:
+        """Handles a disk that has only its reserve left, or has space again."""
+        self.detector.set_full(is_full, now)
+        self.effects.check_own_health(now)
+        self.space.set_full(is_full, now)
+        self.proposer.is_changed = True
+        self.effects.run()
+
+    def handle_damage(self, now: float) -> None:
+        """Handles lost or changed records in the log here. The node leads nothing and counts for
+        nothing from now on. The driver calls it once."""
+        self.alone.end()
+        self.transfer.may_serve = False
+        self.replication.set_unfit()
+        self.detector.set_damaged(now)
+        self.effects.check_own_health(now)
+        self.proposer.is_changed = True
+        self.effects.run()
+
+    def is_dispensable(self) -> bool:
+        """True if the other nodes have everything that is committed, so that this one may lose its
+        disk (`metadata.dispensable`). The caller repeats the question until then."""
+        metadata = self.context.metadata
+        if (
+            not self.history.is_current
+            or metadata is None
+            or not is_dispensable(
+                self.meta.node_id,
+                metadata,
+                self.meta.membership,
+                self.detector.health(self.state.now),
+            )
+        ):
+            self._dispensable_read = None
+            return False
+        if self._dispensable_read is None:
+            self._dispensable_read = self.metadata_reads.begin()
+        return self.metadata_reads.has_passed(self._dispensable_read)
+
+    def end_turn(self, now: float) -> None:
+        """Lets each part finish the turn, and gathers the frames to send.
+
+        The order matters. The barriers advance before sessions begin, and the frames of forwarding
+        are built last, so that they contain what the steps before have appended.
+        """
+        self._is_resting = self._rests()
+        if not self._is_resting:
+            self._end_turn(now)
+        self.state.resume_inputs()
+        self._is_late = bool(self.state.dirty or self.state.effects)
+
+    def _rests(self) -> bool:
+        """True if this node is alone and no part has anything to do at the end of a turn, as while
+        messages are its only work."""
+        sessions, groups_at = self.session_coordinator, self.groups.timer()
+        return self.context.is_alone and not (
+            self.acquisition.asking
+            or sessions.answers.local
+            or sessions.reports.requested
+            or sessions.releases.confirming
+            or self.barriers.waiting
+            or self.proposer.is_changed
+            or self.meta.effects
+            or self.replication.effects
+            or self.detector.effects
+            or self.interest.followers
+            or self.interest.changes
+            or (groups_at is not None and groups_at <= self.state.now)
+            or self.groups.coordinator.homes.opening
+            or self.replicated.groups.applied_ends
+            or self.ownership.is_cut_off
+            or self.state.is_ownership_expired
+        )
+
+    def _end_turn(self, now: float) -> None:
+        if self.attendance.is_held or self.attendance.is_recovering:
+            self.attendance.step(now)
+        if not self.transfer.is_whole or self.transfer.released:
+            self._step_transfer(now)
+        self.space.advance()
+        self.positions.review(now)
+        self.session_coordinator.releases.advance()
+        self.leadership.report_won()
+        self.acquisition.take_local()
+        if (
+            not self.history.is_current
+            and self.metadata_reads.has_passed(self._first_read)
+            and not self.positions.is_awaited()
+        ):
+            self.history.is_current = True
+            self.clock.has_agreed = True
+        if self.history.is_current and not self.awaits_generation:
+            self.replication.handle_current(now)
+        self.ownership.ask()
+        is_passed = self.barriers.advance()
+        if is_passed:
+            self.session_coordinator.endings.advance()
+        if is_passed or self.effects.has_applied:
+            self.effects.has_applied = False
+            self.acquisition.applied()
+            self.acquisition.take_local()
+        is_alone = self.context.is_alone
+        if not is_alone:
+            for partition, leader, epoch in self.alignment.take_aligned():
+                self.forwarding.aligned(partition, leader, epoch, self.applier.tickets(partition))
+            self.alignment.ask(now)
+        self.proposer.step(now)
+        self.groups.flush()
+        self.metadata_reads.advance(now)
+        if self.ownership.advance():
+            self.acquisition.confirm_ownership()
+        self.interest.flush()
+        if not is_alone:
+            self.forwarding.flush()
+            self.admission.flush()
+        self.effects.run()
+        self.applier.end_turn()
+        if not (self.attendance.is_held or self.attendance.is_recovering):
+            self.alone.review()
+
+    def timer(self) -> float:
+        """Returns the time at which to call `handle_timers` next."""
+        is_alone = self.context.is_alone
+        due = self._tidy_at if not is_alone or self._is_untidy() else float("inf")
+        if not is_alone:
+            due = min(due, self.meta.timer(), self.detector.timer())
+        if self._is_late and (self.state.dirty or self.state.effects):
+            # The driver may have carried out the effects of this turn already.
+            due = min(due, self.state.now)
+        images = self.replicated.state.timers
+        if images and images[0].when < due:
+            due = images[0].when
+        groups_at = self.groups.timer()
+        if groups_at is not None and groups_at < due:
+            due = groups_at
+        if is_alone and self._is_resting:
+            # No client waits for a session, so none of the parts below waits either.
+            return due
+        timers = [
+            self.session_coordinator.timer(),
+            self.acquisition.timer(),
+            self.barriers.timer(),
+            self.ownership.timer(),
+        ]
+        if not is_alone:
+            timers += [
+                self.replication.timer(),
+                self.proposer.timer(),
+                self.interest.timer(),
+                self.alignment.timer(),
+                self.metadata_reads.timer(),
+                self.transfer.timer(),
+            ]
+        for when in timers:
+            if when is not None and when < due:
+                due = when
+        return due
+
+    def handle_timers(self, now: float) -> None:
+        if not self.context.is_alone:
+            self.detector.handle_timers(now)
+            health = self.detector.health(now)
+            unhealthy = health.suspected | health.unhealthy
+            self.replication.handle_unhealthy(unhealthy, now, health.unmet)
+            self.meta.handle_timers(now)
+        self.replication.handle_timers(now)
+        self.session_coordinator.handle_timers()
+        self.acquisition.handle_timers()
+        self.interest.release()
+        for kind, subject in self.replicated.state.pop_due(now, DUE_MAX):
+            self.session_coordinator.endings.timer_due(kind, subject)
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_S
+            self.context.has_majority(now)
+            self.forwarding.refuse_overdue(now)
+            self.groups.tidy()
+            self.retained_updates.forget_overdue()
+            if self.history.is_current:
+                # The metadata says how many clocks there are.
+                for session in self.replicated.arm_some_timers(SETTLE_SESSIONS):
+                    self.session_coordinator.endings.due(session, SESSION_EXPIRY)
+            self.proposer.admit_all(now)
+            self._note_clocks()
+            self.state.effects.extend(self.replicated.state.pop_effects())
+        self.proposer.is_changed = True
+        self.effects.run()
+
+    # Internal steps
+
+    def _is_untidy(self) -> bool:
+        """Whether a node that is alone has anything for the checks of every TIDY_S."""
+        recorded = self.replicated.state
+        return bool(
+            self.replicated.touched
+            or recorded.effects
+            or len(self.retained_updates)
+            or self.groups.is_used()
+        )
+
+    def _note_clocks(self) -> None:
+        for node, skew_s, begins in self.clock.pop_changes():
+            event = "clock_skewed" if begins else "clock_agrees"
+            self.state.note("warning", event, {"node": node, "skew_s": round(skew_s, 1)})
+
+    def _step_transfer(self, now: float) -> None:
+        self.transfer.step(now)
+        for partition in self.transfer.pop_released():
+            self.replication.resume(partition, now)
+        self.context.is_whole = self.transfer.is_whole
+
+    def health(self, now: float) -> Health:
+        return self.detector.health(now)

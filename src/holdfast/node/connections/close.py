@@ -1,0 +1,334 @@
+"""The end of connections and sessions: DISCONNECT, errors, wills, expiry.
+
+Every end of a connection with a session goes through `_detach`, whatever its cause. So the same
+happens once: the session keeps what it needs, the will is published or scheduled, and the log
+receives that the session is closed.
+
+Invariants
+- In a cluster the progress of a session is in the log before its close. Counter-example: the close
+  comes first, another node opens the session, and ignores the late progress because of its lower
+  epoch. It sends again what the client has acknowledged.
+- A session without a connection has nothing in memory that the log has (`_release_cursor`). So
+  100,000 sessions that are away cost only their subscriptions and inflight entries.
+- The end of a session is logged after its will. After a crash between the two the session ends
+  again, and the will is not lost.
+"""
+
+from typing import Final
+
+from holdfast.node.connections.client_notes import (
+    DISCONNECTED,
+    LOST,
+    NORMAL,
+    PROTOCOL_ERROR,
+    TAKEN_OVER,
+    note_closed,
+    note_refused,
+    reason_name,
+)
+from holdfast.node.connections.wills import publish_will
+from holdfast.node.delivery.subscriptions import leave_groups, remove_subscription
+from holdfast.node.effects import DrainOlder
+from holdfast.node.node_state import NodeState, Work
+from holdfast.node.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
+from holdfast.node.session.rarities import inflight_ahead, rarities_of
+from holdfast.node.session.session import NEVER_EXPIRES, Session
+from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE
+from holdfast.node.state.session_records import CloseRecord, EndRecord
+from holdfast.node.state.state_records import append_change, log_session, note_progress
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_within
+from holdfast.protocol.mqtt.errors import MessageRefused, ProtocolViolation
+from holdfast.protocol.mqtt.packets import Connack, Disconnect, Properties
+
+CLOSE_STEPS: Final = 10
+"""The steps of one closed connection, where many are closed in slices."""
+
+
+def refuse(
+    state: NodeState,
+    connection: Connection,
+    reason: int,
+    text: str,
+    server_reference: str = "",
+    claimed: str = "",
+) -> None:
+    """Send CONNACK with a reason, then close. [MQTT-3.2.2-7] `claimed`: see `note_refused`."""
+    state.stats.refuse_connection(reason_name(reason))
+    note_refused(state, connection, reason, text, claimed)
+    # [MQTT-3.1.4-2] no further packet of the client is processed
+    connection.connect = None
+    if connection.state != CLOSED:
+        properties: Properties = {p.REASON_STRING: text}
+        if server_reference:
+            properties[p.SERVER_REFERENCE] = server_reference
+        packet = Connack(False, reason, properties)
+        data = encode_within(packet, connection.version, connection.packet_bytes_max)
+        if data:
+            connection.send(data, state.dirty)
+    connection.state = CLOSED
+    connection.close(state.dirty)
+
+
+def close_connection(
+    state: NodeState,
+    connection: Connection,
+    reason: int,
+    text: str,
+    server_reference: str = "",
+    event: str = DISCONNECTED,
+) -> None:
+    """Close a connection from the broker's side. An MQTT 5 client is sent the reason and, if given,
+    the reference to another server. [MQTT-4.13.1-1] `event`: the name of the log line."""
+    if connection.state == CLOSED:
+        return
+    if connection.state == OPEN and connection.version >= 5:
+        properties: Properties = {}
+        if server_reference:
+            properties[p.SERVER_REFERENCE] = server_reference
+        if text and connection.problem_information:
+            properties[p.REASON_STRING] = text
+        packet = Disconnect(reason, properties)
+        data = encode_within(packet, connection.version, connection.packet_bytes_max)
+        if data:
+            connection.send(data, state.dirty)
+    if reason == reasons.SESSION_TAKEN_OVER:
+        event = TAKEN_OVER
+    _detach(state, connection, event, reason_name(reason), text)
+
+
+def handle_violation(state: NodeState, connection: Connection, error: ProtocolViolation) -> None:
+    """Report a protocol violation to the client as its state allows, and close. [MQTT-4.13.1-1]
+    [MQTT-4.13.2-1]"""
+    text = str(error)
+    if isinstance(error, MessageRefused):
+        close_connection(state, connection, error.reason, text)
+        return
+    state.stats.protocol_errors += 1
+    if connection.state == OPEN:
+        close_connection(state, connection, error.reason, text, event=PROTOCOL_ERROR)
+    elif connection.state == NEW and error.reason != reasons.UNSUPPORTED_PROTOCOL_VERSION:
+        # [MQTT-3.1.0-1] without a CONNECT there is no reply
+        note_closed(state, connection, PROTOCOL_ERROR, reason_name(error.reason), text)
+        _detach(state, connection)
+    else:
+        refuse(state, connection, error.reason, text)
+        _detach(state, connection)
+
+
+def handle_disconnect(
+    state: NodeState, connection: Connection, session: Session, packet: Disconnect
+) -> None:
+    """Close a connection at the client's request."""
+    expiry = packet.properties.get(p.SESSION_EXPIRY_INTERVAL)
+    if isinstance(expiry, int):
+        if session.expiry_s == 0 and expiry != 0:
+            # [MQTT-3.1.2-23]
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, "session expiry set at DISCONNECT of a session without"
+            )
+        session.expiry_s = min(expiry, state.config.session_expiry_s_max)
+    if packet.reason == reasons.SUCCESS:
+        # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
+        session.will = None
+    connection.clean_disconnect = True
+    name = NORMAL if packet.reason == reasons.SUCCESS else reason_name(packet.reason)
+    _detach(state, connection, reason=name)
+
+
+def handle_connection_lost(state: NodeState, connection: Connection) -> None:
+    """Handle a closed socket: the session's will is due. [MQTT-3.1.2-8]"""
+    _detach(state, connection)
+
+
+def _detach(
+    state: NodeState,
+    connection: Connection,
+    event: str = DISCONNECTED,
+    reason: str = LOST,
+    text: str = "",
+) -> None:
+    """End a connection, and its session's part in it. `taken_over`: by another connection of the
+    same client."""
+    if connection.state == OPEN:
+        note_closed(state, connection, event, reason, text)
+    connection.state = CLOSED
+    connection.close(state.dirty)
+    session = connection.session
+    if session is None or session.connection is not connection:
+        return
+    session.connection = None
+    connection.session = None
+    session.disconnected_us = state.wall_us
+    _release_cursor(state, session)
+    if not state.cluster.is_single:
+        # The leader of the session's home partition publishes its will, and ends it on expiry 0.
+        log_session(state, session)
+        if session.expiry_s > 0 or session.will is not None:
+            log_close(state, session, maybe_sent=session.maybe_sent is not None)
+        elif session.recorded:
+            log_end(state, session)
+        state.cluster.session_detached(session)
+        return
+    durable = session.expiry_s > 0
+    will = session.will
+    if will is not None:
+        delay_s = min(will.delay_s, session.expiry_s)
+        if delay_s == 0:
+            session.will = None
+            publish_will(state, session, will)
+        else:
+            # [MQTT-3.1.3-9] published when the delay or the session ends, whichever is first
+            session.will_timer = state.arm(state.now + delay_s, WILL_DUE, session)
+    if not durable:
+        end_session(state, session)
+        return
+    log_close(state, session)
+    if session.expiry_s != NEVER_EXPIRES:
+        session.expiry_timer = state.arm(state.now + session.expiry_s, SESSION_EXPIRY, session)
+
+
+def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -> None:
+    """Append that the session has no connection. `maybe_sent`: it was sent messages that its logged
+    cursor does not cover."""
+    will = session.will is not None
+    change = CloseRecord(session.client_id, session.expiry_s, will, maybe_sent)
+    append_change(state, session.key, change, session.epoch)
+
+
+def _release_cursor(state: NodeState, session: Session) -> None:
+    """Drop everything from memory that the log has. The session continues from its positions."""
+    if session.groups is not None:
+        leave_groups(state, session, session.groups)
+        session.blocked = None
+    session.resuming = False
+    session.waiting_qos0 = None
+    state.interests.pop(session, None)
+    for packet_id in session.unsent or ():
+        unsent = session.inflight.get(packet_id)
+        if unsent is not None:
+            unsent.message = None
+    session.unsent = None
+    if inflight_ahead(session) is not None:
+        rarities_of(session).inflight_ahead = None
+    if session.expiry_s == 0:
+        return
+    if session.reading:
+        session.cancel_read()
+    if session.lane is not None:
+        session.positions = session.resume_positions(state.delivered)
+        session.lane = None
+    if session.tailing:
+        if not session.outbox:
+            # All earlier messages are inflight or finished.
+            session.maybe_sent = None
+        session.fall_behind(state.delivered)
+    elif session.outbox:
+        session.positions = session.resume_positions(state.delivered)
+        session.outbox = None
+    session.outbox_bytes = 0
+    note_progress(state, session)
+
+
+def end_session(state: NodeState, session: Session) -> None:
+    """End the session: publish its will (if still due) and forget its state."""
+    will = session.will
+    if will is not None and session.connection is None:
+        session.will = None
+        publish_will(state, session, will)
+    drop_session(state, session)
+    if session.recorded:
+        log_end(state, session)
+
+
+def log_end(state: NodeState, session: Session) -> None:
+    """Append that the session has ended."""
+    append_change(state, session.key, EndRecord(session.client_id), session.epoch)
+
+
+class EndedSession(Work):
+    """The job that removes the subscriptions of an ended session from the routing. Until then
+    `NodeState.ended` keeps routes from resolving to them. A step is one subscription.
+
+    Removing 100,000 subscriptions takes longer than a turn of the event loop may last.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.filters = list(session.subscriptions)
+        self.next = 0
+
+    def step(self, state: NodeState, steps: int) -> int:
+        start = self.next
+        end = min(len(self.filters), start + steps)
+        for index in range(start, end):
+            remove_subscription(state, self.session, self.filters[index])
+        self.next = end
+        self.has_more = end < len(self.filters)
+        if not self.has_more:
+            state.ended.pop(self.session, None)
+        return end - start
+
+
+def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
+    """Remove a session without a connection. `in_slices`: a long removal continues as Work."""
+    if state.sessions.get(session.client_id) is session:
+        if state.admission.users is not None:
+            kept = state.cluster.recorded_session(session.client_id)
+            state.admission.users.assign(session.client_id, kept.username if kept else None)
+        if state.cluster.is_single and (session.recorded or session.epoch > 1):
+            state.note_ended(session)
+    state.pop_session(session)
+    work = EndedSession(session)
+    steps = min(max(0, state.steps_left), state.steps_at_once)
+    state.steps_left -= work.step(state, steps if in_slices else len(session.subscriptions))
+    if work.has_more:
+        state.ended[session] = None
+        state.change_routes()
+        state.start_work(work)
+
+
+def handle_will_due(state: NodeState, session: Session) -> None:
+    """Publish a delayed will, unless the client has come back: that cancels the timer."""
+    will = session.will
+    if session.connection is None and will is not None:
+        session.will = None
+        publish_will(state, session, will)
+
+
+def handle_expiry(state: NodeState, session: Session) -> None:
+    """End a session whose time without a connection is over. [MQTT-3.1.2-23]"""
+    if session.connection is not None or state.sessions.get(session.client_id) is not session:
+        return
+    state.stats.sessions_expired += 1
+    end_session(state, session)
+
+
+def waits_for_older(
+    state: NodeState, connection: Connection, older: Connection, extra: Properties | None
+) -> bool:
+    """Whether another process must first pass on what it has read from the older connection. The
+    driver replies with `connect.handle_drained`. `extra`: properties for the CONNACK.
+
+    Counter-example without it: a client publishes, sends DISCONNECT and connects again. Its CONNECT
+    comes through another process, and overtakes both. The message is lost, and the will is
+    published.
+    """
+    if not older.is_remote:
+        return False
+    connection.state = AUTHENTICATING
+    connection.input_paused = True
+    state.effects.append(DrainOlder(connection, older, extra))
+    return True
+
+
+def take_over(state: NodeState, session: Session) -> None:
+    """Close the older connection of the same client id with SESSION_TAKEN_OVER. [MQTT-3.1.4-3]"""
+    old = session.connection
+    assert old is not None
+    state.stats.sessions_taken_over += 1
+    close_connection(
+        state, old, reasons.SESSION_TAKEN_OVER, "another connection uses this client id"
+    )

@@ -1,0 +1,69 @@
+"""What an operator changes in sessions beside the clients' own packets."""
+
+from collections.abc import Callable
+
+from holdfast.node.connections.close import close_connection
+from holdfast.node.node_state import NodeState
+from holdfast.node.promise import Promise
+from holdfast.node.session.connection import CLOSED
+from holdfast.node.session.session import Session
+from holdfast.node.session.state import MOVED
+from holdfast.node.state.state_records import append_cursor, log_cursor
+from holdfast.protocol.mqtt import reasons
+
+Outcome = Callable[[str], None]
+"""Receives "" when the change is committed, or the reason why it is not."""
+
+
+class OutcomePromise(Promise):
+    """The promise of a change without a client: the caller is told the outcome."""
+
+    def __init__(self, done: Outcome) -> None:
+        super().__init__()
+        self.done = done
+
+    def release(self, state: NodeState) -> None:
+        self.done("")
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        self.done(text or reasons.NAMES.get(reason, hex(reason)))
+
+
+def disconnect_client(state: NodeState, session: Session, text: str) -> bool:
+    """Close the connection of a session as an administrative action, whose will is then published.
+    False: there is none."""
+    connection = session.connection
+    if connection is None or connection.state == CLOSED:
+        return False
+    state.note(
+        "info",
+        "client_disconnected_by_operator",
+        {"remote": connection.remote, "client": session.client_id, "reason": text},
+    )
+    close_connection(state, connection, reasons.ADMINISTRATIVE_ACTION, text)
+    return True
+
+
+def move_session(
+    state: NodeState, session: Session, positions: list[int], epoch: int, done: Outcome
+) -> None:
+    """Let a durable session without a connection continue at other positions of the log.
+
+    In a cluster `session` is that of the replicated state, which changes when the record comes back
+    committed. `epoch` is the one that the caller saw: a session that a client has opened meanwhile
+    has a higher one, so its readers ignore the record. Messages that are inflight stay inflight,
+    because the client may have received them.
+    """
+    promise = OutcomePromise(done)
+    places = list(enumerate(positions))
+    if state.cluster.is_single:
+        session.positions = list(positions)
+        session.outbox = None
+        session.outbox_bytes = 0
+        session.tailing = False
+        session.logged_positions = list(positions)
+        # As `MOVED`.
+        session.note_change(0, None)
+        log_cursor(state, session, places, promise)
+        return
+    append_cursor(state, session.key, places, MOVED, [], epoch, promise)

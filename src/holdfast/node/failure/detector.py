@@ -1,0 +1,422 @@
+"""The failure detector of one node: which nodes it hears, which it suspects, and which are dead.
+
+Every node sends a heartbeat to every other, from inside its event loop. A node is *suspected* when
+it was silent for `suspect_s`. It is suspected at once when its socket is closed and its address
+refuses connections. It is *dead* when another node that we hear suspects it too, because a failed
+link between two nodes is a failure of neither.
+
+There are three exceptions to the second opinion. A node that was stopping in good order needs none.
+If no other node is left to ask, ours is enough. If all others have unwell loops for
+`alone_after_s`, ours is enough too. The majority that agrees on the metadata decides whether
+anything follows from it.
+
+Our own pauses are the commonest reason for silence. A node whose loop was late by more than
+`lag_max_s` counts no silence until its loop has run well for `well_after_s`. The silence then
+counts from the end of the pause ("local health", arXiv 1707.00788). A refused connection is a fact,
+paused or not.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
+
+NEVER: Final = float("-inf")
+REMEMBERED: Final = 100
+"""The number of our heartbeats whose send times are kept."""
+
+
+@dataclass(frozen=True)
+class DetectorConfig:
+    """The times of failure detection, in seconds."""
+
+    heartbeat_s: float = 0.1
+    """The interval between two heartbeats."""
+    suspect_s: float = 0.5
+    """The silence after which a node is suspected."""
+    lag_max_s: float = 0.2
+    """The lateness of our own loop above which it is not well."""
+    well_after_s: float = 0.5
+    """The time without lag after which our loop is well again."""
+    first_contact_s: float = 2.0
+    """The grace for a node not heard since we started, or since it joined. Nodes that are switched
+    on together do not listen at the same moment."""
+
+    start_alone_after_s: float = 60.0
+    """The seconds after our start for which a node that we have not heard may have more than our
+    disk, so that nothing is decided without it: a start is not a failure."""
+    alone_after_s: float = 2.0
+    """The age at which our suspicion counts although the loops of all others are unwell."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A heartbeat to send to every connected node."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Suspected:
+    """A node became suspected, with the reason as text."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class HeardAgain:
+    """A suspected node was heard again."""
+
+    node: str
+
+
+DetectorEffect = Beat | Suspected | HeardAgain
+
+
+@dataclass
+class _Peer:
+    """The last reports of another node. An unset `presence` means that it is not connected."""
+
+    since: float
+    """The time since which we expect it."""
+    presence: Presence | None = None
+    """Its part of the handshake; None: it is not connected."""
+    received_at: float = NEVER
+    is_refused: bool = False
+    is_leaving: bool = False
+    is_stalled: bool = False
+    is_damaged: bool = False
+    is_full: bool = False
+    asks_to_stop: bool = False
+    is_suspected: bool = False
+    suspected_at: float = NEVER
+    sequence: int = -1
+    is_well: bool = True
+    suspects: frozenset[str] = field(default_factory=frozenset)
+    """The nodes that its last heartbeat suspects."""
+    acknowledged_at: float = NEVER
+    """The send time of the newest of our heartbeats that it has confirmed."""
+    confirmed: int = 0
+    """The number of that heartbeat over the present link."""
+
+
+class Detector:
+    """The failure detector. The driver calls `handle_timers` when `timer` is due, and carries out
+    `effects` after every call. Reads return the state of the last event or `handle_timers` call, so
+    a pause since then suspects no node."""
+
+    def __init__(
+        self, node_id: str, presence: Presence, config: DetectorConfig, now: float
+    ) -> None:
+        self.effects: list[DetectorEffect] = []
+        self._is_leaving = False
+        self._is_stalled = False
+        self._is_damaged = False
+        self._is_full = False
+        self.incomplete: dict[str, frozenset[int]] = {}
+        """Per node the partitions of which it may lack acknowledged records."""
+        # The number of our first heartbeat that asks to stop; 0: none.
+        self._asked = 0
+        self._node_id = node_id
+        self._presence = presence
+        self._config = config
+        self._members: frozenset[str] = frozenset()
+        self._peers: dict[str, _Peer] = {}
+        self._sequence = 0
+        # The send times of our last heartbeats, the newest at the end.
+        self._sent_at: deque[float] = deque(maxlen=REMEMBERED)
+        self._beat_at = now
+        self._silence_at = now + config.suspect_s
+        self._alone_at = now + config.start_alone_after_s
+        self._well_at = now
+        self._worst_lag_s = 0.0
+        self._health = Health()
+
+    def set_members(self, nodes: Collection[str], now: float) -> None:
+        """Set the nodes of the cluster, witnesses too. Each is expected, and its opinion counts."""
+        self._members = frozenset(nodes) - {self._node_id}
+        for node in self._members:
+            self._peer(node, now)
+        for node, peer in list(self._peers.items()):
+            if node not in self._members and peer.presence is None:
+                del self._peers[node]
+
+    def connected(self, node: str, presence: Presence, now: float) -> None:
+        """Note a new link; the state reported over the old one is forgotten."""
+        peer = self._peer(node, now)
+        peer.presence = presence
+        peer.is_refused = False
+        peer.is_leaving = False
+        peer.is_stalled = False
+        peer.is_damaged = False
+        peer.is_full = False
+        peer.asks_to_stop = False
+        peer.sequence = -1
+        peer.confirmed = 0
+        peer.suspects = frozenset()
+        self.note_frame(node, now)
+
+    def closed(self, node: str, refused: bool, now: float) -> None:
+        """Note that the link ended. With `refused` the address refused a new one. That may be
+        reported later than the end itself, and repeatedly."""
+        peer = self._peers.get(node)
+        if peer is None:
+            return
+        if node not in self._members:
+            del self._peers[node]
+            return
+        peer.presence = None
+        peer.is_refused = refused
+        if refused and self._is_expected(peer, now):
+            self._suspect(node, peer, "nothing listens at its address", now)
+
+    def note_frame(self, node: str, now: float) -> None:
+        """Note a frame of any kind, because bulk data may delay heartbeats."""
+        peer = self._peers.get(node)
+        if peer is None or peer.presence is None:
+            return
+        peer.received_at = max(peer.received_at, now)
+        if peer.is_suspected:
+            peer.is_suspected = False
+            self.effects.append(HeardAgain(node))
+
+    def handle_heartbeat(self, node: str, payload: bytes, now: float) -> None:
+        """Process a heartbeat; one that was overtaken changes nothing.
+
+        Raises `BadFrame` if the payload is invalid.
+        """
+        beat = decode_heartbeat(payload)
+        self.note_frame(node, now)
+        peer = self._peers.get(node)
+        if peer is None or peer.presence is None or beat.sequence <= peer.sequence:
+            return
+        peer.sequence = beat.sequence
+        peer.is_leaving = beat.is_leaving
+        peer.is_stalled = beat.is_stalled
+        peer.is_damaged = beat.is_damaged
+        peer.is_full = beat.is_full
+        peer.asks_to_stop = beat.asks_to_stop
+        peer.is_well = beat.is_well
+        peer.suspects = beat.suspected
+        peer.confirmed = beat.received.get(self._node_id, 0)
+        age = self._sequence - peer.confirmed
+        if 0 <= age < len(self._sent_at):
+            sent_at = self._sent_at[-1 - age]
+            peer.acknowledged_at = max(peer.acknowledged_at, sent_at)
+
+    def acknowledged_at(self, node: str) -> float:
+        """The send time of our newest heartbeat that this node has confirmed; NEVER without one.
+        The node suspects us at `suspect_s` after that at the earliest."""
+        peer = self._peers.get(node)
+        return NEVER if peer is None else peer.acknowledged_at
+
+    def loop_lag(self, lag_s: float, now: float) -> None:
+        """Note the lateness of our event loop, as the driver measured it."""
+        self._worst_lag_s = max(self._worst_lag_s, lag_s)
+        if lag_s <= self._config.lag_max_s:
+            return
+        self._well_at = now + self._config.well_after_s
+        for peer in self._peers.values():
+            # Frames that arrived during the pause may be unread, so the silence counts from now.
+            if not peer.is_suspected and peer.received_at != NEVER:
+                peer.received_at = now
+
+    def resume(self, now: float) -> None:
+        """Begin to send heartbeats again. There was no other node, so the timers did not run."""
+        self._beat_at = self._silence_at = now
+
+    def leave(self, now: float) -> None:
+        """Announce that this node stops in good order and asks to be relieved of its
+        leaderships."""
+        self._is_leaving = True
+        self._beat_at = now
+
+    def ask_to_stop(self, now: float) -> None:
+        """Announce that this node will stop as soon as the others can do without it."""
+        self._asked = self._sequence + 1
+        self._beat_at = now
+
+    def is_asking_known(self) -> bool:
+        """Whether each node that is heard has confirmed `ask_to_stop`.
+
+        The heartbeat that confirms it has also announced whether that node leaves or asks itself.
+        So of two nodes that ask at the same time, one knows of the other before it leaves.
+        """
+        return bool(self._asked) and all(
+            peer.confirmed >= self._asked
+            for peer in self._peers.values()
+            if peer.presence is not None and not peer.is_suspected
+        )
+
+    def set_stalled(self, is_stalled: bool, now: float) -> None:
+        """Announce whether the disk of this node responds."""
+        self._is_stalled = is_stalled
+        self._beat_at = now
+
+    def set_damaged(self, now: float) -> None:
+        """Announce that the log of this node is damaged. That state does not end."""
+        self._is_damaged = True
+        self._beat_at = now
+
+    def set_full(self, is_full: bool, now: float) -> None:
+        """Announce whether the disk of this node is full."""
+        self._is_full = is_full
+        self._beat_at = now
+
+    def timer(self) -> float:
+        return min(self._beat_at, self._silence_at)
+
+    def handle_timers(self, now: float) -> None:
+        due = min(self._beat_at, self._silence_at)
+        if now > due:
+            self.loop_lag(now - due, now)
+        self._find_silent(now)
+        if now >= self._beat_at:
+            self._beat(now)
+
+    def suspects(self, now: float) -> frozenset[str]:
+        """The nodes that we suspect. While our own loop is unwell, only those whose address refuses
+        connections count, because other silence may be our own pause."""
+        return frozenset(
+            node
+            for node in self._members
+            if (peer := self._peers[node]).is_suspected
+            and (peer.is_refused or now >= self._well_at)
+        )
+
+    def confirmed(self, node: str, now: float) -> bool:
+        """True if the node is suspected and needs no further opinion: it is dead."""
+        return node in self.suspects(now) and self._is_seconded(node, now)
+
+    def health(self, now: float) -> Health:
+        """The health of all nodes; the same object while nothing has changed."""
+        present = {self._node_id: self._presence}
+        leaving = {self._node_id} if self._is_leaving else set()
+        stalled = {self._node_id} if self._is_stalled else set()
+        damaged = {self._node_id} if self._is_damaged else set()
+        full = {self._node_id} if self._is_full else set()
+        asking = {self._node_id} if self._asked else set()
+        for node, peer in self._peers.items():
+            if peer.is_leaving and not peer.is_suspected:
+                # Its link closes before the node is suspected. Counter-example: in between it
+                # counts as a node that stays, and is given back the partitions that it has left.
+                leaving.add(node)
+            if peer.presence is not None and not peer.is_suspected:
+                present[node] = peer.presence
+                if peer.is_stalled:
+                    stalled.add(node)
+                if peer.is_damaged:
+                    damaged.add(node)
+                if peer.is_full:
+                    full.add(node)
+                if peer.asks_to_stop:
+                    asking.add(node)
+        suspected = self.suspects(now)
+        dead = frozenset(node for node in suspected if self._is_seconded(node, now))
+        ill = (frozenset(stalled), frozenset(damaged), frozenset(full))
+        lost = self._lost_links(suspected - dead, present)
+        incomplete = {node: each for node, each in self.incomplete.items() if node in present}
+        stopping = (frozenset(leaving), *ill, lost, incomplete, frozenset(asking))
+        unmet = frozenset(node for node in self._members if self._peers[node].received_at == NEVER)
+        if now >= self._alone_at:
+            unmet = frozenset()
+        health = Health(present, suspected, dead, *stopping, unmet)
+        if health != self._health:
+            self._health = health
+        return self._health
+
+    def _lost_links(
+        self, unheard: frozenset[str], present: Mapping[str, Presence]
+    ) -> frozenset[tuple[str, str]]:
+        """The links that are lost although both ends live: `unheard` nodes, which another node
+        hears, and what the nodes that we hear report of each other."""
+        lost = {(self._node_id, node) for node in unheard}
+        for node in present:
+            if node == self._node_id or not self._peers[node].is_well:
+                continue
+            for other in self._peers[node].suspects:
+                if other in present:
+                    lost.add((node, other))
+        return frozenset((min(pair), max(pair)) for pair in lost)
+
+    def _peer(self, node: str, now: float) -> _Peer:
+        peer = self._peers.get(node)
+        if peer is None:
+            peer = self._peers[node] = _Peer(now)
+        return peer
+
+    def _is_expected(self, peer: _Peer, now: float) -> bool:
+        return peer.received_at != NEVER or now >= peer.since + self._config.first_contact_s
+
+    def _find_silent(self, now: float) -> None:
+        """Suspect the nodes that are silent for too long, and set the time of the next check."""
+        self._silence_at = now + self._config.suspect_s
+        for node in self._members:
+            peer = self._peers[node]
+            if peer.is_suspected:
+                continue
+            if peer.received_at == NEVER:
+                due = peer.since + self._config.first_contact_s
+            else:
+                due = max(peer.received_at + self._config.suspect_s, self._well_at)
+            if now >= due:
+                never = "never heard"
+                silent = f"silent for {now - peer.received_at:.2f} s"
+                self._suspect(node, peer, never if peer.received_at == NEVER else silent, now)
+            else:
+                self._silence_at = min(self._silence_at, due)
+
+    def _suspect(self, node: str, peer: _Peer, reason: str, now: float) -> None:
+        if peer.is_suspected:
+            return
+        peer.is_suspected = True
+        peer.suspected_at = now
+        self.effects.append(Suspected(node, reason))
+        # The others wait for our opinion, so the next heartbeat leaves at once.
+        self._beat_at = now
+
+    def _beat(self, now: float) -> None:
+        self._beat_at = now + self._config.heartbeat_s
+        self._sequence += 1
+        self._sent_at.append(now)
+        heard = {
+            node: peer.sequence
+            for node, peer in self._peers.items()
+            if peer.presence is not None and peer.sequence > 0
+        }
+        beat = Heartbeat(
+            self._sequence,
+            self._worst_lag_s,
+            self._is_leaving,
+            now >= self._well_at,
+            self.suspects(now),
+            self._is_stalled,
+            self._is_damaged,
+            heard,
+            self._is_full,
+            bool(self._asked),
+        )
+        self._worst_lag_s = 0.0
+        self.effects.append(Beat(encode_heartbeat(beat)))
+
+    def _is_seconded(self, node: str, now: float) -> bool:
+        suspect = self._peers[node]
+        if suspect.is_leaving:
+            return True
+        others = [
+            peer
+            for name, peer in self._peers.items()
+            if name != node
+            and name in self._members
+            and peer.presence is not None
+            and not peer.is_suspected
+        ]
+        if any(node in peer.suspects for peer in others):
+            return True
+        if any(peer.is_well for peer in others):
+            return False
+        return not others or now >= suspect.suspected_at + self._config.alone_after_s

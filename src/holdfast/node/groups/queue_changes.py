@@ -1,0 +1,191 @@
+"""The creation of a queue by SUBSCRIBE, and its deletion by an operator.
+
+The record of a queue says where it begins, and counts only if there is none with its key. So two
+nodes may begin the same queue at once: the first record in its home partition counts everywhere.
+On a single node the CURSOR record of the group goes before it, into the same write group. With the
+queue alone in the log, the group would begin at the log's end after a crash.
+"""
+
+from operator import lt
+
+from holdfast.node.cluster_port import QUEUES
+from holdfast.node.connections.close import drop_session
+from holdfast.node.connections.operations import Outcome, OutcomePromise
+from holdfast.node.delivery.replay import StartPlan
+from holdfast.node.delivery.subscriptions import add_subscription, find_group
+from holdfast.node.groups.queue_keeper import keeper_subscription, make_keeper
+from holdfast.node.node_state import NodeState
+from holdfast.node.promise import Promise
+from holdfast.node.rights import proves_names
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.session import Session, Subscription
+from holdfast.node.state.session_records import EndRecord, QueueRecord
+from holdfast.node.state.state_records import (
+    append_change,
+    append_cursor,
+    changed_positions,
+    group_positions,
+)
+from holdfast.protocol.mqtt.packets import Subscribe
+from holdfast.protocol.topics.names import is_queue
+
+
+class QueuePromise(Promise):
+    """The promise of a queue whose record is on its way to the log. The SUBACK waits behind it.
+
+    In a cluster the replicated state has the queue when the promise is released.
+    """
+
+    def __init__(
+        self, connection: Connection, keeper: Session, start: list[int], creator: str, is_new: bool
+    ) -> None:
+        """`is_new`: this node knew no such queue."""
+        super().__init__(connection)
+        self.is_new = is_new
+        self.keeper = keeper
+        self.start = start
+        self.creator = creator
+
+    def release(self, state: NodeState) -> None:
+        keeper = self.keeper
+        key = keeper.client_id
+        if self.is_new:
+            state.note("info", "queue_created", {"queue": key, "client": self.creator})
+        if not state.cluster.is_single or state.queues.get(key) is not keeper:
+            return
+        state.sessions[key] = keeper
+        is_new = find_group(state, key) is None
+        add_subscription(state, keeper_subscription(keeper, self.start))
+        group = state.groups[key]
+        if is_new:
+            # Nobody is connected yet: the log keeps the records.
+            group.start = list(self.start)
+            group.positions = list(self.start)
+            group.tailing = False
+            group.logged_positions = list(self.start)
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        """The SUBACK cannot be sent without the queue. The client subscribes again."""
+        connection = self.connection
+        assert connection is not None
+        connection.close(state.dirty)
+
+
+def create_queue(
+    state: NodeState, connection: Connection, key: str, start: list[int], creator: str
+) -> None:
+    """Begin a queue at these offsets, unless there is one. The caller promises the SUBACK after
+    it.
+
+    In a cluster the record is appended also if this node has the queue: its home partition decides.
+    Counter-example: an operator has deleted the queue, and this node has not applied that. The
+    client receives SUBACK, there is no queue, and what comes while the client is away is lost.
+    """
+    owner = None if connection.session is None else connection.session.username
+    is_known = key in state.cluster.recorded().queues
+    if is_known and (state.cluster.is_single or state.cluster.older_nodes(QUEUES)):
+        return
+    is_past = any(map(lt, start, state.delivered))
+    keeper = make_keeper(key, owner, is_past)
+    if state.cluster.is_single:
+        group = find_group(state, key)
+        if group is not None and any(each.client_id != key for each in group.members):
+            # A group of this name without a keeper: an operator deleted the queue while members
+            # were there.
+            start = group_positions(state, group)
+        # From now on it exists. Another SUBSCRIBE of this turn must not log another start.
+        state.queues[key] = keeper
+        append_cursor(state, keeper.key, changed_positions(None, start), {}, [])
+    promise = QueuePromise(connection, keeper, start, creator, not is_known)
+    change = QueueRecord(key, start, creator, owner or "", is_past)
+    append_change(state, keeper.key, change, promise=promise)
+
+
+def begin_queues(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    packet: Subscribe,
+    accepted: list[Subscription],
+    plan: StartPlan | None,
+) -> bool:
+    """Begin the accepted queues that do not exist. Returns whether the SUBACK waits for one."""
+    keys = {each.filter: None for each in accepted if is_queue(each.filter)}
+    if not keys:
+        return False
+    starts: dict[str, list[int]] = {}
+    for index, request in enumerate(packet.subscriptions):
+        granted = None if plan is None else plan.granted[index]
+        if granted is not None:
+            starts[request.filter] = granted.start
+    for key in keys:
+        start = starts.get(key) or list(state.delivered)
+        create_queue(state, connection, key, start, session.client_id)
+    return True
+
+
+def needs_history(state: NodeState, filter: str) -> bool:
+    """Whether the filter is that of a queue that began in the past."""
+    keeper = state.cluster.recorded().queues.get(filter)
+    return keeper is not None and keeper.is_past
+
+
+class QueueRoom:
+    """The queues that one SUBSCRIBE may begin, within `limits.queues` and the share of its user."""
+
+    def __init__(self, state: NodeState, session: Session) -> None:
+        self._state = state
+        self._session = session
+        self._begun = 0
+        # Counted once, because a packet may have thousands of filters; -1: not counted.
+        self._own = -1
+
+    def has(self, filter: str, plan: StartPlan | None) -> bool:
+        """Whether the filter is not that of a queue, or there is one, or there is room for it. A
+        new one is counted."""
+        if not is_queue(filter):
+            return True
+        state = self._state
+        queues = state.cluster.recorded().queues
+        if filter in queues:
+            return True
+        most = state.config.queues_max
+        left = most - len(queues) - self._begun
+        text = state.cluster.older_nodes(QUEUES)
+        if not text and left <= 0:
+            text = f"there are {most} queues, which is the limit"
+        if not text and proves_names(state):
+            user = self._session.username
+            if self._own < 0:
+                self._own = sum(each.username == user for each in queues.values())
+            # Nobody may have more than is left for the others: only an operator ends a queue.
+            if self._own + self._begun >= left:
+                text = "this user has as many queues as there is room for all others"
+        if not text:
+            self._begun += 1
+        elif plan is not None:
+            plan.error = plan.error or text
+        return not text
+
+
+class DeletionPromise(OutcomePromise):
+    """The promise of the end of a queue. `keeper`: that of a single node."""
+
+    def __init__(self, keeper: Session | None, done: Outcome) -> None:
+        super().__init__(done)
+        self.keeper = keeper
+
+    def release(self, state: NodeState) -> None:
+        if self.keeper is not None:
+            drop_session(state, self.keeper)
+        super().release(state)
+
+
+def delete_queue(state: NodeState, key: str, done: Outcome) -> None:
+    """End a queue. Its group ends with it, or with the group's last member."""
+    # On a single node it is gone from now on. Counter-example: a client subscribes before the
+    # commit, and finds the queue. It receives SUBACK, and the queue ends.
+    keeper = state.queues.pop(key, None) if state.cluster.is_single else None
+    promise = DeletionPromise(keeper, done)
+    append_change(state, key.encode(), EndRecord(key), promise=promise)
+    state.note("info", "queue_deleted", {"queue": key})

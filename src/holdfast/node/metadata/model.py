@@ -1,0 +1,147 @@
+"""The state that the nodes of a cluster agree on: its nodes, per partition the leader and replicas,
+the users that clients change at run time, and those of the admin port.
+
+The module has values only. `commands.apply` changes them, on every node in the same order. All
+values are immutable, and a changed one shares its unchanged parts.
+
+Every node and partition has the `version` of the metadata that changed it last. It grows with every
+change, by any amount, and is never reused, even after a node was removed and added again. So a
+change that names the version it has seen cannot overwrite one that it has not seen.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+NODE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+INCARNATION: Final = re.compile(r"[A-Za-z0-9]{1,64}")
+EPOCH_MAX: Final = (1 << 32) - 1
+PARTITIONS_MAX: Final = 65_536
+NODES_MAX: Final = 1024
+REPLICAS_MAX: Final = 16
+"""The most replicas of one partition, including those being added."""
+VOTERS_MAX: Final = 5
+REMOVED_MAX: Final = 256
+"""The number of removed nodes that the metadata remembers."""
+USERS_BYTES_MAX: Final = 1 << 20
+"""The most bytes of the users. Each change of them is one entry of the log, with all of them."""
+
+Text = Annotated[str, Meta(max_length=512, pattern=r"^[\x00-\x7f]*$")]
+"""ASCII, so that the length is also the number of bytes."""
+Version = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+PartitionNumber = Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)]
+ReplicaCount = Annotated[int, Meta(ge=0, le=REPLICAS_MAX)]
+Names = Annotated[tuple[Text, ...], Meta(max_length=REPLICAS_MAX)]
+
+DATA: Final = "data"
+WITNESS: Final = "witness"
+"""The role of a node without data, which votes on the metadata."""
+ROLES: Final = (DATA, WITNESS)
+
+
+class NodePhase:
+    """The phases of a node in the metadata. A removed node is absent."""
+
+    UP: Final = "up"
+    DOWN: Final = "down"
+    DRAINING: Final = "draining"
+    """Alive, but it must lead and store nothing."""
+
+
+STATES: Final = (NodePhase.UP, NodePhase.DOWN, NodePhase.DRAINING)
+
+
+class NodeInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The entry of one node."""
+
+    node_id: Text
+    incarnation: Text
+    """The random name made with the data directory. Another name means another, empty disk."""
+    peer_address: Text
+    """A host:port, like the two addresses below; those may be empty."""
+    client_address: Text
+    admin_address: Text
+    role: Text = DATA
+    state: Text = NodePhase.UP
+    version: Version = 0
+    """Set by `apply`, which ignores the value in a command."""
+
+
+class PartitionInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The entry of one partition. The leader is always one of `replicas` and in sync."""
+
+    replicas: Names
+    """The replicas in ring order; each may lead if it is in sync."""
+    adding: Names = ()
+    """Replicas being added. They count for the high watermark once they have reached it, and may
+    enter `in_sync`. They may not lead until they are among `replicas`."""
+    leader: Text = ""
+    """The leader; "" without one, and then nothing can be written."""
+    epoch: Annotated[int, Meta(ge=0, le=EPOCH_MAX)] = 0
+    in_sync: Names = ()
+    """The replicas that have everything below the high watermark. The last ones stay in it when all
+    are down, because only they may lead again. Empty: the disks of the last ones were lost."""
+    version: Version = 0
+    """Set by `apply`, which ignores the value in a command."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All replicas, including those being added."""
+        return self.replicas + self.adding
+
+
+class AgreedUsers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The users of dynamic security, or those of the admin port, as bytes that mean nothing
+    here."""
+
+    version: Version
+    data: Annotated[bytes, Meta(max_length=USERS_BYTES_MAX)]
+
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+"""A generation of the log, or the mark of a restored disk."""
+
+
+class AgreedGeneration(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The generation of the log, since the cluster was restored."""
+
+    number: Number
+    restored: Annotated[tuple[Number, ...], Meta(max_length=NODES_MAX)]
+    """The marks of the restored disks that it answers; see `node.metadata.generation`."""
+
+
+NOT_RESTORED: Final = AgreedGeneration(0, ())
+
+
+class ClusterMetadata(Struct, frozen=True):
+    """The agreed state of the cluster at one version."""
+
+    cluster_id: str
+    replication_factor: int
+    min_insync: int
+    nodes: Mapping[str, NodeInfo]
+    """The nodes by id; never changed in place."""
+    partitions: tuple[PartitionInfo, ...]
+    version: int
+    """The number of changes; each adds one."""
+    voters: tuple[str, ...] = ()
+    """The nodes that vote on the metadata, sorted. They follow the membership entries of the Raft
+    log."""
+    removed: tuple[tuple[str, str], ...] = ()
+    """Removed nodes, each with the incarnation that may not come back: the newest REMOVED_MAX of
+    them, the oldest first."""
+    users: AgreedUsers | None = None
+    """None until the first change: each node then has those of its own file."""
+    access: AgreedUsers | None = None
+    """The users and tokens of the admin port, with hashes for their secrets."""
+    generation: AgreedGeneration | None = None
+    """None: the log was never restored."""
+
+    def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":
+        """The metadata with these voters."""
+        if voters == self.voters:
+            return self
+        return replace(self, voters=voters, version=self.version + 1)

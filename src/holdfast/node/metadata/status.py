@@ -1,0 +1,153 @@
+"""The state of the cluster for people and programs, as JSON values."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from holdfast.addresses import plain_address
+from holdfast.node.failure.health import Health
+from holdfast.node.metadata.model import VOTERS_MAX, ClusterMetadata, NodePhase, PartitionInfo
+from holdfast.node.metadata.operations import lost_partitions
+from holdfast.node.placement.planning import is_led_by_another
+
+
+def cluster_status(
+    metadata: ClusterMetadata, health: Health, refused: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """The status document. `connected` of a node is what the replying node sees; everything else is
+    agreed. `refused` has, by node, why its other disk was not admitted."""
+    partitions = metadata.partitions
+    refused = refused or {}
+    replaced = {
+        node
+        for node, info in metadata.nodes.items()
+        if node in health.present and health.present[node].incarnation != info.incarnation
+    }
+    return {
+        "cluster_id": metadata.cluster_id,
+        "version": metadata.version,
+        "replication_factor": metadata.replication_factor,
+        "min_insync": metadata.min_insync,
+        "nodes": _nodes(metadata, health, refused),
+        "partitions": [_partition(number, info) for number, info in enumerate(partitions)],
+        "under_replicated": under_replicated(metadata),
+        "below_min_insync": below_min_insync(metadata),
+        "leaderless": sum(not info.leader for info in partitions),
+        "lost": len(lost_partitions(metadata, replaced.union(refused))),
+        "moving": sum(bool(info.adding) for info in partitions),
+        "not_preferred": sum(is_led_by_another(info) for info in partitions),
+    }
+
+
+def under_replicated(metadata: ClusterMetadata) -> int:
+    """The number of partitions with fewer in-sync replicas on live nodes than the replication
+    factor."""
+    return _with_fewer(metadata, metadata.replication_factor)
+
+
+def below_min_insync(metadata: ClusterMetadata) -> int:
+    """The number of partitions with so few that their QoS 1 and 2 messages are not acknowledged."""
+    return _with_fewer(metadata, metadata.min_insync)
+
+
+@dataclass(frozen=True)
+class StopEffect:
+    """The effect that the stop of one node would have on the other nodes."""
+
+    below_min_insync: int = 0
+    """Partitions that would have fewer than `min_insync` replicas in sync."""
+    loses_majority: bool = False
+    """Whether the voters that remain would be no majority."""
+    is_passing: bool = False
+    """Whether a connected node is about to close the gap, so that a later stop has no effect."""
+
+
+def stop_effect(
+    metadata: ClusterMetadata, health: Health, node: str, awaited: Collection[str] = ()
+) -> StopEffect:
+    """The effect of a stop of `node` now. `awaited`: nodes that have left since it asked to stop.
+
+    It counts only what another moment could spare. Two replicas with `min_insync` 2 cannot lose
+    one at any time, and one voter of two nodes is right, so neither counts.
+
+    Of nodes that ask at the same time, those with a lower id go first, and are expected back. When
+    no other node stays, the whole cluster is being stopped, and none is expected.
+    """
+    first = {each for each in health.asking if node not in health.asking or each < node}
+    going = health.leaving | first
+    left = health.present.keys() - going - health.unhealthy - {node}
+    soon = (left | going | set(awaited)) - {node} if left - health.asking else left
+    below = 0
+    is_passing = False
+    for info in metadata.partitions:
+        kept = left & set(info.in_sync)
+        if len(kept) >= metadata.min_insync or node not in info.in_sync:
+            continue
+        others = {*info.replicas, *info.adding} - {node}
+        if len(kept) < len(others):
+            below += 1
+            is_passing = is_passing or bool((others & soon) - kept)
+    voters = set(metadata.voters)
+    loses = node in voters and len(voters) > 2 and 2 * len(voters & left) <= len(voters)
+    is_passing = is_passing or (loses and bool((metadata.nodes.keys() & soon) - (voters & left)))
+    return StopEffect(below, loses, is_passing)
+
+
+def lacks_voters(metadata: ClusterMetadata) -> bool:
+    """True if fewer nodes vote than could. That is normal shortly after nodes have joined. One
+    voter is right for two nodes. For three it is too few, because its node may fail."""
+    up = sum(info.state == NodePhase.UP for info in metadata.nodes.values())
+    wanted = min(up, VOTERS_MAX)
+    return len(metadata.voters) < wanted - (wanted % 2 == 0)
+
+
+def _with_fewer(metadata: ClusterMetadata, wanted: int) -> int:
+    down = {node for node, info in metadata.nodes.items() if info.state == NodePhase.DOWN}
+    return sum(
+        sum(node not in down for node in info.in_sync) < wanted for info in metadata.partitions
+    )
+
+
+def _partition(number: int, info: PartitionInfo) -> dict[str, object]:
+    return {
+        "partition": number,
+        "leader": info.leader,
+        "epoch": info.epoch,
+        "replicas": list(info.replicas),
+        "adding": list(info.adding),
+        "in_sync": list(info.in_sync),
+        "version": info.version,
+    }
+
+
+def _nodes(
+    metadata: ClusterMetadata, health: Health, refused: Mapping[str, str]
+) -> list[dict[str, object]]:
+    leaders = Counter(info.leader for info in metadata.partitions)
+    replicas = Counter(node for info in metadata.partitions for node in info.replicas)
+    in_sync = Counter(node for info in metadata.partitions for node in info.in_sync)
+    adding = Counter(node for info in metadata.partitions for node in info.adding)
+    return [
+        {
+            "node": node,
+            "state": info.state,
+            "role": info.role,
+            "voter": node in metadata.voters,
+            "connected": node in health.present,
+            "suspected": node in health.suspected,
+            "leaving": node in health.leaving,
+            "disk_stalled": node in health.stalled,
+            "disk_damaged": node in health.damaged,
+            "disk_full": node in health.full,
+            "refused": refused.get(node, ""),
+            "program": health.present[node].version if node in health.present else "",
+            "peer_address": info.peer_address,
+            "client_address": plain_address(info.client_address),
+            "admin_address": info.admin_address,
+            "leaders": leaders[node],
+            "replicas": replicas[node],
+            "adding": adding[node],
+            "in_sync": in_sync[node],
+        }
+        for node, info in sorted(metadata.nodes.items())
+    ]

@@ -1,0 +1,399 @@
+"""The node as its driver sees it: bytes, results and times in; bytes and effects out.
+
+The driver sets the clock (`tick`) before each call. After a batch of calls it carries out
+`state.effects`, the connections in `state.dirty`, and the journal's next write group. No function
+here blocks or raises because of what a client sends.
+"""
+
+from typing import Final
+
+from holdfast.log.journal.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.admission.expulsion import begin_admission
+from holdfast.node.admission.proof import Proof
+from holdfast.node.admission.throttle import charge_bytes, release_meter, throttled_until
+from holdfast.node.config import NodeConfig
+from holdfast.node.connections import connect as connecting
+from holdfast.node.connections.accept import has_room, limit_pending, refuse_connection
+from holdfast.node.connections.close import (
+    handle_connection_lost,
+    handle_disconnect,
+    handle_violation,
+)
+from holdfast.node.connections.exchange import handle_auth
+from holdfast.node.connections.input import Input, mount_filters
+from holdfast.node.connections.keep_alive import clear_deadline, set_deadline
+from holdfast.node.connections.pending_connects import CONNECT_FIRST_BYTE
+from holdfast.node.connections.timer_actions import fire
+from holdfast.node.delivery import log_replay, read_results
+from holdfast.node.delivery.acknowledgements import (
+    handle_puback,
+    handle_pubcomp,
+    handle_pubrec,
+    proceed,
+)
+from holdfast.node.delivery.subscribe import handle_subscribe
+from holdfast.node.delivery.unsubscribe import handle_unsubscribe
+from holdfast.node.effects import AskRights, FetchInflight, ReadLog, ResumeInput
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.inbound import handle_publish, handle_pubrel
+from holdfast.node.relocation.client_relocation import ClientRelocation
+from holdfast.node.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
+from holdfast.node.session.listener_rules import ListenerRules
+from holdfast.node.session.session import Group, Session
+from holdfast.node.state.recorded_state import CANCELLED, SYS
+from holdfast.node.sys_topics import SysTopics
+from holdfast.node.topic_rights.questions import forget_decisions, is_waiting
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.decode import decode, decode_ack
+from holdfast.protocol.mqtt.encode import PINGRESP_BYTES
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.framing import FrameReader, SpareReader
+from holdfast.protocol.mqtt.packets import (
+    AUTH,
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBSCRIBE,
+    TYPE_NAMES,
+    UNSUBSCRIBE,
+    Auth,
+    Connect,
+    Disconnect,
+    Subscribe,
+    Unsubscribe,
+)
+from holdfast.security.acl import ClientRules
+from holdfast.security.identity.identity import Answer
+
+TIMERS_PER_TURN: Final = 200
+"""The most timers fired in one turn: 100,000 sessions may expire in the same second."""
+PACKETS_PER_TURN: Final = 1000
+"""The most packets of a connection per turn: a read may bring 130,000 PINGREQs."""
+# A filter of a SUBSCRIBE or UNSUBSCRIBE counts as one packet; this is its least size in bytes.
+FILTER_BYTES_MIN: Final = 8
+RECEIVERS_PER_PACKET: Final = 8
+"""The number of receivers of messages that count as one packet."""
+
+
+class Node:
+    """One node of a broker. Its driver makes one call at a time, and owns disk, sockets, clock."""
+
+    def __init__(self, config: NodeConfig, journal: Journal) -> None:
+        self.state = NodeState(config, journal)
+        self.sys_topics = SysTopics(self.state)
+        self.relocation = ClientRelocation(self.state)
+        self._readers = SpareReader()
+
+    def tick(self, now: float, wall_us: int) -> None:
+        """Set the monotonic clock (seconds) and the wall clock (microseconds), and begin a turn."""
+        self.state.now = now
+        self.state.wall_us = wall_us
+        self.state.steps_left = self.state.steps_per_turn
+
+    def start(self) -> None:
+        """Start the timers. Called once, after recovery, with the clock set."""
+        state = self.state
+        state.started_us = state.wall_us
+        if state.config.sys_interval_s > 0:
+            state.arm(state.now, SYS, None)
+        begin_admission(state)
+
+    def has_room(self, remote: str, listener: str, sockets_max: int) -> bool:
+        """Make room for a connection if necessary. False: the driver closes its socket."""
+        return has_room(self.state, remote, listener, sockets_max)
+
+    def handle_connected(self, remote: str, listener: ListenerRules) -> Connection:
+        """Register a new connection and start the timeout of its CONNECT."""
+        state = self.state
+        config = state.config
+        # A CONNECT needs no more; ConnackPromise raises the limit.
+        packet_bytes_max = listener.packet_bytes_max or config.packet_bytes_max
+        packet_bytes_max = min(config.connect_bytes, packet_bytes_max)
+        connection = Connection(packet_bytes_max, remote, listener)
+        connection.last_received = state.now
+        state.connections += 1
+        state.pending_connects.enter(connection)
+        set_deadline(state, connection, state.now + config.connect_timeout_s)
+        return connection
+
+    def refuse_connection(
+        self, event: str, remote: str, listener: str, connections_max: int
+    ) -> None:
+        """Count and log a connection without room. The driver closes its socket."""
+        refuse_connection(self.state, event, remote, listener, connections_max)
+
+    def handle_upgrade(self, connection: Connection, size_bytes: int) -> None:
+        """Count the bytes of the HTTP request that a WebSocket buffers before it is open."""
+        limit_pending(self.state, connection, size_bytes)
+
+    def handle_data(self, connection: Connection, data: bytes) -> None:
+        state = self.state
+        state.stats.bytes_received += len(data)
+        if connection.closing:
+            return
+        reader = connection.reader
+        if reader is None:
+            reader = self._readers.lend(connection.input_packet_bytes_max)
+            connection.reader = reader
+        reader.feed(data)
+        self._consume(connection, reader)
+
+    def _consume(self, connection: Connection, reader: FrameReader) -> None:
+        """Process the input as far as possible now."""
+        try:
+            if connection.state == OPEN:
+                self._process(connection, reader)
+            else:
+                self._process_pending(connection, reader)
+            if reader.is_empty():
+                connection.reader = None
+                self._readers.reclaim(reader)
+        except ProtocolViolation as error:
+            handle_violation(self.state, connection, error)
+
+    def _process_pending(self, connection: Connection, reader: FrameReader) -> None:
+        """Process input before CONNECT is answered. A first packet that is no CONNECT ends the
+        connection at its first byte, without waiting for the rest."""
+        first = reader.first_byte()
+        if connection.state == NEW and first >= 0 and first != CONNECT_FIRST_BYTE:
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, f"the first packet begins with 0x{first:02x}, not CONNECT"
+            )
+        self._process(connection, reader)
+        if connection.closing:
+            self.state.pending_connects.leave(connection)
+        elif connection.state != OPEN:
+            limit_pending(self.state, connection, reader.waiting_bytes())
+
+    def handle_resumed(self, connection: Connection) -> None:
+        """Read from the connection again. Bytes that have arrived already are processed first."""
+        if throttled_until(connection) > self.state.now or is_waiting(connection):
+            return
+        connection.input_paused = False
+        reader = connection.reader
+        if not connection.closing and reader is not None:
+            self._consume(connection, reader)
+
+    def handle_disconnected(self, connection: Connection) -> None:
+        """Handle a closed socket, whichever side closed it. Called exactly once per connection."""
+        self.state.connections -= 1
+        self.state.pending_connects.leave(connection)
+        clear_deadline(self.state, connection)
+        if isinstance(connection.proof, Proof):
+            self.state.cancel(connection.proof.timer)
+        release_meter(self.state, connection)
+        forget_decisions(self.state, connection)
+        if connection.state != CLOSED:
+            handle_connection_lost(self.state, connection)
+
+    def handle_writable(self, connection: Connection) -> None:
+        """Continue when the socket takes data again after congestion."""
+        if connection.has_waiting_replies:
+            connection.has_waiting_replies = False
+            self.state.effects.append(ResumeInput(connection))
+        session = connection.session
+        if connection.state == OPEN and session is not None:
+            proceed(self.state, session)
+
+    def _process(self, connection: Connection, reader: FrameReader) -> None:
+        state = self.state
+        stats = state.stats
+        if connection.state == NEW and state.is_congested():
+            # CONNECT may append records of a session and a will.
+            state.pause_input(connection)
+            return
+        appended = state.appended
+        left = PACKETS_PER_TURN
+        state.spent = 0
+        received = stats.packets_received
+        while not connection.input_paused and not connection.closing and reader.next():
+            stats.packets_received += 1
+            packet_type = reader.first >> 4
+            if connection.congested and connection.out_bytes > state.config.outbox_bytes:
+                # Bounds the replies to a client that does not read them.
+                connection.has_waiting_replies = True
+                connection.input_paused = True
+            if connection.state != OPEN:
+                self._process_closed(connection, reader, packet_type)
+                continue
+            session = connection.session
+            assert session is not None
+            if packet_type == PUBLISH:
+                handle_publish(state, connection, session)
+            elif packet_type == PUBACK:
+                # The common form: packet id only, reason 0.
+                if reader.end - reader.start == 2 and reader.first == 0x40:
+                    buffer = reader.buffer
+                    start = reader.start
+                    handle_puback(state, session, buffer[start] << 8 | buffer[start + 1])
+                else:
+                    self._acknowledge(connection, session, reader, packet_type)
+            elif PUBREC <= packet_type <= PUBCOMP:
+                self._acknowledge(connection, session, reader, packet_type)
+            else:
+                self._control(connection, session, reader, packet_type)
+                left -= (reader.end - reader.begin) // FILTER_BYTES_MIN
+                if connection.meter is not None:
+                    charge_bytes(state, connection, reader.end - reader.begin)
+            if state.appended != appended:
+                appended = state.appended
+                if state.is_congested():
+                    state.pause_input(connection)
+            left -= 1
+            if state.spent >= RECEIVERS_PER_PACKET:
+                left -= state.spent // RECEIVERS_PER_PACKET
+                state.spent = 0
+            if left <= 0 and not connection.input_paused and not connection.closing:
+                connection.input_paused = True
+                state.start_work(Input(connection))
+        if stats.packets_received != received:
+            connection.last_received = state.now
+
+    def _acknowledge(
+        self, connection: Connection, session: Session, reader: FrameReader, packet_type: int
+    ) -> None:
+        state = self.state
+        ack = decode_ack(reader.buffer, reader.first, reader.start, reader.end, connection.version)
+        if packet_type == PUBACK:
+            handle_puback(state, session, ack.packet_id)
+        elif packet_type == PUBREC:
+            handle_pubrec(state, connection, session, ack.packet_id, ack.reason)
+        elif packet_type == PUBREL:
+            handle_pubrel(state, connection, session, ack.packet_id)
+        else:
+            handle_pubcomp(state, session, ack.packet_id)
+
+    def _control(
+        self, connection: Connection, session: Session, reader: FrameReader, packet_type: int
+    ) -> None:
+        state = self.state
+        if packet_type == CONNECT:
+            # [MQTT-3.1.0-2]
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "a second CONNECT")
+        packet = decode(
+            reader.buffer, reader.first, reader.start, reader.end, connection.version, True
+        )
+        if connection.mount:
+            mount_filters(packet, connection.mount.decode())
+        if packet_type == PINGREQ:
+            # [MQTT-3.12.4-1]
+            connection.send(PINGRESP_BYTES, state.dirty)
+        elif packet_type == SUBSCRIBE:
+            assert isinstance(packet, Subscribe)
+            handle_subscribe(state, connection, session, packet)
+        elif packet_type == UNSUBSCRIBE:
+            assert isinstance(packet, Unsubscribe)
+            handle_unsubscribe(state, connection, session, packet)
+        elif packet_type == DISCONNECT:
+            assert isinstance(packet, Disconnect)
+            handle_disconnect(state, connection, session, packet)
+        elif packet_type == AUTH:
+            assert isinstance(packet, Auth)
+            handle_auth(state, connection, packet)
+        else:
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, f"{TYPE_NAMES.get(packet_type, '?')} from a client"
+            )
+
+    def _process_closed(
+        self, connection: Connection, reader: FrameReader, packet_type: int
+    ) -> None:
+        """Process a packet before the session is open: CONNECT [MQTT-3.1.0-1], then, during
+        enhanced authentication, only AUTH and DISCONNECT."""
+        state = self.state
+        if connection.state == NEW and packet_type == CONNECT:
+            size_bytes = reader.end - reader.begin
+            packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
+            assert isinstance(packet, Connect)
+            state.pending_connects.receive_connect(connection, size_bytes)
+            connecting.handle_connect(state, connection, packet)
+            return
+        if connection.state == EXCHANGING and packet_type in (AUTH, DISCONNECT):
+            packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
+            if isinstance(packet, Auth):
+                handle_auth(state, connection, packet)
+                return
+            handle_connection_lost(state, connection)
+            return
+        raise ProtocolViolation(
+            reasons.PROTOCOL_ERROR,
+            f"{TYPE_NAMES.get(packet_type, 'a reserved packet type')} before CONNECT is answered",
+        )
+
+    def handle_password_checked(self, connection: Connection, valid: bool) -> None:
+        connecting.handle_password_checked(self.state, connection, valid)
+
+    def handle_answer(self, connection: Connection, answer: Answer) -> None:
+        """Handle the reply of the sources of identity."""
+        connecting.handle_answer(self.state, connection, answer)
+
+    def handle_rights(self, effect: AskRights, rules: ClientRules | None) -> None:
+        connecting.handle_rights(self.state, effect.connection, effect.extra, rules)
+
+    def handle_left(self, connection: Connection) -> None:
+        """Handle the peer's close of a connection whose input is paused."""
+        if connection.state != CLOSED:
+            handle_connection_lost(self.state, connection)
+
+    def handle_read(
+        self, effect: ReadLog, records: list[Record], positions: list[int], done: bool, lost: int
+    ) -> None:
+        try:
+            read_results.handle_read(self.state, effect, records, positions, done, lost)
+        except AssertionError as error:
+            self._stop_reader(effect.cursor, error)
+
+    def handle_fetched(self, effect: FetchInflight, found: list[tuple[int, Record | None]]) -> None:
+        try:
+            log_replay.handle_fetched(self.state, effect, found)
+            if isinstance(effect.reader, Session):
+                proceed(self.state, effect.reader)
+        except AssertionError as error:
+            self._stop_reader(effect.reader, error)
+
+    def _stop_reader(self, reader: Session | Group, error: AssertionError) -> None:
+        if not isinstance(reader, Session):
+            raise error
+        self.state.stop_session(reader, error)
+
+    def timer(self) -> float | None:
+        """The time at which handle_timers is due, or None."""
+        timers = self.state.timers
+        return timers[0].when if timers else None
+
+    def handle_timers(self) -> None:
+        """Fire the due timers, at most TIMERS_PER_TURN; `timer` reports the rest.
+
+        A timer armed meanwhile never fires in the same pass, even if it is due at once. A job that
+        arms its next slice would otherwise finish before the event loop gets a turn.
+        """
+        state = self.state
+        for timer in state.pop_timers(state.now, TIMERS_PER_TURN):
+            # An earlier timer of this pass may have cancelled this one.
+            if timer.kind != CANCELLED:
+                fire(state, timer, self.sys_topics)
+
+    def shut_down(self, others: str = "") -> None:
+        """Disconnect all clients and accept no new ones; durable sessions stay. [MQTT-3.14.4-3]
+        `others`: the addresses of other nodes, see `holdfast.addresses`."""
+        self.state.closing = True
+        self.relocation.send_all(others, "shutting down")
+        self.relocation.finish()
+
+    def redirect(self, others: str, text: str, per_s: float = 0.0) -> None:
+        """Send all clients, also those that connect later, to other nodes; "" ends that. `text`
+        is the reason that clients are given. `per_s`: the clients that leave in a second; 0: all
+        leave at once."""
+        self.state.redirect = others
+        if not others:
+            self.relocation.stop()
+        elif per_s:
+            self.relocation.drain(others, text, per_s)
+        else:
+            self.relocation.send_all(others, text)

@@ -1,0 +1,142 @@
+"""The reports of disk positions and clocks between the nodes of a cluster."""
+
+from holdfast.node.attendance import RECOVERS
+from holdfast.node.failure.health import Presence
+from holdfast.node.frame_kinds import POSITION
+from holdfast.node.parts import Parts
+from holdfast.node.replicate.disk_position import (
+    FEATURE,
+    DiskPosition,
+    decode_report,
+    encode_report,
+)
+from holdfast.node.replicate.incomplete import FEATURE as BEGAN_INCOMPLETE
+
+
+class PositionReports:
+    """The nodes that understand POSITION, and the position of the disk here."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._context = parts.context
+        self._meta = parts.meta
+        self._clock = parts.clock
+        self._memory = parts.disk_memory
+        # The connected nodes that understand POSITION, with their incarnations.
+        self._nodes: dict[str, str] = {}
+        self._position = DiskPosition()
+        self._replication = parts.replication
+        self._detector = parts.detector
+        # Per connected node the partitions of which it may lack records.
+        self._incomplete: dict[str, frozenset[int]] = {}
+        self.own_incomplete: frozenset[int] = frozenset()
+        """The partitions of which this node may lack acknowledged records."""
+        self._note_own(0.0)
+        self.synced_records: int | None = None
+        """The committed records that are synced. None: all that count as durable are."""
+
+    def connected(self, node: str, presence: Presence, now: float) -> None:
+        """Reports to `node` at once, because frames that are judged by this node's clock may
+        follow."""
+        self._nodes.pop(node, None)
+        self._context.features[node] = presence.features
+        features = presence.features.split(",")
+        if RECOVERS in features:
+            self._memory.positions.pop(node, None)
+        is_incomplete = BEGAN_INCOMPLETE in features
+        # Until its first report, which follows, it may lack records of any partition.
+        everything = frozenset(range(self._context.journal.partitions))
+        self._take(node, everything if is_incomplete else frozenset())
+        if FEATURE in features:
+            self._nodes[node] = presence.incarnation
+            self._context.outgoing.append((node, POSITION, self._encode(now)))
+
+    def disconnected(self, node: str) -> None:
+        self._nodes.pop(node, None)
+        self._incomplete.pop(node, None)
+
+    def _take(self, node: str, incomplete: frozenset[int]) -> None:
+        self._incomplete[node] = self._detector.incomplete[node] = incomplete
+
+    def review(self, now: float) -> None:
+        """Reports the partitions in which this node may be incomplete, if they have changed. Called
+        at the end of a turn."""
+        if self.own_incomplete and self._note_own(now):
+            self.send(now)
+
+    def _note_own(self, now: float) -> bool:
+        own = self._replication.review_incomplete(self._incomplete, now)
+        is_changed = own != self.own_incomplete
+        self.own_incomplete = self._detector.incomplete[self._meta.node_id] = own
+        return is_changed
+
+    def handle(self, node: str, payload: bytes, now: float) -> None:
+        """Takes the report of `node`. Raises BadFrame when it is malformed."""
+        wall_us, agreed_us, position, incomplete = decode_report(payload)
+        incarnation = self._nodes.get(node)
+        metadata = self._context.metadata
+        # A node that has just started may not know the members yet. It needs the others' clocks as
+        # soon as it knows them, and the next reports come too late for that.
+        is_member = metadata is None or node in metadata.nodes
+        if incarnation is not None and is_member:
+            self._memory.note(node, incarnation, position)
+            self._take(node, incomplete)
+            self._clock.add_sample(node, wall_us, agreed_us, now)
+
+    def is_awaited(self) -> bool:
+        """Returns True if this node knows no clock but its own, although another member will report
+        one."""
+        metadata = self._context.metadata
+        if metadata is None or self._clock.has_samples():
+            return False
+        return any(node in metadata.nodes for node in self._nodes)
+
+    def send(self, now: float) -> None:
+        """Reports to all nodes, with each heartbeat."""
+        if self._nodes:
+            report = self._encode(now)
+            for node in self._nodes:
+                self._context.outgoing.append((node, POSITION, report))
+
+    def _encode(self, now: float) -> bytes:
+        clock = self._clock
+        incomplete = self.own_incomplete
+        return encode_report(clock.own_us(now), clock.agreed_us(now), self.position(), incomplete)
+
+    def position(self) -> DiskPosition:
+        """Returns what the disk here has under all circumstances: durable and committed. It never
+        decreases."""
+        records = self.synced_records
+        if records is None:
+            records = self._committed()
+        position = DiskPosition(*self._meta.durable, records, self._written())
+        self._position = position.reached(self._position)
+        return self._position
+
+    def claim(self) -> DiskPosition:
+        """Returns the position of the disk with its uncommitted records and entries.
+
+        After a restart this node cannot tell which of them are committed.
+        """
+        records = sum(self._context.journal.durable_offset)
+        claim = DiskPosition(
+            self._meta.durable[0],
+            self._meta.log_end[1],
+            records,
+            self._written(),
+            self._memory.generation,
+        )
+        assert claim.written >= self._position.written, "fewer records than were durable"
+        return claim.reached(self._position)
+
+    def _written(self) -> int:
+        """The records that were ever durable here. With durability "memory" a power cut may take
+        some, so they are not counted."""
+        return self._context.journal.committed_sequence if self.synced_records is None else 0
+
+    def _committed(self) -> int:
+        journal = self._context.journal
+        return sum(map(min, zip(journal.high_watermark, journal.durable_offset, strict=True)))
+
+    def sync_later(self) -> None:
+        """Count from now on only what is synced, because records count before that. All are now."""
+        self.synced_records = self._committed()

@@ -1,0 +1,202 @@
+"""The steps that every inbound message of QoS 1 or 2 takes, whatever becomes of it: repetitions are
+recognised by packet id or by the producer's number, and a refusal has the form for its client."""
+
+from holdfast.log import record as log_record
+from holdfast.log.record import Record
+from holdfast.node.admission.throttle import refusal_of
+from holdfast.node.connections.client_notes import note_publish_denied
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.completion import (
+    RefusalPromise,
+    ReplyPromise,
+    acknowledgement,
+    encode_refusal,
+)
+from holdfast.node.publish.producer_dedup import (
+    REPLY,
+    STORE,
+    Sequencer,
+    admit,
+    sequencer_of,
+)
+from holdfast.node.publish.producers import PROPERTY_HEAD
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.session import Session
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.errors import MessageRefused, ProtocolViolation
+from holdfast.protocol.mqtt.packets import PUBREC
+from holdfast.protocol.mqtt.publish import Publish
+
+
+def is_repeated(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, partition: int
+) -> bool:
+    """Whether a QoS 2 message was received and not released yet. It is then acknowledged again, and
+    not published again. [MQTT-4.3.3-10]"""
+    packet_id = publish.packet_id
+    if session.inbound is None or packet_id not in session.inbound:
+        return False
+    if not session.is_doubtful(packet_id):
+        connection.note_acknowledged()
+    elif not publish.dup or session.inbound[packet_id] != partition:
+        # The client has released the id since the copy was made. The record comes before that of
+        # the new message, whose sender may repeat it with DUP 1.
+        release(state, session, packet_id, ReplyPromise(connection, b"", False))
+        return False
+    elif state.cluster.is_single:
+        session.hold_inbound(packet_id, partition)
+    else:
+        # The leader decides: the log may have a later message with the id, not committed yet.
+        return False
+    state.stats.duplicates_received += 1
+    reply = encode_ack(PUBREC, packet_id, reasons.SUCCESS, connection.version)
+    state.promise(ReplyPromise(connection, reply, False))
+    return True
+
+
+def identify(session: Session, packet_id: int, record: Record) -> None:
+    record.flags |= log_record.FLAG_PACKET_ID
+    record.sequence = packet_id
+    # The batches of a write group are not in the order of their records. Without the epoch,
+    # recovery could take the message of an ended session for one of the next session. That
+    # session's new message with the same packet id would be acknowledged and not stored.
+    record.producer_epoch = session.epoch
+    if session.life:
+        record.producer = b"%d" % session.life
+
+
+def is_replied(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    record: Record,
+    refusal: str = "",
+) -> bool:
+    """Whether the producer's number of the message says that it must not be stored. It is then
+    answered here. Otherwise the record gets the number. `refusal`: the reason why a new message is
+    refused, beside the rates, or ""."""
+    at = publish.properties.find(PROPERTY_HEAD)
+    if at < 0:
+        return False
+    sequencer = sequencer_of(connection)
+    refusal = refusal or refusal_of(connection)
+    partition = record.partition
+    outcome = admit(state, connection, sequencer, partition, publish, at, refusal)
+    if outcome == REPLY:
+        reply_sequenced(state, connection, session, publish, partition, sequencer)
+        return True
+    if outcome == STORE:
+        record.flags |= log_record.FLAG_PRODUCER
+        record.producer = sequencer.producer_id
+        record.producer_epoch = sequencer.epoch
+        record.sequence = sequencer.sequence
+    return False
+
+
+def release(state: NodeState, session: Session, packet_id: int, promise: ReplyPromise) -> None:
+    """Free the packet id of a QoS 2 message. `promise`: released when that is durable."""
+    partition = -1
+    if session.inbound is not None:
+        partition = session.inbound.pop(packet_id, -1)
+    if session.doubtful is not None:
+        session.doubtful.discard(packet_id)
+    if partition < 0 or session.expiry_s == 0:
+        state.promise(promise)
+        return
+    record = Record(
+        partition,
+        log_record.RELEASE,
+        timestamp_us=state.wall_us,
+        client_id=session.key,
+        producer_epoch=session.epoch,
+        sequence=packet_id,
+    )
+    state.publish(record, promise)
+
+
+def refuse(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    reason: int,
+    text: str = "",
+) -> None:
+    """Refuse a message; `text` is the reason.
+
+    MQTT 5 has a reason code for that. MQTT 3 has no negative acknowledgement: an unauthorised
+    message is acknowledged and dropped [MQTT3-3.3.5-2]. One that could not be stored closes the
+    connection, so that the client keeps it.
+    """
+    if reason == reasons.NOT_AUTHORIZED:
+        state.stats.authorizations_denied += 1
+    if reason != reasons.QUOTA_EXCEEDED:
+        note_publish_denied(state, connection, publish.topic, text)
+    if publish.qos == 0:
+        return
+    is_repeated = not state.cluster.is_single and publish.qos == 2 and publish.dup
+    if is_repeated and reason == reasons.QUOTA_EXCEEDED:
+        # See PublishPromise.
+        raise MessageRefused(reason, f"the message could not be stored: {text}")
+    if connection.version < 5:
+        if reason == reasons.QUOTA_EXCEEDED:
+            raise MessageRefused(reason, f"the message could not be stored: {text}")
+        reason = reasons.SUCCESS
+    counted = reason == reasons.QUOTA_EXCEEDED
+    packet_type = acknowledgement(publish.qos)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
+    # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
+    if counted:
+        state.promise(RefusalPromise(connection, reply))
+    else:
+        state.promise(ReplyPromise(connection, reply, False))
+
+
+def refuse_for_now(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    partition: int,
+    text: str,
+) -> None:
+    """Refuse a message that the client should send again later. Later messages of its producer are
+    refused, too: one that is stored would make this one a repetition."""
+    if publish.qos == 0:
+        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
+        return
+    connection.unacknowledged += 1
+    if connection.unacknowledged > state.config.receive_maximum and connection.version >= 5:
+        text = f"more than {state.config.receive_maximum} publishes without acknowledgement"
+        raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
+    if publish.qos == 2 and is_repeated(state, connection, session, publish, partition):
+        return
+    is_numbered = publish.properties and (publish.qos == 1 or connection.numbers_qos2)
+    record = Record(partition, log_record.MESSAGE, topic=publish.topic)
+    if is_numbered and is_replied(state, connection, session, publish, record, text):
+        return
+    refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
+
+
+def reply_sequenced(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    partition: int,
+    sequencer: Sequencer,
+) -> None:
+    """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is a
+    promise: the record may still be on its way to the disk, so it waits for all records."""
+    reason = sequencer.reason
+    if reason == reasons.NOT_AUTHORIZED:
+        note_publish_denied(state, connection, publish.topic, sequencer.text)
+    packet_type = acknowledgement(publish.qos)
+    is_open = publish.qos == 2 and reason < 0x80
+    if is_open:
+        # The PUBREL of the message is still to come.
+        session.hold_inbound(publish.packet_id, partition)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
+    state.promise(ReplyPromise(connection, reply, not is_open))

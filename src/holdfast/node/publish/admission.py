@@ -1,0 +1,404 @@
+"""The leader's admission of records: it stores a repeated record only once.
+
+Repetitions are recognised by QoS 2 packet ids, producer sequences and the session epochs of wills.
+The replicated state has those of the committed records. `UncommittedState` has those of appended
+records that are not committed. It is rebuilt from the log when this node becomes leader of a
+partition, and dropped when it stops.
+
+Invariant: both give the same verdict about a record, wherever the commit is between the records
+before it. A verdict depends on the record and on earlier ones of its partition. Another partition
+may lag here. Therefore a QoS 2 record names the epoch in which the life of its session began, and
+repeats only a message that was stored since. Counter-example: a device begins with Clean Start and
+uses its lowest packet id for a new message. The message of its old session with that id is not
+committed yet. Without the life, the new message would be acknowledged and not stored.
+
+Invariant: a repetition is acknowledged only when everything appended before it is committed.
+Counter-example: the original record is appended and not committed. The leader acknowledges the
+repetition and dies, and the next leader has no such record.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.log import record as log_record
+from holdfast.log.batch import ATTRIBUTE_STATE, Batch
+from holdfast.log.record import Record
+from holdfast.node.context import ClusterContext
+from holdfast.node.delivery.log_replay import message_of
+from holdfast.node.frame_kinds import FORWARD_RESULT
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.completion import removal
+from holdfast.node.publish.delayed import OVER
+from holdfast.node.publish.delayed_table import is_due, is_waiting
+from holdfast.node.publish.forward_frames import ForwardResult, encode_result
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.pending_records import Appender, PendingRecord
+from holdfast.node.publish.producers import forgets
+from holdfast.node.publish.uncommitted import UncommittedState
+from holdfast.node.session.message import retained_size
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.protocol.mqtt import reasons
+
+NO_ATTEMPT: Final = -2
+"""The attempt number of this node's own records, which need none: this node sees a refusal at
+once."""
+STORE: Final = 0
+REPEATED: Final = 1
+REFUSED: Final = 2
+
+
+def is_recognised(record: Record) -> bool:
+    """True if the uncommitted or the replicated state may decide about the record, or a record
+    about later ones. Others are stored as long as there is room."""
+    kind = record.kind
+    if kind == log_record.MESSAGE:
+        return record.flags & log_record.STATE_FLAGS != 0
+    return kind != log_record.CURSOR
+
+
+def _retains(record: Record) -> bool:
+    """True if the record sets or clears a retained topic."""
+    if record.kind != log_record.MESSAGE:
+        return record.kind == log_record.RETAINED
+    return record.flags & log_record.FLAG_RETAIN != 0 and not is_waiting(record)
+
+
+class Admission(Appender):
+    """The decision on each record that reaches this leader: store it, skip a repetition, or refuse
+    it.
+
+    Invariant: once a message of a client is refused, no later message of it is stored before the
+    client sends the refused one again. Otherwise two messages of one publisher change their order.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        context: ClusterContext,
+        replicated: ReplicatedState,
+        may_append: Callable[[int], bool],
+    ) -> None:
+        """`may_append`: are enough replicas of a partition in sync and alive?"""
+        self._state = state
+        self._context = context
+        self._replicated = replicated
+        self._may_append = may_append
+        self.forwarding: RecordForwarder | None = None
+        self._tails: dict[int, UncommittedState] = {}
+        self.text = ""
+        self.reason = 0
+        self.removed: Record | None = None
+        # The node and the attempt of the present record.
+        self._origin = ""
+        self._attempt = NO_ATTEMPT
+        # node -> results to send at the end of the turn.
+        self._results: dict[str, list[ForwardResult]] = {}
+        self.repeated = 0
+        self.refused = 0
+        self.strayed = 0
+
+    def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
+        """Rebuilds the uncommitted state of a partition from its uncommitted batches. A part of the
+        first one may be applied: its commit ends within it, or a turn has applied a slice."""
+        tail = UncommittedState()
+        self._tails[partition] = tail
+        applied = self._state.delivered[partition]
+        for batch in uncommitted:
+            for record in batch.records():
+                if record.offset >= applied:
+                    self._note(tail, record)
+
+    def stop_leading(self, partition: int) -> None:
+        """Drops the uncommitted state of a partition."""
+        self._tails.pop(partition, None)
+
+    def committed(self, partition: int, offset: int) -> None:
+        """Acknowledges the repetitions that waited until the records below `offset` are committed
+        and applied."""
+        tail = self._tails.get(partition)
+        if tail is None:
+            return
+        tail.forget_below(offset)
+        while tail.repeated and tail.repeated[0][0] <= offset:
+            _, origin, ticket = tail.repeated.popleft()
+            self._answer(origin, partition, ticket, reasons.SUCCESS, "")
+
+    def append(self, pending: PendingRecord) -> None:
+        """Admits a record of this node."""
+        self._origin = self._context.node_id
+        self._attempt = NO_ATTEMPT
+        self._append(self._context.node_id, pending.record)
+
+    def append_own(self, record: Record) -> int:
+        """Appends a record of this node that waits in no queue. Returns the verdict; that of
+        REFUSED has its reason in `reason` and `text`."""
+        self._origin = self._context.node_id
+        self._attempt = NO_ATTEMPT
+        self.removed = None
+        tail = self._tails[record.partition]
+        outcome = self._decide(tail, record)
+        if outcome == STORE:
+            self._store(tail, record)
+        elif outcome == REPEATED:
+            self.repeated += 1
+        else:
+            self.refused += 1
+        return outcome
+
+    def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
+        """Admits records of another node. `attempt`: see RecordForwarder.
+
+        Records for a partition that this node does not lead, or leads in another epoch, are
+        ignored. Their node receives the new metadata as this node does, and sends them to the next
+        leader.
+        """
+        partition = batch.partition
+        if partition >= len(self._context.leading) or self._context.leading[partition] != epoch:
+            self.strayed += batch.count
+            return
+        self._origin = origin
+        self._attempt = attempt
+        is_plain = not batch.attributes & ATTRIBUTE_STATE
+        if is_plain and not self._refusal(self._tails[partition], partition):
+            # Plain records have no packet id or sequence, so none is a known repetition.
+            self._context.journal.extend(batch)
+            return
+        for index in range(batch.count):
+            self._append(origin, batch.record(index))
+
+    def _append(self, origin: str, record: Record) -> None:
+        partition = record.partition
+        tail = self._tails[partition]
+        assert self._context.leading[partition], "records of a partition that is not led"
+        outcome = self._decide(tail, record)
+        if outcome == REFUSED:
+            self.refused += 1
+            self._answer(origin, partition, record.ticket, self.reason, self.text)
+            return
+        if outcome == REPEATED:
+            self.repeated += 1
+            end = self._context.journal.next_offset[partition]
+            if self._state.delivered[partition] >= end:
+                self._answer(origin, partition, record.ticket, reasons.SUCCESS, "")
+            else:
+                tail.repeated.append((end, origin, record.ticket))
+            return
+        self._store(tail, record)
+
+    def _decide(self, tail: UncommittedState, record: Record) -> int:
+        if record.kind == log_record.MESSAGE:
+            return self._admit(tail, record)
+        if record.kind == log_record.DELAYED:
+            return self._admit_end(tail, record)
+        return STORE
+
+    def _store(self, tail: UncommittedState, record: Record) -> None:
+        """Appends a record. Without room for its retained message, `removed` is set and appended
+        behind it."""
+        journal = self._context.journal
+        self.removed = None
+        lacks_room = _retains(record) and not self._has_retained_room(tail, record)
+        if lacks_room:
+            self._replicated.state.note_retained_limit(record.topic.decode())
+            if record.kind == log_record.RETAINED:
+                record.payload = b""
+        journal.append(record)
+        if record.is_state():
+            self._note(tail, record)
+        if lacks_room and record.payload:
+            gone = removal(record.partition, record.offset, record.topic, record.timestamp_us)
+            journal.append(gone)
+            self._note(tail, gone)
+            self.removed = gone
+
+    def _note(self, tail: UncommittedState, record: Record) -> None:
+        if _retains(record):
+            tail.note_retained(record, self._retained_bytes(tail, record.topic))
+        if record.kind == log_record.RELEASE and self._is_superseded(tail, record):
+            return
+        if record.kind == log_record.FORGOTTEN and not self._is_forgotten(tail, record):
+            return
+        tail.note(record)
+
+    def _is_forgotten(self, tail: UncommittedState, record: Record) -> bool:
+        """True if the position that a FORGOTTEN record names has not moved: see
+        `ProducerTable.forget`."""
+        pending = tail.producers.get(record.producer)
+        if pending is not None:
+            return forgets(record, *pending[:3])
+        producer = self._replicated.state.producers.by_id.get(record.producer)
+        place = None if producer is None else producer.position(record.partition)
+        return place is not None and forgets(record, place.epoch, place.sequence, place.stored_us)
+
+    def _retained_bytes(self, tail: UncommittedState, topic: bytes) -> int:
+        known = tail.retained.get(topic)
+        return self._replicated.state.retained_bytes(topic.decode()) if known is None else known[0]
+
+    def _has_retained_room(self, tail: UncommittedState, record: Record) -> bool:
+        """True if the retained store has room for the message, behind all that this node has
+        appended. The topic has no retained message otherwise, because the old one is out of
+        date."""
+        if not record.payload:
+            return True
+        before = self._retained_bytes(tail, record.topic)
+        more = retained_size(message_of(record)) - before
+        tails = self._tails.values()
+        more += sum([each.retained_bytes for each in tails])
+        count = 0 if before else 1 + sum([each.retained_topics for each in tails])
+        return self._replicated.state.has_retained_room(more, count)
+
+    def _is_superseded(self, tail: UncommittedState, record: Record) -> bool:
+        """True if a later owner of the session has stored or released packet ids in this
+        partition."""
+        epoch = record.producer_epoch
+        known = tail.sessions.get(record.client_id)
+        if known is not None:
+            return epoch < known[0]
+        return self._replicated.is_superseded(record.client_id.decode(), record.partition, epoch)
+
+    def _refuse(self, reason: int, text: str) -> int:
+        self.reason = reason
+        self.text = text
+        return REFUSED
+
+    def _admit(self, tail: UncommittedState, record: Record) -> int:
+        flags = record.flags
+        client_id = record.client_id
+        sequence = record.sequence
+        if flags & log_record.FLAG_PACKET_ID:
+            if self._is_superseded(tail, record):
+                # The client has sent the message again to the later owner unless it was
+                # acknowledged. It may even have received that acknowledgement and released the id.
+                # Storing the message here would store it twice.
+                return self._refuse(reasons.SESSION_TAKEN_OVER, "another node has the session")
+            known = tail.inbound.get((client_id, sequence))
+            if known is not None:
+                stored_epoch = known[0]
+            else:
+                client = client_id.decode()
+                stored_epoch = self._replicated.inbound_at(client, record.partition, sequence)
+            if stored_epoch >= self._replicated.life(record):
+                return REPEATED
+        elif flags & log_record.FLAG_PRODUCER:
+            outcome = self._admit_sequence(tail, record)
+            if outcome != STORE:
+                return outcome
+        elif flags & log_record.FLAG_WILL:
+            pending = tail.wills.get(client_id)
+            if pending is not None and pending[0] >= sequence:
+                return REPEATED
+            if self._replicated.has_fired(client_id.decode(), sequence, record.topic):
+                return REPEATED
+            # A refused will would be lost, because no client sends it again.
+            return STORE
+        elif flags & log_record.FLAG_DELAYED and is_due(record):
+            return self._admit_due(tail, record)
+        text = self._refusal(tail, record.partition)
+        if text:
+            if self._attempt >= 0:
+                tail.refused[self._origin] = self._attempt
+            return self._refuse(reasons.QUOTA_EXCEEDED, text)
+        return STORE
+
+    def _admit_due(self, tail: UncommittedState, record: Record) -> int:
+        """Publishes a delayed message once, whichever node that led the partition publishes it."""
+        place = (record.partition, record.sequence)
+        if record.sequence in tail.delayed:
+            return REPEATED
+        is_applied = record.sequence < self._state.delivered[record.partition]
+        if is_applied and place not in self._replicated.state.delayed.by_place:
+            return REPEATED
+        return STORE
+
+    def ends_delayed(self, place: tuple[int, int]) -> bool:
+        """Whether an uncommitted record ends the delayed message of this partition and offset."""
+        tail = self._tails.get(place[0])
+        return tail is not None and place[1] in tail.delayed
+
+    def changes_session(self, home: int, client_id: str) -> bool:
+        """Whether a SESSION record of the client or queue is appended here and not applied."""
+        tail = self._tails.get(home)
+        newest = -1 if tail is None else tail.changes.get(client_id.encode(), -1)
+        return newest >= self._state.delivered[home]
+
+    def _admit_end(self, tail: UncommittedState, record: Record) -> int:
+        """Ends a delayed message that is not over. One of QoS 0 may have been delivered before its
+        record has come here."""
+        waiting = self._replicated.state.delayed.by_place.get((record.partition, record.sequence))
+        is_applied = record.sequence < self._state.delivered[record.partition]
+        is_over = waiting.is_delivered if waiting is not None else is_applied
+        if is_over or record.sequence in tail.delayed:
+            return self._refuse(reasons.IMPLEMENTATION_SPECIFIC_ERROR, OVER)
+        return STORE
+
+    def _refusal(self, tail: UncommittedState, partition: int) -> str:
+        """Returns the reason to refuse every new message of the origin now, or "" if there is
+        none."""
+        if not self._may_append(partition):
+            return "too few replicas are in sync"
+        if self._state.disk_full:
+            return "the leader's disk is full"
+        if tail.refused.get(self._origin, -1) == self._attempt:
+            return "an earlier message was refused: send that first"
+        return ""
+
+    def _admit_sequence(self, tail: UncommittedState, record: Record) -> int:
+        """Applies the rules of `producer_dedup.admit` to the committed and the uncommitted
+        state."""
+        producer_id = record.producer
+        epoch = record.producer_epoch
+        sequence = record.sequence
+        stored_epoch = -1
+        stored_sequence = 0
+        pending = tail.producers.get(producer_id)
+        if pending is not None:
+            stored_epoch, stored_sequence = pending[:2]
+        else:
+            table = self._replicated.state.producers
+            place = table.find_position(producer_id, record.partition, self._state.wall_us)
+            if place is not None:
+                stored_epoch = place.epoch
+                stored_sequence = place.sequence
+        if epoch < stored_epoch:
+            self._state.stats.producer_fenced += 1
+            return self._refuse(
+                reasons.IMPLEMENTATION_SPECIFIC_ERROR,
+                f"producer epoch is fenced: {epoch} is below {stored_epoch}",
+            )
+        if epoch == stored_epoch and sequence <= stored_sequence:
+            self._state.stats.producer_duplicates += 1
+            return REPEATED
+        return STORE
+
+    def _answer(self, origin: str, partition: int, ticket: int, reason: int, text: str) -> None:
+        """Sends the result of a record in a partition that this node leads."""
+        if not ticket:
+            return
+        if origin == self._context.node_id:
+            assert self.forwarding is not None
+            self.forwarding.refuse(ticket, reason, text)
+            return
+        epoch = self._context.leading[partition]
+        answer = ForwardResult(partition, epoch, ticket, reason, text)
+        self._results.setdefault(origin, []).append(answer)
+
+    def check(self) -> None:
+        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        for partition, epoch in enumerate(self._context.leading):
+            assert bool(epoch) == (partition in self._tails), "the partitions led here"
+            if epoch:
+                assert self._context.journal.epochs[partition] == epoch, "appends under another"
+                self._tails[partition].check(self._state.delivered[partition])
+
+    def drop_results(self, node: str) -> None:
+        """Drops the results for a node whose link has ended: see ClusterContext.drop_frames."""
+        self._results.pop(node, None)
+
+    def flush(self) -> None:
+        """Sends the gathered results at the end of a turn."""
+        if not self._results:
+            return
+        results = self._results
+        self._results = {}
+        for origin, answers in results.items():
+            self._context.send(origin, FORWARD_RESULT, encode_result(answers))

@@ -1,0 +1,307 @@
+"""The acceptance of delayed messages, and their publication when they are due.
+
+On a single node a message is taken from the heap once in a run, and its record is committed, or the
+process ends. In a cluster the leader of its partition publishes it. A leader may take over while
+the record of the previous one is under way, so both may append one. The admission at the leader
+stores the first of them only: it knows the uncommitted records of the partition, and the table
+knows the committed ones (`Admission`). Therefore a leader may also try again, and no leader has to
+know what another one has begun.
+
+The first record that ends a message decides whether it is published, and no other one is appended.
+Counter-example: a cancellation is on its way to the disk when the message is due. If the
+publication followed, the operator would be told that the message is cancelled, and the receivers
+would have it. On a single node `Delayed.is_ending` says so, in a cluster the leader's admission.
+
+Their rights are checked twice, like those of wills: against the real topic when the client
+publishes, and when the message is due, because rules may have changed meanwhile.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.log import record as log_record
+from holdfast.log.record import Record
+from holdfast.node.admission.limits import CLIENT, USER
+from holdfast.node.admission.meters import names_of
+from holdfast.node.cluster_port import DELAYED_MESSAGES
+from holdfast.node.delivery.delivery import deliver, deliver_committed_qos0
+from holdfast.node.delivery.log_replay import message_of
+from holdfast.node.node_state import NodeState, Route
+from holdfast.node.promise import Promise
+from holdfast.node.publish.completion import PublishPromise, set_retained
+from holdfast.node.publish.delayed_table import (
+    ACTS_FOR,
+    Delayed,
+    Place,
+    split_delayed,
+    split_publisher,
+    with_publisher,
+)
+from holdfast.node.publish.delayed_timer import arm_delayed
+from holdfast.node.rights import acting_for, has_passing_rules, may_publish_later, proves_names
+from holdfast.node.routing.routing import find_route, look_up
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.message import Message, stored_message
+from holdfast.node.session.session import Session
+from holdfast.node.state.recorded_state import DELAYED, RecordedState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.protocol.topics.names import InvalidTopic
+
+PER_TURN: Final = 200
+"""The most delayed messages that are published in one turn."""
+RECHECK_S: Final = 0.1
+"""The time in seconds after which a node looks again that could publish nothing of what is due: its
+disk is full."""
+RETRY_S: Final = 5.0
+"""The time in seconds after which the leader of a partition publishes a delayed message again whose
+record it has not applied. The leader's admission stores it once."""
+OVER: Final = "it was published or cancelled before, or that is on its way to the log"
+"""The reason why a delayed message is not cancelled."""
+
+
+class DelayedPromise(PublishPromise):
+    """The promise of an acknowledgement for a delayed message, on a single node."""
+
+    def _complete(self, state: NodeState, route: Route) -> int:
+        record = self.record
+        state.delayed.apply(record)
+        arm_delayed(state)
+        state.delivered[record.partition] = record.offset + 1
+        return 1
+
+
+class DuePromise(PublishPromise):
+    """The promise of a delayed message's publication on a single node, without a client."""
+
+    def __init__(self, record: Record, route: Route, place: Place) -> None:
+        super().__init__(record, route, None, 0, False)
+        self.place = place
+
+    def _complete(self, state: NodeState, route: Route) -> int:
+        state.delayed.remove(self.place)
+        record = self.record
+        if record.flags & log_record.FLAG_QOS_MASK:
+            return super()._complete(state, route)
+        # One of QoS 0 was delivered already. See `retain_at_once`.
+        message = message_of(record)
+        is_newest = record.offset >= state.retained_ahead.get(route.topic, 0)
+        if record.flags & log_record.FLAG_RETAIN and is_newest:
+            set_retained(state, route.topic, message)
+        if route.version != state.route_version:
+            route = find_route(state, record.topic)
+        deliver_committed_qos0(state, route, message)
+        state.delivered[record.partition] = record.offset + 1
+        return 1
+
+
+class WaitingPromise(Promise):
+    """The promise of a delayed message of QoS 0 on a single node: nobody is told."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+
+    def release(self, state: NodeState) -> None:
+        state.delayed.apply(self.record)
+        arm_delayed(state)
+
+
+def delayed_route(state: NodeState, publish: Publish) -> Route:
+    """The route of the real topic of a delayed message. Raises `InvalidDelay` or `InvalidTopic`."""
+    _, topic = split_delayed(publish.topic, state.config.delay_s_max)
+    return look_up(state, topic)
+
+
+def delayed_record(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
+) -> Record:
+    """The first record of a delayed message. `route` is that of its real topic. Raises
+    `InvalidDelay`."""
+    username = session.username
+    acts_for = acting_for(connection)
+    if acts_for is not None:
+        username = f"{acts_for[0] or ''}{ACTS_FOR}{acts_for[1]}"
+    return Record(
+        route.partition,
+        log_record.MESSAGE,
+        flags=publish.qos
+        | log_record.FLAG_DELAYED
+        | (log_record.FLAG_RETAIN if publish.retain else 0),
+        timestamp_us=state.wall_us,
+        topic=publish.topic,
+        client_id=session.key,
+        properties=with_publisher(publish.properties, username, has_passing_rules(connection)),
+        payload=publish.payload,
+    )
+
+
+def delayed_refusal(state: NodeState, record: Record) -> str:
+    """The reason why no further delayed message is accepted now, or "". What waits for the log does
+    not count."""
+    config = state.config
+    table = state.delayed
+    older = state.cluster.older_nodes(DELAYED_MESSAGES)
+    if older:
+        return older
+    if len(table) >= config.delayed_messages_max:
+        return f"{config.delayed_messages_max} delayed messages wait, which is the limit"
+    if table.count_of(record.client_id) >= config.delayed_messages_per_client:
+        most = config.delayed_messages_per_client
+        return f"{most} delayed messages of this client wait, which is the limit"
+    message = Delayed(record)
+    if message.size_bytes > config.delayed_bytes_max - table.bytes.total:
+        return f"the delayed messages need more than {config.delayed_bytes_max} bytes"
+    if proves_names(state) and not (
+        table.messages.has_room(message.owner, 1, config.delayed_messages_max)
+        and table.bytes.has_room(message.owner, message.size_bytes, config.delayed_bytes_max)
+    ):
+        return "this user has as many delayed messages as there is room for all others"
+    return ""
+
+
+def publish_due(
+    state: NodeState,
+    recorded: RecordedState,
+    is_ours: Callable[[int], bool],
+    *,
+    least_s: float = 0.0,
+) -> None:
+    """Publish the delayed messages that are due in the partitions that are this node's to publish,
+    and start the timer again, `least_s` from now or later. `recorded` has the table."""
+    table = recorded.delayed
+    if table.armed_at > state.now:
+        return
+    table.armed_at = 0.0
+    again_us = 0 if state.cluster.is_single else int(RETRY_S * 1e6)
+    count = 0
+    if not state.disk_full:
+        for message in table.take_due(state.wall_us, is_ours, PER_TURN, again_us):
+            _publish(state, message)
+            count += 1
+    due_us = table.earliest_us()
+    if due_us is None:
+        return
+    if state.disk_full or due_us <= state.wall_us:
+        # The rest in the next turn. Other nodes publish theirs meanwhile.
+        table.armed_at = recorded.now + (0.001 if count == PER_TURN else max(least_s, RECHECK_S))
+        recorded.arm(table.armed_at, DELAYED, table)
+        return
+    arm_delayed(recorded)
+
+
+def _publish(state: NodeState, message: Delayed) -> None:
+    """Publish a delayed message, and record in the same record that it is over."""
+    if message.is_ending or state.cluster.ends_delayed(message.place):
+        return
+    waiting = message.record
+    username, is_given, properties = split_publisher(waiting.properties)
+    try:
+        route = find_route(state, message.topic)
+    except InvalidTopic:
+        end_delayed(state, message.place)
+        return
+    client_id = waiting.client_id.decode("utf-8", "replace")
+    if username is not None and ACTS_FOR in username:
+        name, _, client_id = username.partition(ACTS_FOR)
+        username = name or None
+    is_banned = _is_banned(state, client_id, username)
+    if is_banned or (
+        not is_given and not may_publish_later(state, username, client_id, route.topic)
+    ):
+        # The rules have changed since the client published, or it is banned now.
+        state.stats.delayed_denied += 1
+        fields: dict[str, object] = {
+            "client": client_id,
+            "user": username or "",
+            "topic": route.topic,
+        }
+        state.note("warning", "delayed_denied", fields)
+        end_delayed(state, message.place)
+        return
+    state.stats.delayed_published += 1
+    record = Record(
+        waiting.partition,
+        log_record.MESSAGE,
+        flags=waiting.flags
+        & (log_record.FLAG_QOS_MASK | log_record.FLAG_RETAIN | log_record.FLAG_DELAYED),
+        timestamp_us=state.wall_us,
+        topic=message.topic,
+        client_id=waiting.client_id,
+        sequence=waiting.offset,
+        properties=properties,
+        payload=waiting.payload,
+    )
+    if record.flags & log_record.FLAG_QOS_MASK == 0:
+        _publish_qos0(state, record, route, message)
+    # In a cluster the message is delivered when it comes back committed, on every node.
+    elif state.cluster.is_single:
+        message.is_ending = True
+        state.publish(record, DuePromise(record, route, message.place))
+    else:
+        state.append(record)
+
+
+def _is_banned(state: NodeState, client_id: str, username: str | None) -> bool:
+    """Whether a client that has left a delayed message is banned. Its address is not known any
+    more."""
+    names = names_of(client_id, username, "", "")
+    return any(
+        state.bans.find(scope, names[scope], state.wall_us) is not None for scope in (CLIENT, USER)
+    )
+
+
+def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delayed) -> None:
+    """Publish a message of QoS 0 at once. The record follows; after a crash before it, or at
+    another leader, the message is published again. While its own record is not committed, this node
+    only tries the record again."""
+    if not waiting.is_delivered:
+        waiting.is_delivered = True
+        message: Message = stored_message(record, 0, record.timestamp_us)
+        message.partition = record.partition
+        deliver(state, route, message)
+        state.cluster.spread(message, route.topic, 0)
+    if state.cluster.is_single:
+        waiting.is_ending = True
+        state.publish(record, DuePromise(record, route, (record.partition, record.sequence)))
+    else:
+        state.append(record)
+
+
+def end_delayed(state: NodeState, place: Place, promise: Promise | None = None) -> None:
+    """End a delayed message without publishing it. The promise is refused if it is over already, or
+    its publication is on its way to the log."""
+    partition, offset = place
+    if state.cluster.is_single:
+        message = state.delayed.by_place.get(place)
+        if message is None or message.is_ending:
+            if promise is not None:
+                promise.refuse(state, reasons.IMPLEMENTATION_SPECIFIC_ERROR, OVER)
+            return
+        message.is_ending = True
+    record = Record(partition, log_record.DELAYED, timestamp_us=state.wall_us, sequence=offset)
+    state.publish(record, EndPromise(place, promise))
+
+
+class EndPromise(Promise):
+    """The promise of the end of a delayed message that is not published."""
+
+    def __init__(self, place: Place, then: Promise | None) -> None:
+        super().__init__()
+        self.place = place
+        self.then = then
+
+    def release(self, state: NodeState) -> None:
+        if state.cluster.is_single:
+            state.delayed.remove(self.place)
+        if self.then is not None:
+            self.then.release(state)
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        if self.then is not None:
+            self.then.refuse(state, reason, text)
+
+
+def every_partition(partition: int) -> bool:
+    """A single node publishes the messages of all partitions."""
+    return True

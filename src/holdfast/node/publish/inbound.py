@@ -1,0 +1,292 @@
+"""Inbound messages: PUBLISH, PUBREL and the broker's own.
+
+QoS 1 and 2 messages are appended to the log; the rest (see `completion`) happens when their record
+is committed.
+"""
+
+from holdfast.log import record as log_record
+from holdfast.log.record import Record
+from holdfast.node.admission.observer import ClientObserver
+from holdfast.node.admission.throttle import charge_publish, refusal_of
+from holdfast.node.delivery.delivery import deliver
+from holdfast.node.node_state import NodeState, Route
+from holdfast.node.publish.acceptance import (
+    identify,
+    is_repeated,
+    is_replied,
+    refuse,
+    refuse_for_now,
+    release,
+)
+from holdfast.node.publish.aliases import resolve_alias
+from holdfast.node.publish.completion import (
+    LoggedPromise,
+    PublishPromise,
+    ReplyPromise,
+    TracedPromise,
+    follow_qos0,
+    record_of_qos0,
+    retain_at_once,
+)
+from holdfast.node.publish.control import COMMAND_TOPIC, take_command
+from holdfast.node.publish.delayed_inbound import publish_delayed
+from holdfast.node.publish.delayed_table import (
+    DELAYED_PREFIX,
+    InvalidDelay,
+    mounted,
+    split_delayed,
+)
+from holdfast.node.rights import is_reserved, may_write
+from holdfast.node.routing.routing import look_up, resolved
+from holdfast.node.session.connection import Connection
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Session
+from holdfast.node.topic_rights.questions import (
+    UNANSWERED,
+    asks_to_publish,
+    is_unanswered,
+)
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import PUBCOMP
+from holdfast.protocol.mqtt.publish import Publish, decode_publish
+from holdfast.protocol.topics.names import InvalidTopic
+
+
+def handle_publish(state: NodeState, connection: Connection, session: Session) -> None:
+    """Check a PUBLISH, then append its record, deliver it at once (QoS 0), or refuse it."""
+    reader = connection.reader
+    assert reader is not None
+    version = connection.version
+    publish = decode_publish(reader.buffer, reader.first, reader.start, reader.end, version, True)
+    state.stats.publish_received += 1
+    route = _checked_route(state, connection, publish)
+    if not may_write(connection, route):
+        _handle_special(state, connection, session, publish, route)
+        return
+    if connection.meter is not None and not charge_publish(
+        state, connection, reader.end - reader.begin, publish.qos
+    ):
+        return
+    if state.stats.topics is not None:
+        state.stats.topics.add(route.raw, connection.client_id, len(publish.payload))
+    if route.version != state.route_version:
+        resolved(state, route)
+    qos = publish.qos
+    tracer = state.tracer
+    if tracer is not None:
+        publish.properties = tracer.begin(
+            route.topic, publish.properties, session.client_id, qos, len(publish.payload)
+        )
+    if qos == 0:
+        state.stats.publish_qos0_received += 1
+        _publish_qos0(state, connection, session, publish, route)
+        if tracer is not None and tracer.span is not None:
+            tracer.end(tracer.span, -1, -1, "")
+        return
+    # [MQTT-3.3.4-7] [MQTT-3.3.4-8]
+    connection.unacknowledged += 1
+    if connection.unacknowledged > state.config.receive_maximum and version >= 5:
+        raise ProtocolViolation(
+            reasons.RECEIVE_MAXIMUM_EXCEEDED,
+            f"more than {state.config.receive_maximum} publishes without acknowledgement",
+        )
+    record = Record(
+        route.partition,
+        log_record.MESSAGE,
+        qos | log_record.FLAG_RETAIN if publish.retain else qos,
+        state.wall_us,
+        publish.topic,
+        session.key,
+        publish.properties,
+        publish.payload,
+    )
+    if qos == 2:
+        state.stats.publish_qos2_received += 1
+        if is_repeated(state, connection, session, publish, route.partition):
+            return
+        if connection.numbers_qos2 and is_replied(state, connection, session, publish, record):
+            return
+        if session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
+            identify(session, publish.packet_id, record)
+    else:
+        state.stats.publish_qos1_received += 1
+        if publish.properties and is_replied(state, connection, session, publish, record):
+            return
+    _store(state, connection, session, publish, record, route)
+
+
+def _handle_special(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
+) -> None:
+    """Handle a PUBLISH to a topic that the client may not write, as far as is known. A service may
+    have to be asked. A delayed message and a command have such topics. Any other is refused."""
+    asked = _topic_in_question(state, publish, route)
+    if asked and asks_to_publish(state, connection, asked):
+        return
+    reader = connection.reader
+    assert reader is not None
+    if connection.meter is not None and not charge_publish(
+        state, connection, reader.end - reader.begin, publish.qos
+    ):
+        return
+    if state.stats.topics is not None:
+        state.stats.topics.add(route.raw, connection.client_id, len(publish.payload))
+    if asked and is_unanswered(connection, asked):
+        refuse_for_now(state, connection, session, publish, route.partition, UNANSWERED)
+    elif route.reserved and publish.topic.startswith(DELAYED_PREFIX):
+        publish_delayed(state, connection, session, publish)
+    elif not take_command(state, connection, session, publish, route):
+        refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+
+
+def _topic_in_question(state: NodeState, publish: Publish, route: Route) -> str:
+    """The topic whose right decides about a PUBLISH; "": no right helps."""
+    if not route.reserved:
+        return route.topic
+    if route.topic == COMMAND_TOPIC and state.admission.takes_commands:
+        return route.topic
+    if publish.topic.startswith(DELAYED_PREFIX):
+        try:
+            topic = split_delayed(publish.topic)[1].decode()
+        except InvalidDelay:
+            return ""
+        return "" if is_reserved(topic) else topic
+    return ""
+
+
+def _checked_route(state: NodeState, connection: Connection, publish: Publish) -> Route:
+    """The route of a PUBLISH, after the checks that need no rights. A violation closes the
+    connection."""
+    if publish.topic_alias or not publish.topic:
+        resolve_alias(state, connection, publish)
+    if connection.mount:
+        publish.topic = mounted(connection.mount, publish.topic)
+    route = state.routes.get(publish.topic)
+    if route is None:
+        try:
+            route = look_up(state, publish.topic)
+        except InvalidTopic as error:
+            # [MQTT-3.3.2-2] no wildcards, [MQTT-4.7.3-1] not empty
+            raise ProtocolViolation(reasons.TOPIC_NAME_INVALID, str(error)) from None
+    if publish.qos > state.config.qos_max:
+        # [MQTT-3.2.2-11]
+        raise ProtocolViolation(
+            reasons.QOS_NOT_SUPPORTED,
+            f"QoS {publish.qos}, the maximum here is {state.config.qos_max}",
+        )
+    if publish.retain and not state.config.retain_available:
+        # [MQTT-3.2.2-14]
+        raise ProtocolViolation(reasons.RETAIN_NOT_SUPPORTED, "retained messages are switched off")
+    return route
+
+
+def _store(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    record: Record,
+    route: Route,
+) -> None:
+    """Append the record and promise its acknowledgement, or refuse the message. A cluster sends the
+    record to its leader. Delivery and the retained update follow when it comes back committed."""
+    text = "" if connection.meter is None else refusal_of(connection)
+    if not text:
+        text = state.cluster.refusal(connection, record)
+    if text:
+        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
+        return
+    is_repeated = False
+    if publish.qos == 2:
+        # Before the record is committed: a repetition that arrives meanwhile must not be stored.
+        session.hold_inbound(publish.packet_id, record.partition)
+        is_repeated = publish.dup
+    here = route if state.cluster.is_single else None
+    promise = PublishPromise(record, here, connection, publish.packet_id, is_repeated)
+    tracer = state.tracer
+    if tracer is not None and tracer.span is not None:
+        promise = TracedPromise(
+            record, here, connection, publish.packet_id, is_repeated, tracer.span
+        )
+    promise.precede(route)
+    state.publish(record, promise)
+    observer = state.admission.observer
+    if observer is not None and route.unobserved_by is not observer:
+        _observe(observer, connection, publish, route)
+
+
+def _observe(
+    observer: ClientObserver, connection: Connection, publish: Publish, route: Route
+) -> None:
+    is_observed = observer.observes_messages and observer.published(
+        connection, route.topic, publish.payload, publish.qos, publish.retain
+    )
+    if not is_observed:
+        route.unobserved_by = observer
+
+
+def _publish_qos0(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
+) -> None:
+    """Deliver a QoS 0 message at once, unless a message of its topic waits for its commit. It is
+    logged only if the configuration says so, or if it is retained."""
+    message = Message(
+        publish.topic,
+        publish.payload,
+        0,
+        publish.retain,
+        publish.properties,
+        publish.expiry_s,
+        state.wall_us,
+        session.key,
+    )
+    reader = connection.reader
+    assert reader is not None
+    is_plain = reader.first == 0x30 and not publish.properties and not publish.topic_alias
+    # Receivers of the same version get such a message unchanged, so its bytes are kept for them.
+    if is_plain and not connection.mount:
+        message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
+    newest = route.newest
+    is_following = newest is not None and not state.disk_full
+    if newest is not None and is_following:
+        follow_qos0(state, route, message, newest)
+    else:
+        deliver(state, route, message)
+        state.cluster.spread(message, route.topic, route.behind)
+    observer = state.admission.observer
+    if observer is not None and route.unobserved_by is not observer:
+        _observe(observer, connection, publish, route)
+    if not is_following and (route.logged or publish.retain):
+        if not state.disk_full:
+            log_qos0(state, message, route)
+        elif publish.retain and state.cluster.is_single:
+            retain_at_once(state, route, message, None)
+
+
+def log_qos0(state: NodeState, message: Message, route: Route) -> None:
+    """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
+    retained update."""
+    message.partition = route.partition
+    record = record_of_qos0(message, route)
+    if message.retain and state.cluster.is_single:
+        retain_at_once(state, route, message, record)
+    else:
+        message.offset = state.append(record)
+    if route.logged and state.cluster.is_single:
+        state.promise(LoggedPromise(message, route))
+
+
+def handle_pubrel(
+    state: NodeState, connection: Connection, session: Session, packet_id: int
+) -> None:
+    """Free the packet id of a QoS 2 message that the publisher has released. The log must contain
+    that before PUBCOMP is sent. [MQTT-4.3.3-11] [MQTT-4.3.3-12]"""
+    is_known = session.inbound is not None and packet_id in session.inbound
+    reason = reasons.SUCCESS
+    if not is_known and connection.version >= 5:
+        reason = reasons.PACKET_IDENTIFIER_NOT_FOUND
+    reply = encode_ack(PUBCOMP, packet_id, reason, connection.version)
+    is_counted = is_known and not session.is_doubtful(packet_id)
+    release(state, session, packet_id, ReplyPromise(connection, reply, is_counted))

@@ -1,0 +1,106 @@
+"""The alignment of this node's log with the leader of each partition, before it sends records
+there.
+
+A record sent earlier may be in the leader's log, or lost with the leader or the link. So after each
+change of the leader, its epoch or the link, records wait. They leave once this node's own log has
+everything that the leader's log had when it received the request for its end. The request takes the
+same link as the records, behind them.
+
+Counter-example: the link breaks after a FORWARD, and the records are sent again at once. The leader
+has stored them already, and plain QoS 1 messages are stored twice.
+"""
+
+from typing import Final
+
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import BARRIER
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.reads.read_barrier import ALIGNMENT, barrier_request
+from holdfast.node.replicate.replication import Replication
+
+ASK_AGAIN_S: Final = 0.03
+"""The interval in seconds between requests: the next leader may apply the metadata later than this
+node."""
+
+
+class LeaderSync:
+    """The partitions whose leader may not receive records yet, and the log ends that leaders
+    reported."""
+
+    def __init__(
+        self, context: ClusterContext, forwarding: RecordForwarder, replication: Replication
+    ) -> None:
+        self._context = context
+        self._forwarding = forwarding
+        self._replication = replication
+        self._waiting: set[int] = set(range(context.journal.partitions))
+        # Per partition the reply of its leader: leader, epoch, end of its log.
+        self._ends: dict[int, tuple[str, int, int]] = {}
+        self._asked_at = -1.0
+
+    def lose(self, partition: int) -> None:
+        """Stops sending to the partition: its leader, the epoch or the link has changed."""
+        self._forwarding.stop(partition)
+        self._ends.pop(partition, None)
+        self._waiting.add(partition)
+        self._asked_at = -1.0
+
+    def lose_node(self, node: str) -> None:
+        """Stops sending to the partitions that `node` leads."""
+        for partition in range(len(self._context.leading)):
+            if self._context.leader(partition) == node:
+                self.lose(partition)
+
+    def lead(self, partition: int, epoch: int, known: set[tuple[int, bytes]]) -> None:
+        """Aligns the partition at once because this node leads it."""
+        self._waiting.discard(partition)
+        self._ends.pop(partition, None)
+        self._forwarding.aligned(partition, self._context.node_id, epoch, known)
+
+    def answered(self, node: str, entries: list[tuple[int, int, int]]) -> None:
+        """Takes the log ends of the partitions that `node` leads."""
+        for partition, epoch, end in entries:
+            if partition in self._waiting:
+                self._ends[partition] = (node, epoch, end)
+
+    def take_aligned(self) -> list[tuple[int, str, int]]:
+        """Returns (partition, leader, epoch) of the partitions that are aligned now."""
+        if not self._waiting:
+            return []
+        found: list[tuple[int, str, int]] = []
+        journal = self._context.journal
+        for partition in list(self._waiting):
+            answer = self._ends.get(partition)
+            if answer is None:
+                continue
+            leader, epoch, end = answer
+            if (
+                leader == self._context.leader(partition)
+                and epoch == self._context.epoch(partition)
+                and self._replication.followed_epoch(partition) == epoch
+                and journal.next_offset[partition] >= end
+            ):
+                self._waiting.discard(partition)
+                del self._ends[partition]
+                found.append((partition, leader, epoch))
+        return found
+
+    def ask(self, now: float) -> None:
+        """Requests the log ends from leaders that have not reported one for the present epoch."""
+        if not self._waiting or now < self._asked_at + ASK_AGAIN_S:
+            return
+        leaders: set[str] = set()
+        for partition in self._waiting:
+            leader = self._context.leader(partition)
+            answer = self._ends.get(partition)
+            if answer is not None and answer[:2] == (leader, self._context.epoch(partition)):
+                continue
+            if leader in self._context.connected and self._replication.followed_epoch(partition):
+                leaders.add(leader)
+        # Without a connected leader the next event, not a timer, triggers the request.
+        self._asked_at = now if leaders else -1.0
+        for leader in leaders:
+            self._context.send(leader, BARRIER, barrier_request(ALIGNMENT))
+
+    def timer(self) -> float | None:
+        return self._asked_at + ASK_AGAIN_S if self._waiting and self._asked_at >= 0 else None

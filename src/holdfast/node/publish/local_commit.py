@@ -1,0 +1,191 @@
+"""The commit of a node's own records while it is the whole cluster: by the journal's sequence.
+
+Every other node waits for tickets, because its records come back from a leader. A node that leads
+every partition and is alone in every in-sync set commits what its disk has. So its records stay in
+memory from admission to the fold, in append order, and none is parsed again. No frame is built, and
+nothing is kept per partition.
+
+Invariants
+- A record is folded, and its promise resolved, after its commit and in append order.
+- `end` leaves the node as if `RecordForwarder` had appended every record: a ticket in the log, an
+  entry in its queue, and the promises in order per connection. So another node may join at any
+  moment. Counter-example: a record has no entry, and its partition moves to a node that lacks it.
+  The record is cut off, and the client never receives its PUBACK.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from holdfast.log.record import Record
+from holdfast.node.node_state import NodeState
+from holdfast.node.promise import PROMISE_BYTES, CallbackPromise, Promise
+from holdfast.node.publish.admission import REFUSED, STORE, Admission, is_recognised
+from holdfast.node.publish.apply import Applier
+from holdfast.node.publish.completion import PrecedingPromise, PublishPromise
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS
+
+NO_PARTITION: Final = -1
+
+
+class _Step:
+    """A record or a promise in append order. A record waits for its commit, a promise alone for the
+    steps before it."""
+
+    def __init__(self, partition: int, record: Record | None, promise: Promise | None) -> None:
+        """`partition`: of the record, or of the records that the promise waits for."""
+        self.partition = partition
+        self.record = record
+        self.promise = promise
+
+
+class LocalCommit:
+    """The records that this node has appended and not folded while it is alone
+    (`ClusterContext.is_alone`)."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        admission: Admission,
+        forwarding: RecordForwarder,
+        applier: Applier,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._admission = admission
+        self._forwarding = forwarding
+        self._promises = forwarding.promises
+        self._applier = applier
+        # A message with its PUBACK or PUBREC is a PublishPromise, everything else a `_Step`. Unless
+        # `release` runs, the first one has a record that is not committed.
+        self._steps: list[object] = []
+
+    def is_waiting(self) -> bool:
+        """Whether a record or a promise waits."""
+        return bool(self._steps)
+
+    def size_bytes(self) -> int:
+        """The memory of what waits, approximately."""
+        return len(self._steps) * PROMISE_BYTES
+
+    def append(self, record: Record) -> None:
+        """Append a record without a promise."""
+        if self._append(record) == STORE:
+            self._add(_Step(record.partition, record, None))
+
+    def publish(self, record: Record, promise: Promise) -> None:
+        """Append a record. The promise waits for it, and for its other conditions."""
+        promise.waiting += 1
+        outcome = self._append(record)
+        if outcome != STORE:
+            self._answer(record, promise, outcome)
+        elif isinstance(promise, PublishPromise) and promise.record is record:
+            self._add(promise)
+        else:
+            self._add(_Step(record.partition, record, promise))
+
+    def _append(self, record: Record) -> int:
+        """Append a record if admission stores it. Returns the verdict."""
+        record.ticket = self._forwarding.next_ticket()
+        if is_recognised(record) or self._state.disk_full:
+            return self._admission.append_own(record)
+        self._journal.append(record)
+        return STORE
+
+    def _add(self, step: object) -> None:
+        """Add an appended record, and the one that admission has appended behind it, if any."""
+        self._steps.append(step)
+        removed = self._admission.removed
+        if removed is not None:
+            self._admission.removed = None
+            self._steps.append(_Step(removed.partition, removed, None))
+
+    def _answer(self, record: Record, promise: Promise, outcome: int) -> None:
+        """Queue the reply to a record that is not appended. A repetition waits for the records
+        before it in its partition."""
+        partition = record.partition
+        if outcome == REFUSED:
+            self._promises.refuse(promise, self._admission.reason, self._admission.text)
+            partition = NO_PARTITION
+        self._await(partition, promise)
+
+    def promise(self, promise: Promise) -> None:
+        """Queue a promise without a record."""
+        promise.waiting += 1
+        self._await(NO_PARTITION, promise)
+
+    def after_newest(self, partition: int, do: Callable[[], None]) -> None:
+        """Call `do` once every record appended so far is folded."""
+        promise = CallbackPromise(lambda _: do())
+        promise.waiting += 1
+        self._await(partition, promise)
+
+    def _await(self, partition: int, promise: Promise) -> None:
+        """Let a promise without a record wait for the steps before it."""
+        if self._steps:
+            self._steps.append(_Step(partition, None, promise))
+        else:
+            self._resolve(promise)
+
+    def _resolve(self, promise: Promise) -> None:
+        """Meet the condition that a promise had for its place in the order."""
+        promise.waiting -= 1
+        self._promises.add(promise)
+        if isinstance(promise, PrecedingPromise):
+            promise.end_precedence(self._state)
+
+    def release(self) -> None:
+        """Fold what is committed, and resolve its promises."""
+        steps, applier = self._steps, self._applier
+        marks = self._journal.high_watermark
+        done = 0
+        # A step may append others.
+        while done < len(steps):
+            step = steps[done]
+            record: Record | None
+            promise: Promise | None
+            if isinstance(step, PublishPromise):
+                record, promise = step.record, step
+            else:
+                assert isinstance(step, _Step)
+                record, promise = step.record, step.promise
+            if record is not None:
+                if record.offset >= marks[record.partition]:
+                    break
+                route = promise.precedes if isinstance(promise, PublishPromise) else None
+                # Also a session that is away is a receiver.
+                if not applier.fold(record) and route and not applier.filters.match(route.topic):
+                    assert promise is not None
+                    promise.reason = NO_MATCHING_SUBSCRIBERS
+                if is_recognised(record):
+                    self._admission.committed(record.partition, record.offset + 1)
+            if promise is not None:
+                self._resolve(promise)
+            done += 1
+        del steps[:done]
+
+    def end(self) -> None:
+        """Hand everything that waits to the forwarding."""
+        steps, self._steps = self._steps, []
+        for step in steps:
+            if isinstance(step, PublishPromise):
+                step = _Step(step.record.partition, step.record, step)
+            assert isinstance(step, _Step)
+            record, promise = step.record, step.promise
+            if record is not None and record.ticket:
+                # Admission's own records have no ticket. They are folded when the log has them.
+                self._forwarding.adopt(record, promise)
+            if promise is None:
+                continue
+            if record is None and step.partition == NO_PARTITION:
+                self._resolve(promise)
+                continue
+            self._promises.add(promise)
+            if record is None:
+                self._forwarding.after_newest(step.partition, partial(self._settle, promise))
+
+    def _settle(self, promise: Promise) -> None:
+        self._promises.settle(promise)
+        if isinstance(promise, PrecedingPromise):
+            promise.end_precedence(self._state)

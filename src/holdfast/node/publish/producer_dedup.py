@@ -1,0 +1,250 @@
+"""The effect of a producer sequence (`hf-seq`) on one PUBLISH and on later ones: of QoS 1, and of
+QoS 2 if the client has asked for that.
+
+A temporary refusal keeps the order of a producer's messages. Once a sequence was refused for want
+of space, or by a rate or bound, every later one on the same connection is refused too, until the
+client starts again from there. docs/producers.md has the whole contract.
+"""
+
+from typing import Final
+
+from holdfast.log import record as log_record
+from holdfast.log.record import Record
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.producers import (
+    InvalidSequence,
+    Producer,
+    SequenceReader,
+    forgotten,
+)
+from holdfast.node.session.connection import Connection
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import Disconnect
+from holdfast.protocol.mqtt.publish import Publish
+
+HOLES_MAX: Final = 256
+"""The most producers with a refused sequence on one connection."""
+
+UNNUMBERED: Final = 0
+"""The outcome for a message without a producer sequence."""
+STORE: Final = 1
+"""The outcome for a new message. The table has it; the caller appends it with the sequencer's
+fields."""
+REPLY: Final = 2
+"""The outcome for a message that is not stored. The caller sends the sequencer's `reason` and
+`text`."""
+
+
+class Sequencer(SequenceReader):
+    """The producer sequences of one connection: the last one read, the reply to it, and the holes.
+
+    A hole is a refused sequence. Invariant: on this connection no later sequence of its producer is
+    stored before it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason = reasons.SUCCESS
+        self.text = ""
+        # Per producer id, the first (epoch, sequence) refused for want of space; at most HOLES_MAX.
+        self.holes: dict[bytes, tuple[int, int]] = {}
+
+    def reply(self, reason: int, text: str) -> int:
+        """Record the reply and return ANSWER."""
+        self.reason = reason
+        self.text = text
+        return REPLY
+
+    def is_behind_hole(self) -> bool:
+        """Whether the message comes after a hole of its producer. The refused message, or an
+        earlier one, fills the hole. A higher epoch starts again, so no hole affects it."""
+        hole = self.holes.get(self.producer_id)
+        if hole is None:
+            return False
+        if self.epoch == hole[0] and self.sequence > hole[1]:
+            return True
+        del self.holes[self.producer_id]
+        return False
+
+    def note_refused(self, producer_id: bytes, epoch: int, sequence: int) -> bool:
+        """Record a hole for a message that was accepted as STORE and that the cluster refused
+        later. False: too many producers have a hole."""
+        hole = self.holes.get(producer_id)
+        if hole is not None:
+            if hole[0] > epoch or (hole[0] == epoch and hole[1] <= sequence):
+                return True
+        elif len(self.holes) >= HOLES_MAX:
+            return False
+        self.holes[producer_id] = (epoch, sequence)
+        return True
+
+    def note_hole(self) -> None:
+        """Record that the message is refused for now."""
+        if len(self.holes) >= HOLES_MAX:
+            # A new connection starts without holes, and its client where it was.
+            raise ProtocolViolation(
+                reasons.QUOTA_EXCEEDED,
+                f"no space, and {HOLES_MAX} producers wait for it on this connection",
+            )
+        self.holes[self.producer_id] = (self.epoch, self.sequence)
+
+
+def sequencer_of(connection: Connection) -> Sequencer:
+    """The Sequencer of a connection, made on first use."""
+    sequencer = connection.sequencer
+    if sequencer is None:
+        sequencer = Sequencer()
+        connection.sequencer = sequencer
+    assert isinstance(sequencer, Sequencer)
+    return sequencer
+
+
+def admit(
+    state: NodeState,
+    connection: Connection,
+    sequencer: Sequencer,
+    partition: int,
+    publish: Publish,
+    at: int,
+    refusal: str,
+) -> int:
+    """UNNUMBERED, STORE or ANSWER for an authorised PUBLISH with PROPERTY_HEAD at `at` of its
+    properties. `refusal`: the reason why nothing new may be stored now, or "". Raises
+    `ProtocolViolation` if too many producers wait for space.
+
+    In a cluster the table has what is applied here, which decides for good. The leader of the
+    partition decides about the rest. If two users claim a new producer at two nodes at the same
+    time, both may write for a short time.
+
+    On a single node the table must not have a sequence that the caller then refuses: the message,
+    sent again, would be acknowledged as a repetition and never stored.
+    """
+    try:
+        if not sequencer.read(publish.properties, at):
+            return UNNUMBERED
+    except InvalidSequence as error:
+        return sequencer.reply(reasons.PAYLOAD_FORMAT_INVALID, str(error))
+    table = state.producers
+    epoch = sequencer.epoch
+    sequence = sequencer.sequence
+    place = table.find_position(sequencer.producer_id, partition, state.wall_us)
+    producer = table.find(sequencer.producer_id, state.wall_us)
+    if producer is not None and producer.owner and not _may_use(state, connection, producer):
+        state.stats.authorizations_denied += 1
+        return sequencer.reply(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
+    is_stored = False
+    if place is not None:
+        if epoch < place.epoch:
+            state.stats.producer_fenced += 1
+            text = f"producer epoch is fenced: {epoch} is below {place.epoch}"
+            return sequencer.reply(reasons.IMPLEMENTATION_SPECIFIC_ERROR, text)
+        is_stored = epoch == place.epoch and sequence <= place.sequence
+    if sequencer.holes and sequencer.is_behind_hole():
+        state.stats.refused_disk_full += 1
+        text = "an earlier sequence of the producer was refused: send that first"
+        return sequencer.reply(reasons.QUOTA_EXCEEDED, text)
+    if is_stored:
+        state.stats.producer_duplicates += 1
+        return sequencer.reply(reasons.SUCCESS, "")
+    is_single = state.cluster.is_single
+    if refusal or (state.disk_full and is_single):
+        sequencer.note_hole()
+        if not refusal:
+            state.stats.refused_disk_full += 1
+        return sequencer.reply(reasons.QUOTA_EXCEEDED, refusal)
+    _bind(state, connection, sequencer, partition, producer)
+    if not is_single:
+        return STORE
+    # The table moves before the commit: a repetition may arrive before this record is on disk, and
+    # must not be stored twice. Its acknowledgement waits for the record.
+    if place is not None:
+        table.advance(sequencer.producer_id, place, epoch, sequence, state.wall_us)
+        return STORE
+    client_id = connection.client_id.encode()
+    table.store(sequencer.producer_id, partition, epoch, sequence, state.wall_us, client_id)
+    forget_some(state, sequencer.producer_id)
+    return STORE
+
+
+def _bind(
+    state: NodeState,
+    connection: Connection,
+    sequencer: Sequencer,
+    partition: int,
+    producer: Producer | None,
+) -> None:
+    """Append the producer's user to each partition that it writes to, before its first message
+    there. So a log that has the message has the user. The first user to write owns the producer."""
+    if not (state.config.authenticates_users or state.producers.binds):
+        return
+    known = "" if producer is None else producer.owner
+    owner = known or verified_user(state, connection)
+    if owner == known and producer is not None and producer.position(partition) is not None:
+        return
+    if state.cluster.is_single:
+        state.producers.bind(sequencer.producer_id, partition, owner, state.wall_us)
+    if owner or state.producers.binds:
+        _append_owner(state, sequencer, partition, owner)
+
+
+def _append_owner(state: NodeState, sequencer: Sequencer, partition: int, owner: str) -> None:
+    state.append(
+        Record(
+            partition,
+            log_record.PRODUCER,
+            flags=log_record.FLAG_PRODUCER,
+            timestamp_us=state.wall_us,
+            client_id=owner.encode(),
+            producer=sequencer.producer_id,
+            producer_epoch=sequencer.epoch,
+            sequence=sequencer.sequence,
+        )
+    )
+
+
+def note_refused(state: NodeState, connection: Connection, record: Record) -> None:
+    """Record a hole if the refused message has a producer sequence. Later ones are then refused on
+    this connection until it is stored."""
+    if not record.flags & log_record.FLAG_PRODUCER:
+        return
+    sequencer = sequencer_of(connection)
+    if not sequencer.note_refused(record.producer, record.producer_epoch, record.sequence):
+        # A new connection starts without holes, and its client where it was.
+        if connection.version >= 5:
+            packet = Disconnect(reasons.QUOTA_EXCEEDED, {})
+            connection.send(encode(packet, connection.version), state.dirty)
+        connection.close(state.dirty)
+
+
+def forget_some(state: NodeState, newest: bytes = b"") -> None:
+    """Append that some expired producers, and those above the limit, are forgotten. `newest`
+    stays.
+
+    A single node does so with each new position. In a cluster the leader of partition 0 does, with
+    whatever it applies: of several nodes each would choose the same producers.
+    """
+    table = state.producers
+    expired = table.expired(state.wall_us)
+    excess = table.excess(newest)
+    if excess:
+        state.stats.producer_evicted += len(excess)
+        if state.repeats.count("producers_evicted", state.now):
+            fields: dict[str, object] = {"producers_max": state.config.producers_max}
+            state.note("warning", "producers_evicted", fields)
+    for producer_id, place in expired + excess:
+        state.append(forgotten(producer_id, place, state.wall_us))
+        if state.cluster.is_single:
+            table.remove(producer_id, place.partition)
+
+
+def _may_use(state: NodeState, connection: Connection, producer: Producer) -> bool:
+    if not state.config.authenticates_users:
+        return True
+    return verified_user(state, connection) == producer.owner
+
+
+def verified_user(state: NodeState, connection: Connection) -> str:
+    """The user name that the client has proved, or ""."""
+    return connection.username or ""

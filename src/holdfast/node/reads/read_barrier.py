@@ -1,0 +1,224 @@
+"""The read barrier: a wait until this node has applied everything that was committed anywhere
+before.
+
+This node requests the log ends from the leaders of all partitions, and applies records up to those
+ends. A deposed leader that does not know of its successor would report too low an end. So the
+metadata is read as well (`read_index`). A reply counts only if its epoch is not below the one that
+the metadata then has. A node that is cut off from the majority together with such a leader waits.
+
+This is the read index of Raft (thesis, section 6.4), for partitions that do not use Raft.
+"""
+
+import struct
+from typing import Final
+
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import BARRIER, BadFrame
+from holdfast.node.node_state import NodeState
+from holdfast.node.reads.read_index import NOTHING, MetadataReads
+
+ASK_AGAIN_S: Final = 0.1
+"""The interval in seconds between requests to leaders that have not replied."""
+BEHIND_S: Final = 2.0
+"""The time in seconds after which a node that has not passed a barrier counts as behind others."""
+ASKING_MAX: Final = 8
+"""The most barriers for which requests are under way. A barrier that begins later waits for one of
+them."""
+ALIGNMENT: Final = 0
+"""The question number of the requests of LeaderSync."""
+
+_REQUEST: Final = struct.Struct("<Q")
+_RESULT: Final = struct.Struct("<HIQ")
+
+
+class Barrier:
+    """One read barrier and the replies of the leaders so far."""
+
+    def __init__(self, number: int, partitions: int) -> None:
+        self.number = number
+        # Replies to questions and reads from these numbers on count, because they began after the
+        # barrier, at this time. NOTHING: none began.
+        self.question = NOTHING
+        self.read = NOTHING
+        self.asked_at = 0.0
+        # Per partition the epoch and the log end that its leader reported; an end of -1: no reply.
+        self.epochs = [0] * partitions
+        self.ends = [-1] * partitions
+
+    def add_log_end(self, partition: int, epoch: int, end: int) -> None:
+        """Takes a reported log end, unless one of a higher epoch is known."""
+        if self.ends[partition] < 0 or epoch > self.epochs[partition]:
+            self.epochs[partition] = epoch
+            self.ends[partition] = end
+
+
+class Barriers:
+    """The read barriers of this node that are not passed yet.
+
+    Invariant: a reply counts for a barrier only if its request was sent after the barrier began.
+    Counter-example: a leader reports end 10, commits record 10, a barrier begins and takes that
+    reply. The node passes it without record 10.
+    """
+
+    def __init__(self, state: NodeState, context: ClusterContext, reads: MetadataReads) -> None:
+        self._state = state
+        self._context = context
+        self.reads = reads
+        self._number = 0
+        self._question = ALIGNMENT
+        self._sent_at = 0.0
+        # The barriers that are not passed, oldest first.
+        # Their numbers and questions ascend.
+        self.waiting: dict[int, Barrier] = {}
+
+    def seed_ids_at(self, question: int) -> None:
+        """Numbers the questions from `question` + 1.
+
+        The caller passes a random number. A reply to an earlier process of this node then does not
+        match a question of this one.
+        """
+        self._question = question
+
+    def begin(self) -> int:
+        """Returns the number of a barrier that begins now. All barriers of one turn are one."""
+        newest = next(reversed(self.waiting.values()), None)
+        if newest is not None and newest.question == NOTHING:
+            return newest.number
+        self._number += 1
+        barrier = Barrier(self._number, len(self._context.leading))
+        self.waiting[barrier.number] = barrier
+        return barrier.number
+
+    def has_passed(self, number: int) -> bool:
+        """True if the barrier is passed: every partition was reached.
+
+        There is no time-out. A barrier waits for a partition without a reachable leader for as long
+        as that lasts, because what follows it cannot be undone. Counter-example with a time-out: a
+        coordinator that does not reach the leader of a session's home ends the group of that
+        session.
+        """
+        return number not in self.waiting
+
+    def lacking(self, number: int) -> set[int]:
+        """Returns the partitions that a barrier has not reached, or none before it has read the
+        metadata. A part of the node that does without them permits only what can be undone."""
+        barrier = self.waiting.get(number)
+        if barrier is None or barrier.read == NOTHING or not self.reads.has_passed(barrier.read):
+            return set()
+        return {each for each in range(len(barrier.ends)) if not self._is_reached(barrier, each)}
+
+    def nodes_ahead(self) -> list[str]:
+        """Returns the nodes that have what the oldest barrier has waited for here for `BEHIND_S`.
+
+        Empty unless the partitions that it lacks commit records without this node. Only then can
+        another node pass a barrier that this one cannot.
+        """
+        oldest = next(iter(self.waiting.values()), None)
+        metadata = self._context.metadata
+        if metadata is None or oldest is None or self._state.now < oldest.asked_at + BEHIND_S:
+            return []
+        in_sync = [metadata.partitions[each].in_sync for each in self.lacking(oldest.number)]
+        own = self._context.node_id
+        if not in_sync or any(own in each or len(each) < metadata.min_insync for each in in_sync):
+            return []
+        connected = sorted(self._context.connected)
+        return [node for node in connected if all(node in each for each in in_sync)]
+
+    def handle_reply(self, question: int, entries: list[tuple[int, int, int]]) -> None:
+        """Takes the log ends in a reply to `question`."""
+        for barrier in self.waiting.values():
+            if NOTHING != barrier.question <= question:
+                for partition, epoch, end in entries:
+                    if partition < len(barrier.ends):
+                        barrier.add_log_end(partition, epoch, end)
+
+    def advance(self) -> bool:
+        """Sends due requests at the end of a turn. Returns True if a barrier was passed."""
+        if not self.waiting:
+            return False
+        self._send_question()
+        passed = False
+        for barrier in list(self.waiting.values()):
+            if self._is_passed(barrier):
+                del self.waiting[barrier.number]
+                passed = True
+        return passed
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the barriers are in the order in which they began."""
+        asked = [each.question for each in self.waiting.values() if each.question != NOTHING]
+        assert asked == sorted(asked), "a later barrier asked earlier"
+        assert list(self.waiting) == sorted(self.waiting), "the barriers are out of order"
+
+    def _is_passed(self, barrier: Barrier) -> bool:
+        if barrier.read == NOTHING or not self.reads.has_passed(barrier.read):
+            return False
+        return self._context.is_whole and all(
+            self._is_reached(barrier, partition) for partition in range(len(barrier.ends))
+        )
+
+    def _is_reached(self, barrier: Barrier, partition: int) -> bool:
+        reached = self._state.delivered[partition]
+        return 0 <= barrier.ends[partition] <= reached and not self._is_outdated(barrier, partition)
+
+    def _is_outdated(self, barrier: Barrier, partition: int) -> bool:
+        """True if the reply came from a leader with a lower epoch than the metadata has."""
+        return barrier.epochs[partition] < self._context.epoch(partition)
+
+    def _send_question(self) -> None:
+        """Sends one question for all barriers: at once for new ones, repeated every
+        `ASK_AGAIN_S`."""
+        asking = list(self.waiting.values())[:ASKING_MAX]
+        is_begun = asking[-1].question == NOTHING
+        if not is_begun and self._state.now < self._sent_at + ASK_AGAIN_S:
+            return
+        self._sent_at = self._state.now
+        self._question += 1
+        leaders: dict[str, None] = {}
+        for barrier in asking:
+            if barrier.question == NOTHING:
+                barrier.question = self._question
+                barrier.asked_at = self._state.now
+                barrier.read = self.reads.begin()
+            for partition, end in enumerate(barrier.ends):
+                if end < 0 or self._is_outdated(barrier, partition):
+                    self._question_leader(barrier, partition, leaders)
+        for leader in leaders:
+            self._context.send(leader, BARRIER, barrier_request(self._question))
+
+    def _question_leader(self, barrier: Barrier, partition: int, leaders: dict[str, None]) -> None:
+        if self._context.leads(partition):
+            end = self._context.journal.next_offset[partition]
+            barrier.add_log_end(partition, self._context.leading[partition], end)
+        else:
+            leaders[self._context.leader(partition)] = None
+
+    def timer(self) -> float | None:
+        """Returns the time of the next request, or None if no barrier waits."""
+        return self._sent_at + ASK_AGAIN_S if self.waiting else None
+
+
+def barrier_request(question: int) -> bytes:
+    return _REQUEST.pack(question)
+
+
+def encode_log_ends(context: ClusterContext, payload: bytes) -> bytes:
+    """Encodes the log ends of the partitions that this node leads. Raises BadFrame when the request
+    is malformed."""
+    if len(payload) != _REQUEST.size:
+        raise BadFrame(f"barrier of {len(payload)} bytes")
+    parts = [payload]
+    for partition, epoch in enumerate(context.leading):
+        if epoch:
+            parts.append(_RESULT.pack(partition, epoch, context.journal.next_offset[partition]))
+    return b"".join(parts)
+
+
+def decode_barrier(payload: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """Returns the question, and (partition, epoch, end) of each partition. Raises BadFrame when the
+    reply is malformed."""
+    try:
+        (question,) = _REQUEST.unpack_from(payload)
+        return question, list(_RESULT.iter_unpack(payload[_REQUEST.size :]))
+    except struct.error as error:
+        raise BadFrame(f"answer to a barrier: {error}") from None

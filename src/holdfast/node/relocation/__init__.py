@@ -1,0 +1,5 @@
+"""The clients that a node sends to other nodes.
+
+- Decides: which clients leave, and when.
+- Never: where they go; `node/relocation/redirection.py` decides that.
+"""

@@ -1,0 +1,1 @@
+"""Routes of messages to subscribers, on this node and on the others."""

@@ -1,0 +1,93 @@
+"""The fitness of a cluster node to serve clients: what is wrong with it, and what follows."""
+
+from typing import Final
+
+from holdfast.node.cluster_node import ClusterNode
+from holdfast.node.failure.disk_watch import DiskWatch
+from holdfast.node.metadata.model import DATA, NodePhase
+
+DRAINED: Final = "this node is being drained"
+
+
+class Fitness:
+    """The reasons for which this node does not serve, or sends its clients to other nodes."""
+
+    def __init__(self, cluster_node: ClusterNode, disk: DiskWatch) -> None:
+        self._cluster_node = cluster_node
+        self._disk = disk
+        self.is_ready = False
+        """Whether the node once led each partition of its cluster or followed its leader."""
+        self.is_damaged = False
+        """Whether the log has lost or changed records. It never becomes False again."""
+        self.is_undecided = False
+        """Whether damage was found before the metadata said whether there are other replicas."""
+        self.is_removed = False
+        """Whether the other nodes have reported that this node was removed for good."""
+        self.older_copy = ""
+        """The report of another node that this disk has lost something that it had once."""
+        self.may_begin_anew = False
+        """Whether the other nodes form a majority without this node, so that it may start again."""
+
+    def unready_reason(self, now: float) -> str:
+        """The reason why this node may not begin to serve, or "" if it may."""
+        cluster_node = self._cluster_node
+        context = cluster_node.context
+        metadata = context.metadata
+        if metadata is None or context.node_id not in metadata.nodes:
+            return "it belongs to no cluster"
+        if cluster_node.config.is_witness:
+            return ""
+        if cluster_node.awaits_generation:
+            return "its log was restored, and the nodes have not agreed on the generation yet"
+        for partition, info in enumerate(metadata.partitions):
+            if context.leads(partition):
+                continue
+            if not info.leader:
+                lacks = partition in cluster_node.positions.own_incomplete
+                waits = ": its replicas may lack records, and wait for all that are in sync" * lacks
+                return f"partition {partition} has no leader{waits}"
+            if cluster_node.replication.followed_epoch(partition) != info.epoch:
+                return f"it does not follow {info.leader} in partition {partition}"
+        if not context.is_whole:
+            return "it lacks replicated state"
+        if self.is_damaged:
+            return "its disk is damaged"
+        return "" if cluster_node.meta.has_majority(now) else "it is in contact with no majority"
+
+    def redirect_reason(self) -> str:
+        """The reason why clients should use other nodes, or "" if there is none."""
+        metadata = self._cluster_node.context.metadata
+        info = None if metadata is None else metadata.nodes.get(self._cluster_node.meta.node_id)
+        phase = None if info is None else info.state
+        if self.is_removed:
+            return "this node was removed from the cluster"
+        if self.older_copy:
+            return "the disk of this node is an older copy"
+        if self.is_damaged:
+            return "the disk of this node is damaged"
+        if self._cluster_node.state.has_stopped_partition and self.has_other_replicas():
+            return "an invariant of a partition does not hold at this node"
+        if self._disk.is_stalled:
+            return "the disk of this node does not answer"
+        if phase == NodePhase.DOWN and self._cluster_node.state.disk_full:
+            return "the disk of this node is full"
+        if phase == NodePhase.DRAINING:
+            return DRAINED
+        return ""
+
+    def other_servers(self) -> str:
+        """Return other nodes' client addresses, in the form of `holdfast.addresses`."""
+        context = self._cluster_node.context
+        metadata = context.metadata
+        if self.is_removed and metadata is not None:
+            # It has no links, so the metadata alone decides.
+            return context.servers(sorted(metadata.nodes))
+        return context.servers(sorted(context.connected))
+
+    def has_other_replicas(self) -> bool:
+        """Whether another data node exists, so that this node's log is not the only copy."""
+        metadata = self._cluster_node.context.metadata
+        own = self._cluster_node.meta.node_id
+        return metadata is not None and any(
+            node != own and info.role == DATA for node, info in metadata.nodes.items()
+        )

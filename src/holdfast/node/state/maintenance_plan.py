@@ -1,0 +1,109 @@
+"""The rules of a node's maintenance: when a snapshot is due, and what retention removes."""
+
+from dataclasses import dataclass
+
+from holdfast.log.journal.retention import (
+    RetentionDecision,
+    RetentionPolicy,
+    SegmentSummary,
+    count_unpinned,
+    decide,
+    pinned_bytes,
+)
+from holdfast.node.runtime.runtime import Runtime
+from holdfast.node.state.retention_pins import pins_of
+
+
+@dataclass(frozen=True)
+class MaintenanceLimits:
+    """The limits of a node's log that a configuration gives."""
+
+    policy: RetentionPolicy
+    snapshot_bytes: int
+    """The growth of the log after which a snapshot is due."""
+    session_bytes: int | None
+    """See `Pin.bytes_max`."""
+
+
+class MaintenancePlan:
+    """Decides what the maintenance of one node does. The caller does it and reports it."""
+
+    def __init__(self, runtime: Runtime, snapshots: list[int], limits: MaintenanceLimits) -> None:
+        """`snapshots`: the sequences of the snapshots, oldest first; the caller removes some."""
+        self._runtime = runtime
+        self._journal = runtime.state.journal
+        self._snapshots = snapshots
+        self.limits = limits
+        self._snapshot_at = self._journal.size_bytes()
+        # Bytes removed by retention since the start. Without them, removal would hide growth.
+        self._removed_bytes = 0
+        self.pinned_bytes = 0
+        """The bytes of the log that the worst session or shared group needed in the last
+        `retention`."""
+
+    def grown_bytes(self) -> int:
+        """The bytes appended since the last snapshot."""
+        return self._journal.size_bytes() + self._removed_bytes - self._snapshot_at
+
+    def is_snapshot_due(self) -> bool:
+        """Whether the log has grown enough for a snapshot. None is due while the state of a
+        partition is wrong: the next start would load it."""
+        is_right = not self._runtime.state.has_stopped_partition
+        return is_right and self.grown_bytes() >= self.limits.snapshot_bytes
+
+    def snapshot_sequence(self, *, always: bool) -> int | None:
+        """Return the sequence of a snapshot begun now, or None if there is one for all records.
+
+        `always`: write it even then, because the state contains more than the records define.
+        """
+        newest = self._snapshots[-1] if self._snapshots else -1
+        # The settled sequence is coarse and may decrease when records are appended. But settled
+        # records stay settled, so the newest snapshot's sequence is a lower bound.
+        # Committed records that are not applied are not in the snapshot.
+        applied = self._runtime.recorded_state().delivered
+        sequence = max(newest, self._journal.snapshot_sequence(applied))
+        return sequence if sequence != newest or self.is_snapshot_due() or always else None
+
+    def snapshot_written(self, sequence: int, grown_bytes: int) -> None:
+        """Note a durable snapshot. `grown_bytes`: those at its begin."""
+        self._snapshot_at += grown_bytes
+        if not self._snapshots or sequence != self._snapshots[-1]:
+            self._snapshots.append(sequence)
+
+    def summaries(self) -> list[SegmentSummary]:
+        """Describe the segments, for `retention`."""
+        return [
+            SegmentSummary(
+                segment.sequence,
+                segment.size_bytes,
+                segment.last_timestamp_us(),
+                segment.end_offsets(),
+            )
+            for segment in self._journal.segments
+        ]
+
+    def retention(
+        self, summaries: list[SegmentSummary], superseded: int
+    ) -> tuple[RetentionDecision, int]:
+        """Decide what may go, and how many of the oldest segments may be compacted.
+
+        `superseded`: see `decide`. Both numbers are of one moment. With a snapshot that is written
+        in between, a standby lacks retained messages (`tests/model/test_lease_simulation.py`).
+        """
+        oldest_snapshot = self._snapshots[0] if self._snapshots else 0
+        pins = pins_of(self._runtime.recorded_state(), self.limits.session_bytes)
+        self.pinned_bytes = pinned_bytes(summaries, pins)
+        decision = decide(
+            summaries,
+            self._journal.start_offsets,
+            self.limits.policy,
+            oldest_snapshot,
+            pins,
+            self._runtime.state.wall_us,
+            superseded=superseded,
+        )
+        return decision, count_unpinned(summaries, oldest_snapshot, pins)
+
+    def removed(self, size_bytes: int) -> None:
+        """Note bytes that retention or compaction has removed."""
+        self._removed_bytes += size_bytes

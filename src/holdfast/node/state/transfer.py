@@ -1,0 +1,345 @@
+"""The transfer of replicated state for partitions whose local log begins after deleted records.
+
+The state that those records defined (sessions, retained messages, positions of producers) is not in
+the log any more. So the node requests the replicated state of the partition from its leader. The
+leader sends it as of some applied offset, and this node continues with the log from that offset.
+
+- For a partition in `missing` this node has no state, or a part of it. It neither follows nor leads
+  the partition (Replication.suspend), so no node counts it as a replica that has the data.
+- The partition is followed again when the received state is in a snapshot on the disk. Until then
+  it is `unsaved`. Counter-example: it is followed at once, and the node restarts. It would find the
+  log without the state.
+- A restart needs no mark: the log of such a partition begins after the newest snapshot.
+- Any node that has the state may send it, because only committed records define it. Leaders are
+  chosen because they always have it.
+
+One node receives requests at a time, for all partitions that it leads. It replies in pieces that
+this node requests one by one; each is the work of one turn there. The previous state of the
+partitions is dropped first. If the link is lost the transfer starts again.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast.log.batch import CorruptBatch
+from holdfast.node import frames
+from holdfast.node.cluster_port import GROUP_MEMBERS, WILL_OFFSETS
+from holdfast.node.context import ClusterContext
+from holdfast.node.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
+from holdfast.node.frames import ImageRequest, decode_frame
+from holdfast.node.node_state import NodeState
+from holdfast.node.publish.apply import Applier
+from holdfast.node.state.entries import FIRED, Entry, drop, entries, take
+from holdfast.node.state.replicated import ReplicatedState
+
+PIECE_BYTES: Final = 32 << 10
+"""The size in bytes at which an IMAGE frame is closed. A single larger entry has a frame of its
+own."""
+PIECE_PAUSES: Final = 4
+"""The number of pauses per piece; 64 sessions, topics or producers are visited before each."""
+DROP_PAUSES: Final = 4
+"""The number of pauses per turn while the previous state is dropped."""
+ASK_AGAIN_S: Final = 0.1
+"""The delay in seconds after which a request is repeated to a leader that did not have the
+state."""
+ANSWER_S: Final = 5.0
+"""The time in seconds after which a request without a reply is repeated."""
+
+_HEAD: Final = struct.Struct("<QI?H")
+"""The head of a piece: request number, piece number, whether it is the last, number of
+partitions."""
+_GRANT: Final = struct.Struct("<HQ")
+"""An entry of the first piece: a partition, and the offset up to which the state is applied."""
+_ENTRY: Final = struct.Struct("<HBI")
+
+
+class TransferRequest:
+    """A transfer to this node."""
+
+    def __init__(self, number: int, node: str, partitions: set[int], now: float) -> None:
+        self.number = number
+        self.node = node
+        self.partitions = partitions
+        # The number of the next piece; -1: the previous state is being dropped.
+        self.piece = -1
+        self.received_at = now
+        self.offsets: dict[int, int] = {}
+        self.dropping: Iterator[None] = iter(())
+
+
+class OutgoingTransfer:
+    """A transfer from this node to another."""
+
+    def __init__(self, number: int, grants: dict[int, int], source: Iterator[Entry | None]) -> None:
+        self.number = number
+        self.piece = 0
+        self.grants = grants
+        self.source = source
+
+
+class Transfer:
+    """The state transfers of this node, in both directions.
+
+    Invariant: a partition is in at most one of `missing` and `unsaved`, and is followed only if it
+    is in neither.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        context: ClusterContext,
+        replicated: ReplicatedState,
+        applier: Applier,
+    ) -> None:
+        self._state = state
+        self._context = context
+        self._replicated = replicated
+        self._applier = applier
+        # At a start ClusterNode adds the partitions whose logs begin after the snapshot.
+        self.missing: set[int] = set()
+        # Partitions whose log begins again at an offset, while clients leave that would miss the
+        # records before it. PartEffects calls `restarted` then.
+        self.expected: dict[int, int] = {}
+        # Partition -> number of the transfer that its state came with.
+        self.unsaved: dict[int, int] = {}
+        # Partitions that may be followed again; ClusterNode takes them.
+        self.released: list[int] = []
+        self._number = 0
+        self._request: TransferRequest | None = None
+        self._request_at = 0.0
+        self._sending: dict[str, OutgoingTransfer] = {}
+        # False if the log that the state here was made from is damaged.
+        self.may_serve = True
+        self.received = 0
+        self.sent = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the state of all partitions is complete and saved."""
+        return not self.missing and not self.unsaved and not self.expected
+
+    def offsets(self) -> list[int]:
+        """Returns the offsets from which records must be applied to a snapshot taken now.
+
+        The offset is 0 for a partition whose state the snapshot lacks.
+        """
+        offsets = list(self._state.delivered)
+        for partition in (*self.missing, *self.expected):
+            offsets[partition] = 0
+        return offsets
+
+    # At the node that lacks them
+
+    def restarted(self, partition: int, offset: int) -> None:
+        """Handles a log that now begins at `offset`, and requests the replicated state if the one
+        here is older."""
+        if self._request is not None:
+            self._request.partitions.discard(partition)
+        self.unsaved.pop(partition, None)
+        if max(self._state.delivered[partition], self._applier.starts[partition]) < offset:
+            self.missing.add(partition)
+            for node, given in list(self._sending.items()):
+                if partition in given.grants:
+                    del self._sending[node]
+        elif partition not in self.missing:
+            self._received(partition)
+        self._state.delivered[partition] = offset
+
+    def abandon(self, partition: int) -> None:
+        """Stops waiting for the state of the partition: no node has it."""
+        if self._request is not None:
+            self._request.partitions.discard(partition)
+        self.missing.discard(partition)
+        self.unsaved.pop(partition, None)
+
+    def _received(self, partition: int) -> None:
+        self._number += 1
+        self.missing.discard(partition)
+        self.unsaved[partition] = self._number
+
+    def step(self, now: float) -> None:
+        """Begins a transfer, drops previous state or notices a timeout. It runs once per turn."""
+        asked = self._request
+        if asked is None:
+            if self.missing and now >= self._request_at:
+                self._begin(now)
+            asked = self._request
+            if asked is None:
+                return
+        if not asked.partitions or now > asked.received_at + ANSWER_S:
+            self._request = None
+        elif asked.piece < 0:
+            asked.received_at = now
+            for _ in range(DROP_PAUSES):
+                if next(asked.dropping, True):
+                    asked.piece = 0
+                    self._send_request(asked)
+                    return
+
+    def _begin(self, now: float) -> None:
+        led: dict[str, set[int]] = {}
+        for partition in sorted(self.missing):
+            leader = self._context.leader(partition)
+            if leader in self._context.connected:
+                led.setdefault(leader, set()).add(partition)
+        if not led:
+            self._request_at = now + ASK_AGAIN_S
+            return
+        node = max(led, key=lambda name: len(led[name]))
+        self._number += 1
+        asked = TransferRequest(self._number, node, led[node], now)
+        asked.dropping = drop(self._replicated, frozenset(asked.partitions))
+        self._request = asked
+
+    def _send_request(self, asked: TransferRequest) -> None:
+        wanted = None
+        if not asked.piece:
+            delivered = self._state.delivered
+            wanted = [(partition, delivered[partition]) for partition in sorted(asked.partitions)]
+        request = ImageRequest(asked.number, asked.piece, wanted)
+        self._context.send_frame(asked.node, IMAGE_REQUEST, request)
+
+    def handle_state(self, node: str, payload: bytes) -> None:
+        """Takes a piece of state. Raises BadFrame when it is malformed."""
+        try:
+            number, piece, is_last, count = _HEAD.unpack_from(payload)
+            at = _HEAD.size + count * _GRANT.size
+            grants = dict(_GRANT.iter_unpack(payload[_HEAD.size : at]))
+            asked = self._request
+            if asked is None or asked.node != node or asked.number != number:
+                return
+            if piece != asked.piece:
+                raise BadFrame(f"piece {piece} of images, {asked.piece} is due")
+            if not piece:
+                asked.offsets = grants
+                asked.partitions.intersection_update(grants)
+            self._load(asked, payload, at)
+        except (struct.error, ValueError, CorruptBatch) as error:
+            raise BadFrame(f"images: {error!r}") from None
+        now = asked.received_at = self._state.now
+        self.received += len(payload)
+        if not is_last:
+            asked.piece += 1
+            self._send_request(asked)
+            return
+        self._request = None
+        if not asked.partitions:
+            self._request_at = now + ASK_AGAIN_S
+        for partition in sorted(asked.partitions):
+            self._applier.starts[partition] = asked.offsets[partition]
+            self._received(partition)
+        self._state.note(
+            "info",
+            "images_received",
+            {"node": node, "partitions": len(asked.partitions), "missing": len(self.missing)},
+        )
+
+    def _load(self, asked: TransferRequest, payload: bytes, at: int) -> None:
+        while at < len(payload):
+            partition, kind, length = _ENTRY.unpack_from(payload, at)
+            at += _ENTRY.size
+            data = payload[at : at + length]
+            if len(data) != length:
+                raise BadFrame("images: an entry is cut off")
+            at += length
+            if partition in asked.partitions or kind == FIRED:
+                take(self._replicated, partition, kind, data)
+
+    def needs_save(self) -> bool:
+        """True if a snapshot should be taken now: state was received, and no transfer is under
+        way."""
+        return bool(self.unsaved) and self._request is None
+
+    def begin_save(self) -> dict[int, int]:
+        """Returns what a snapshot that begins now contains, as the argument of `saved`."""
+        return dict(self.unsaved)
+
+    def saved(self, covered: dict[int, int]) -> None:
+        """Releases the partitions of a snapshot that is durable, together with the log before
+        it."""
+        for partition, number in covered.items():
+            if self.unsaved.get(partition) == number:
+                del self.unsaved[partition]
+                self.released.append(partition)
+
+    def pop_released(self) -> list[int]:
+        """Returns the partitions that may be followed again since the last call."""
+        released = self.released
+        self.released = []
+        return released
+
+    def disconnected(self, node: str) -> None:
+        """Ends the transfers from and to a node whose link is lost."""
+        self._sending.pop(node, None)
+        if self._request is not None and self._request.node == node:
+            self._request = None
+
+    def timer(self) -> float | None:
+        """Returns the time of the next step, or None."""
+        if self._request is not None:
+            return 0.0 if self._request.piece < 0 else self._request.received_at + ANSWER_S
+        return self._request_at if self.missing else None
+
+    # At the node that has them
+
+    def handle_request(self, node: str, payload: bytes) -> None:
+        """Sends the requested piece of state. Raises BadFrame when the request is malformed."""
+        frame = decode_frame(frames.IMAGE_REQUEST, payload)
+        number, piece = frame.request, frame.piece
+        if not piece:
+            self._sending[node] = self._send_state(node, number, frame.partitions)
+        given = self._sending.get(node)
+        if given is None:
+            # This node has dropped the transfer; the other node requests it again.
+            return
+        if given.number != number or given.piece != piece:
+            raise BadFrame(f"asks for piece {piece} of images {number}")
+        self._send(node, given)
+
+    def _send_state(
+        self, node: str, number: int, wanted: list[tuple[int, int]] | None
+    ) -> OutgoingTransfer:
+        if wanted is None:
+            raise BadFrame("asks for images without partitions")
+        delivered = self._state.delivered
+        grants: dict[int, int] = {}
+        for partition, needed in wanted:
+            if not 0 <= partition < len(delivered):
+                raise BadFrame(f"asks for images of partition {partition}")
+            applied = max(delivered[partition], self._applier.starts[partition])
+            if self.may_serve and partition not in self.missing and applied >= needed:
+                grants[partition] = applied
+        source: Iterator[Entry | None] = iter(())
+        if grants:
+            source = entries(
+                self._replicated,
+                frozenset(grants),
+                with_members=self._context.understands(node, GROUP_MEMBERS),
+                with_offsets=self._context.understands(node, WILL_OFFSETS),
+            )
+        return OutgoingTransfer(number, grants, source)
+
+    def _send(self, node: str, given: OutgoingTransfer) -> None:
+        parts: list[bytes] = []
+        size = pauses = 0
+        is_last = True
+        for entry in given.source:
+            if entry is None:
+                pauses += 1
+            else:
+                partition, kind, data = entry
+                parts.append(_ENTRY.pack(partition, kind, len(data)))
+                parts.append(data)
+                size += len(data)
+            if pauses > PIECE_PAUSES or size >= PIECE_BYTES:
+                is_last = False
+                break
+        grants = {} if given.piece else given.grants
+        head = [_HEAD.pack(given.number, given.piece, is_last, len(grants))]
+        head += [_GRANT.pack(partition, offset) for partition, offset in grants.items()]
+        self.sent += size
+        self._context.send(node, IMAGE, b"".join(head + parts))
+        given.piece += 1
+        if is_last:
+            del self._sending[node]
