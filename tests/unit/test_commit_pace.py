@@ -109,7 +109,7 @@ class Turns:
         self.node = Node(NodeConfig(partitions=1, sys_interval_s=0), Journal(1))
         self.groups: list[WriteGroup] = []
         self.runtime = Runtime(
-            self.node, self, None, self, JournalWaits(0.0, durable_s)  # type: ignore[arg-type]
+            self.node, self, None, self, JournalWaits(durable_s)  # type: ignore[arg-type]
         )  # fmt: skip
         self.now = 100.0
 

@@ -49,6 +49,7 @@ def test_example_changes_nothing_and_shows_every_key() -> None:
     defaults = msgspec.to_builtins(Config())
     del defaults["security"]["allow_anonymous"], defaults["listeners"][0]["allow_anonymous"]
     assert defaults["log"].pop("commit_gather_ms") is None
+    assert defaults["log"].pop("memory_flush_ms") is None
     assert defaults.pop("federation") is None
     assert shown == defaults
 
@@ -60,7 +61,8 @@ def test_example_mentions_keys_it_cannot_set() -> None:
         for key in all_keys(type_info(Config))
         if not re.search(rf"\b{key.split('.')[-1]}\b", text)
     ]
-    assert missing == []
+    # What has no effect any more is not shown.
+    assert missing == ["log.memory_flush_ms"]
 
 
 def test_environment_wins_over_file_and_command_line_over_both(tmp_path: Path) -> None:
@@ -401,3 +403,8 @@ def test_wrong_includes(tmp_path: Path) -> None:
     for number in range(101):
         (tmp_path / f"{number}.toml").write_text(f'include = ["{number + 1}.toml"]')
     assert "more than 100 files" in complaint(main, {}, {})
+
+
+def test_a_setting_of_an_earlier_version_is_accepted(tmp_path: Path) -> None:
+    (found,) = warnings(load(write(tmp_path, "[log]\nmemory_flush_ms = 5\n")))
+    assert found.startswith("log.memory_flush_ms: has no effect any more")

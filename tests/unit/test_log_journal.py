@@ -62,18 +62,6 @@ def test_batches_of_other_nodes_go_on_where_the_partition_ends() -> None:
     assert journal.pending_bytes == 0
 
 
-def test_a_group_is_written_behind_what_memory_commits() -> None:
-    """With durability "memory" records count as committed before their group is in the file."""
-    journal = Journal(1)
-    append(journal, 0)
-    group = take(journal)
-    append(journal, 0)
-    journal.commit_appended()
-    journal.wrote(group)
-    assert (journal.written, journal.committed_sequence) == ([1], 2)
-    journal.check()
-
-
 def test_nothing_to_take() -> None:
     journal = Journal(1)
     assert journal.close_write_group() is None
@@ -107,14 +95,6 @@ def test_watermarks_follow_the_disk() -> None:
     assert journal.committed_sequence == 0
     journal.commit(group)
     assert (journal.high_watermark, journal.committed_sequence) == ([1, 0], 1)
-
-
-def test_memory_durability_commits_what_is_appended() -> None:
-    journal = Journal(1)
-    append(journal, 0)
-    journal.commit_appended()
-    assert (journal.high_watermark, journal.committed_sequence) == ([1], 1)
-    assert journal.written == [0]
 
 
 def test_segments_roll_at_their_size() -> None:

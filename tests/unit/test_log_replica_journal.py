@@ -135,13 +135,6 @@ def test_durable_is_not_committed() -> None:
     assert journal.high_watermark == [3]
 
 
-def test_durability_memory_counts_what_was_appended() -> None:
-    journal = Journal(1, replicated=True)
-    follow(journal, 0, 1, b"a")
-    journal.commit_appended()
-    assert (journal.high_watermark, journal.durable_offset, journal.written) == ([0], [1], [0])
-
-
 def test_truncate_drops_what_is_pending() -> None:
     journal = Journal(2, replicated=True)
     follow(journal, 0, 1, b"a")

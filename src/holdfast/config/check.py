@@ -145,6 +145,10 @@ def _filter_problem(filter: str) -> str:
 def warnings(config: Config) -> list[str]:
     """Settings that are allowed, but probably a mistake; for the log at start."""
     found = listener_warnings(config)
+    if config.log.memory_flush_ms is not None:
+        found.append(
+            "log.memory_flush_ms: has no effect any more, records are written at once: remove it"
+        )
     cluster = config.cluster
     if cluster.peer_bind and not cluster.secret_file and not cluster.ca:
         found.append(

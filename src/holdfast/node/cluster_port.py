@@ -219,18 +219,12 @@ class SingleNode(ClusterPort):
         state = self._state
         journal = state.journal
         journal.append(record)
-        if state.memory:
-            promise.release(state)
-            return
         # The record is pending, so the promise waits: `promise` without its question.
         promise.after = journal.sequence
         state.promises.append(promise)
 
     def promise(self, promise: Promise) -> None:
         state = self._state
-        if state.memory:
-            promise.release(state)
-            return
         promise.after = state.journal.sequence
         if not state.promises and promise.after <= state.journal.committed_sequence:
             promise.release(state)

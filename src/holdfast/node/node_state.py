@@ -108,7 +108,6 @@ class NodeState(RecordedState):
 
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         super().__init__(config, journal)
-        self.memory = config.memory_durability
         self.cluster: ClusterPort = SingleNode(self)
         # Further values under $SYS/broker/, by name.
         self.sys_values: list[Callable[[], dict[str, str]]] = []

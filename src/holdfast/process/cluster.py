@@ -129,8 +129,6 @@ class ClusterMembership:
         self._held = held
         self.presence = _presence(config, storage)
         node = new_node(storage.journal)
-        # A cluster commits what the files of its nodes have, never what is in this process alone.
-        node.state.memory = False
         # A witness stores no records.
         is_durable = config.log.durability == "fsync" or self.is_witness
         self._mark = _open_mark(storage, durable=is_durable)

@@ -64,11 +64,10 @@ class Broker:
         on_failed: Callable[[BaseException], None],
         confirm: Callable[[], None] | None = None,
         *,
-        durable: bool | None = None,
+        durable: bool,
     ) -> None:
         """`on_failed`: called when the journal or the log's reader failed; the node must stop.
-        `confirm`: see `JournalWriter`. `durable`: whether it syncs each group; None: unless records
-        count when they are in memory."""
+        `confirm`: see `JournalWriter`. `durable`: whether it syncs each group."""
         self.node = node
         self.loop = loop
         self.reader = storage.reader
@@ -78,7 +77,7 @@ class Broker:
         self.writer = JournalWriter(
             storage.directory,
             loop.call_soon_threadsafe,
-            durable=not node.state.memory if durable is None else durable,
+            durable=durable,
             confirm=confirm,
             on_written=self.group_written,
             on_failed=on_failed,

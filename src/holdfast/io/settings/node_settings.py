@@ -38,9 +38,8 @@ def of_one(config: Config, node_id: str = "") -> Config:
 
 
 def journal_waits(config: Config) -> JournalWaits:
-    log, gather_ms = config.log, config.log.commit_gather_ms
+    gather_ms = config.log.commit_gather_ms
     return JournalWaits(
-        log.memory_flush_ms / 1000,
         (GATHER_MS if gather_ms is None else gather_ms) / 1000,
         among_others=gather_ms is not None,
     )

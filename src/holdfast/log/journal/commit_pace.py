@@ -28,12 +28,9 @@ GROUP_RECORDS: Final = 16
 class JournalWaits:
     """The longest waits of records for others, in seconds; 0.0: none."""
 
-    def __init__(
-        self, memory_s: float = 0.0, durable_s: float = 0.0, *, among_others: bool = False
-    ) -> None:
-        """`memory_s`: with durability "memory". `durable_s`: with durability "fsync", in a cluster
-        with other nodes only if `among_others`."""
-        self.memory_s = memory_s
+    def __init__(self, durable_s: float = 0.0, *, among_others: bool = False) -> None:
+        """`durable_s`: with durability "fsync", in a cluster with other nodes only if
+        `among_others`."""
         self.durable_s = durable_s
         self.among_others = among_others
 

@@ -319,13 +319,6 @@ class Journal:
             self._durable_position = group.position + group.size_bytes
         self.committed_sequence = group.end_sequence
 
-    def commit_appended(self) -> None:
-        """Count everything appended so far as durable (durability "memory")."""
-        self.durable_offset[:] = self.next_offset
-        if not self.replicated:
-            self.high_watermark[:] = self.next_offset
-        self.committed_sequence = self.sequence
-
     # In a replica
 
     def append_batch(self, batch: Batch) -> None:

@@ -117,7 +117,6 @@ class Runtime:
         # Reads of records that are not in the file yet.
         self.deferred: list[Effect] = []
         waits = waits or JournalWaits()
-        self._memory_flush_s = waits.memory_s
         self._pace = CommitPace(waits.durable_s) if waits.durable_s else None
         # The time at which the records that gather are written.
         self._flush_at: float | None = None
@@ -171,13 +170,6 @@ class Runtime:
         They may gather before, unless `at_once`, for some time or up to 1 MiB."""
         state = self.state
         journal = state.journal
-        if state.memory:
-            journal.commit_appended()
-            if not at_once and journal.pending_bytes < GATHERED_BYTES:
-                if journal.pending_bytes and self._flush_at is None:
-                    self._flush_at = state.now + self._memory_flush_s
-                return
-            self._flush_at = None
         if not self._oldest_at and journal.pending_bytes:
             self._oldest_at = state.now
         if self.group_in_flight:
@@ -199,7 +191,7 @@ class Runtime:
         """Whether the pending records wait for others before they are committed."""
         state = self.state
         pending_bytes = state.journal.pending_bytes
-        if state.memory or not pending_bytes or pending_bytes >= GATHERED_BYTES:
+        if not pending_bytes or pending_bytes >= GATHERED_BYTES:
             return False
         if self._flush_at is None:
             wait_s = pace.wait_s(state.now, state.journal.sequence)
@@ -219,8 +211,7 @@ class Runtime:
         if self.writer.free_bytes < self.reserve_bytes:
             self.refuse_publishes()
         state.journal.wrote(group)
-        if not state.memory:
-            state.journal.commit(group)
+        state.journal.commit(group)
         if state.promises:
             state.stats.durations.acknowledged.observe(state.now - self._group_oldest_at)
         state.release_committed()
@@ -236,7 +227,7 @@ class Runtime:
 
         def check() -> None:
             is_idle = not self.group_in_flight and not journal.pending_bytes
-            if is_idle or (not self.state.memory and journal.committed_sequence >= target):
+            if is_idle or journal.committed_sequence >= target:
                 done()
             else:
                 self._idle_waiters.append(check)
@@ -253,9 +244,7 @@ class Runtime:
 
     def waits_s(self, now: float) -> float:
         """Return the age in seconds of the oldest waiting promise, 0.0 without one."""
-        if not self.group_in_flight or self.state.memory:
-            return 0.0
-        return now - self.group_began_at
+        return now - self.group_began_at if self.group_in_flight else 0.0
 
     # Free space
 
