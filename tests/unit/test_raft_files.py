@@ -168,6 +168,29 @@ def test_a_torn_end_is_cut_off_and_what_follows_is_kept() -> None:
         assert opened(disk) == states()[2]
 
 
+@pytest.mark.parametrize("missing", range(1, 20))
+def test_a_group_whose_first_bytes_were_in_an_unwritten_sector_is_torn(missing: int) -> None:
+    """The next sector has the rest, also the checksum."""
+    filler = 0
+    while True:
+        disk = SimDisk()
+        files = RaftFiles(disk, MEMBER, is_new=True)
+        files.write(write(1, "", 0, entry(1), must_sync=False))
+        files.write(
+            write(1, "", 0, LogEntry(2, 1, EntryKind.COMMAND, b"x" * filler), must_sync=False)
+        )
+        at = disk.open_read(LOG).size()
+        if -at % 512 == missing:
+            break
+        files.close()
+        filler += 1
+        assert filler < 600
+    files.write(write(1, "", 0, entry(3), must_sync=False))
+    disk.open_write(LOG, create=False).write(at, [bytes(missing)])
+    found = RaftFiles(disk, MEMBER, is_new=False).state
+    assert [each.index for each in found.entries] == [1, 2]
+
+
 def test_a_damaged_middle_is_an_error_that_names_the_file() -> None:
     disk = SimDisk()
     files = RaftFiles(disk, MEMBER, is_new=True)

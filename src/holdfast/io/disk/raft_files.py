@@ -30,6 +30,7 @@ from zlib import crc32
 
 from holdfast.io.disk.journal_writer import DiskFullError
 from holdfast.log.files.filesystem import (
+    SECTOR_BYTES,
     FileSystem,
     WriteFile,
     is_scarce,
@@ -314,8 +315,10 @@ def _was_complete(data: bytes, at: int) -> bool:
     magic, length, crc, synced = _GROUP.unpack_from(data, at)
     content = data[at + _GROUP.size :]
     if crc32(_U64.pack(synced) + content) == crc:
-        # Its magic or its length has changed.
-        return True
+        # Its magic or its length has changed. Only if a sector ends in them and its part of them
+        # was never written, is the group torn.
+        begin = data[at : at + -at % SECTOR_BYTES]
+        return not 0 < len(begin) < _GROUP.size or any(begin)
     is_short = magic == GROUP_MAGIC and length > len(content)
     return not is_short and not may_be_torn(data[at:], at)
 
