@@ -126,6 +126,7 @@ READ_WAYS: Final = {
     "node/delivery/outbox.py:pump": LOG,
     "node/delivery/log_replay.py:send_unsent": INFLIGHT,
     "node/delivery/transmission.py:resend": INFLIGHT,
+    "node/delivery/transmission.py:redeliver": INFLIGHT,
     # Of shared groups.
     "node/delivery/delivery.py:_deliver_to_group": GROUP,
     "node/delivery/delivery.py:send_group_qos0": GROUP,
