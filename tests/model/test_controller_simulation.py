@@ -4,16 +4,18 @@ tests/support/sim_controller.py for what is checked; in the end everything is as
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
-from holdfast.node.metadata import commands
-from holdfast.node.metadata.model import PartitionInfo
+from holdfast.node.metadata import commands, operations
+from holdfast.node.metadata.commands import Resize, SetReplication
+from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
 from holdfast.node.placement import controller, planning
 from holdfast.node.placement.planning import NodeConditions
 from tests.support.seeds import block_of_seeds, run_seeds
-from tests.support.sim_controller import Wrong, life
+from tests.support.sim_controller import ControllerWorld, Wrong, life
 
 SEEDS = 20
 """How many lives; A failure names its seed; `tests.model` runs more."""
@@ -41,7 +43,8 @@ def test_the_lives_are_rough() -> None:
     assert sum(world.added for world in worlds) > 150
     assert sum(world.refused["late"] for world in worlds) > 300
     happened = {line.split()[1] for world in worlds for line in world.trace}
-    assert happened >= {"kill", "start", "wipe", "join", "drain", "undrain", "remove", "hang"}
+    expected = {"kill", "start", "wipe", "join", "drain", "undrain", "remove", "hang", "resize"}
+    assert happened >= expected
 
 
 def require_found() -> None:
@@ -117,3 +120,94 @@ def test_a_wiped_disk_that_stays_in_sync_is_found(monkeypatch: pytest.MonkeyPatc
 def test_a_replica_that_is_never_added_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "lacks_replica", lambda info, wanted, standing: False)
     require_found()
+
+
+def steps_at_once(metadata: ClusterMetadata) -> SetReplication | None:
+    """Both settings in one step, whatever copies there are."""
+    present = (metadata.replication_factor, metadata.min_insync)
+    wanted = metadata.wanted_replication
+    return SetReplication(present, wanted) if wanted != present else None
+
+
+def test_a_resize_without_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "next_replication", steps_at_once)
+    require_found()
+
+
+def test_a_resize_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "next_replication", lambda metadata: None)
+    require_found()
+
+
+# Every crash point of a resize.
+
+
+def resizing(interrupt: Callable[[ControllerWorld, int], None]) -> int:
+    """A cluster grows from one node to three and back by `auto`. `interrupt` is called in each turn
+    with the number of changes of the metadata so far. Returns that number; raises Wrong."""
+    world = ControllerWorld(0, partitions=4, replication_factor=1)
+    world.is_rough = False
+    world.propose(Resize(0, True, 0, 0))
+    world.run(1)
+    count = 0
+
+    def turn(duration_s: float, replication: tuple[int, int]) -> None:
+        nonlocal count
+        end = world.now + duration_s
+        while world.now < end:
+            known = world.metadata.version
+            world.tick()
+            count += world.metadata.version != known
+            interrupt(world, count)
+        assert (world.metadata.replication_factor, world.metadata.min_insync) == replication
+        world.require_perfect()
+
+    for node, replication in (("n2", (2, 1)), ("n3", (3, 2))):
+        world.join(node)
+        turn(30.0, replication)
+    for node, replication in (("n3", (2, 1)), ("n2", (1, 1))):
+        assert world.operate(operations.drain, node)
+        turn(30.0, replication)
+    return count
+
+
+def test_a_resize_survives_a_crash_at_every_point() -> None:
+    """Of the node whose controller decides: what was on its way is lost, and the next one begins
+    with nothing but the metadata."""
+
+    def crash(world: ControllerWorld, at: int) -> None:
+        nonlocal point
+        if at >= point >= 0:
+            point = -1
+            world.depose(is_noticed=True)
+            # An operator sends his command again.
+            world.flights = [each for each in world.flights if each.done is None]
+
+    point = -1
+    changes = resizing(crash)
+    assert changes > 12
+    for number in range(changes):
+        point = number
+        resizing(crash)
+        assert point == -1
+
+
+@pytest.mark.parametrize("node", ["n1", "n2", "n3"])
+def test_a_resize_survives_the_death_of_a_node_at_every_point(node: str) -> None:
+    """It is dead for longer than `replace_after_s`, and comes back."""
+
+    def crash(world: ControllerWorld, at: int) -> None:
+        nonlocal point, start_at
+        if at >= point >= 0 and node in world.metadata.nodes:
+            point = -1
+            world.kill(node)
+            start_at = world.now + 6.0
+        if world.now >= start_at:
+            start_at = float("inf")
+            world.start(node)
+
+    point, start_at = -1, float("inf")
+    for number in range(resizing(crash)):
+        point = number
+        resizing(crash)
+        assert point == -1

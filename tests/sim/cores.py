@@ -29,6 +29,7 @@ from holdfast.node.replicate import disk_position, incomplete
 from holdfast.node.replicate.config import ReplicationConfig
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
+from holdfast.security.peer_identity import level_word
 from tests.sim.watching import AppliedRecords
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Cores:
                     releases.FEATURE,
                     reports.FEATURE,
                     attendance.FEATURE,
+                    level_word(),
                     *[incomplete.FEATURE] * self.began_incomplete,
                     *[attendance.RECOVERS] * (given_up is not None),
                 )

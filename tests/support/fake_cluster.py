@@ -4,16 +4,18 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from holdfast.api.admin import AdminServer, audit_of
-from holdfast.api.cluster_operations import ClusterError, ClusterFigures
+from holdfast.api.cluster_operations import ClusterError, ClusterFigures, Make
 from holdfast.config.schema import Config
 from holdfast.federation.sidecar.in_broker import BrokerFederation
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.shared_directory import SharedDirectory
 from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.node.metadata import operations
 from holdfast.security.http.server import listen
 
 WAIT_S = 20.0
@@ -80,6 +82,12 @@ class FakeCluster:
             "version": 7,
             "replication_factor": 3,
             "min_insync": 2,
+            "replication": {
+                "automatic": False,
+                "replication_factor": 3,
+                "min_insync": 2,
+                "waits_for": "",
+            },
             "under_replicated": 0,
             "leaderless": 0,
             "moving": 0,
@@ -114,17 +122,14 @@ class FakeCluster:
         self._change("init")
         return self.status()
 
-    async def drain(self, node: str) -> None:
-        self._change(f"drain {node}")
-
-    async def undrain(self, node: str) -> None:
-        self._change(f"undrain {node}")
+    async def change(self, make: Make) -> None:
+        assert isinstance(make, partial)
+        name = "resize" if make.func is operations.resize else ""
+        words = map(str, (name, *make.args, *make.keywords.values()))
+        self._change(" ".join(filter(None, words)))
 
     async def remove(self, node: str) -> None:
         self._change(f"remove {node}")
-
-    async def rebalance(self) -> None:
-        self._change("rebalance")
 
     async def unsafe_recover(self, node: str) -> None:
         self._change(f"unsafe-recover {node}")

@@ -24,6 +24,7 @@ from holdfast.node.metadata.commands import (
     Command,
     InitCluster,
     PutNode,
+    SetReplication,
     apply,
 )
 from holdfast.node.metadata.model import (
@@ -110,6 +111,8 @@ class ControllerWorld:
         self.flights: list[Flight] = []
         self.order = 0
         self.is_rough = True
+        self.is_resized = seed % 2 == 0
+        """Whether operators change its replication."""
         self.added = 0
         """Replicas that began to be added."""
         self.leader_changes = 0
@@ -172,6 +175,20 @@ class ControllerWorld:
             self.trace.append(f"{self.now:.1f} {operation.__name__} {node}")
         return command is not None
 
+    def resize(self) -> None:
+        """To some other replication that the cluster can have, or one that follows its nodes."""
+        factor = self.random.randrange(5)
+        least = self.random.randrange(factor + 1)
+        is_automatic = self.random.random() < 0.4
+        wanted = (0, 0) if is_automatic else (factor, least)
+        try:
+            command = operations.resize(self.metadata, *wanted, is_automatic=is_automatic)
+        except operations.OperationError:
+            return
+        if command is not None:
+            self.propose(command, is_safe=True)
+            self.trace.append(f"{self.now:.1f} resize {wanted}")
+
     # Time.
 
     def run(self, duration_s: float) -> None:
@@ -223,6 +240,10 @@ class ControllerWorld:
             return
         assert applied.metadata is not None
         self.metadata = applied.metadata
+        if isinstance(command, SetReplication) and self.metadata.min_insync > before.min_insync:
+            least = self.metadata.min_insync
+            if any(len(info.in_sync) < least for info in self.metadata.partitions):
+                raise Wrong(f"min_insync {least} is refused where it is not met")
         is_forced = isinstance(command, ChangePartitions) and command.accept_loss
         for number in applied.changed_partitions:
             self.check(
@@ -252,6 +273,9 @@ class ControllerWorld:
 
     def check_copies(self, command: Command) -> None:
         """No move takes a live copy away before the new one is there."""
+        if isinstance(command, SetReplication):
+            self.check_step(command)
+            return
         assert isinstance(command, ChangePartitions)
         present = self.health.present
         enough = min(self.metadata.replication_factor, len(self.eligible()))
@@ -278,6 +302,22 @@ class ControllerWorld:
             }
             if whole and len(new.in_sync) < self.metadata.min_insync:
                 raise Wrong(f"partition {number}: {whole} may have the last copy: {old} to {new}")
+
+    def check_step(self, command: SetReplication) -> None:
+        """A step goes towards the wanted settings, copies first."""
+        (factor, least), (new_factor, new_least) = command.expected, command.settings
+        wanted_factor, wanted_least = self.metadata.wanted_replication
+        copies = min(len(info.in_sync) for info in self.metadata.partitions)
+        if least < new_least and (new_factor < factor or copies < wanted_factor):
+            raise Wrong(f"min_insync rises before the copies are there: {command}, {copies}")
+        if new_factor < factor and least > wanted_least:
+            raise Wrong(f"copies are given up under the higher min_insync: {command}")
+        for old, new, wanted in (
+            (factor, new_factor, wanted_factor),
+            (least, new_least, wanted_least),
+        ):
+            if new not in (old, wanted):
+                raise Wrong(f"a step to nowhere: {command}")
 
     def replicate(self) -> None:
         """What the partitions' leaders do: write, commit, and say who is in sync."""
@@ -410,6 +450,10 @@ class ControllerWorld:
         """Raises Wrong. Where fewer nodes than `min_insync` may take copies, those that are to
         leave keep theirs: the partition would commit nothing without them."""
         eligible = self.eligible()
+        wanted = self.metadata.wanted_replication
+        in_force = (self.metadata.replication_factor, self.metadata.min_insync)
+        if in_force != wanted and (len(eligible) >= wanted[0] or in_force[1] > wanted[1]):
+            raise Wrong(f"the replication is {in_force}, wanted {wanted}, of {sorted(eligible)}")
         copies = min(self.metadata.replication_factor, len(eligible))
         for number, info in enumerate(self.metadata.partitions):
             is_whole = (
@@ -494,3 +538,5 @@ def happen(world: ControllerWorld, names: Iterator[str]) -> None:
     elif what < 0.94:
         for node in world.nodes:
             world.nodes[node].is_stalled = False
+    elif world.is_resized:
+        world.resize()

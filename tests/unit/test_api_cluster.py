@@ -14,6 +14,8 @@ from tests.support.fake_cluster import FakeCluster, admin_port
 CHANGES = {
     "/cluster/init": "init",
     "/cluster/rebalance": "rebalance",
+    "/cluster/resize?replication_factor=3&min_insync=2": "resize 3 2 False",
+    "/cluster/resize?automatic=true": "resize 0 0 True",
     "/cluster/drain?node=n2": "drain n2",
     "/cluster/undrain?node=n2": "undrain n2",
     "/cluster/unsafe-recover?node=n1&accept_loss=true": "unsafe-recover n1",

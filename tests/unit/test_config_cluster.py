@@ -90,8 +90,8 @@ def test_what_goes_together(overrides: dict[str, object]) -> None:
         ),
         (
             {"cluster.join": ["a:1"]},
-            "cluster.join = ['a:1']: needs cluster.peer_bind, the address on which other nodes"
-            " reach this one",
+            "cluster.join = ['a:1']: other machines reach this node: set cluster.secret_file, or"
+            " cluster.certificate, key and ca",
         ),
         (
             {"cluster.witness": True},
@@ -114,7 +114,7 @@ def test_what_goes_together(overrides: dict[str, object]) -> None:
         ),
         (
             {**LOCAL, "node.standby": True},
-            "node.standby = true: the nodes of a cluster (cluster.peer_bind) do not share a data"
+            "node.standby = true: the nodes of a cluster (cluster.peer_bind, join) share no data"
             " directory: choose one of the two",
         ),
         (

@@ -50,7 +50,7 @@ def test_three_nodes_find_each_other(loop: str) -> None:
             await until(lambda: all(len(node.linked()) == 2 for node in nodes))
             peers = {node.node_id: node.address for node in nodes}
             for node in nodes:
-                node.links.set_cluster("c")
+                node.links.set_cluster("c", 1)
                 node.links.set_peers(peers)
             assert nodes[0].identities["n3"].peer_address == nodes[2].address
             assert nodes[0].links.send("n3", 7, b"hello")
@@ -385,7 +385,7 @@ def test_set_cluster_parts_with_nodes_of_another() -> None:
             three = await mesh.start("n3")
             one.links.set_join([two.address, three.address])
             await until(lambda: one.linked() == ["n2", "n3"])
-            one.links.set_cluster("a")
+            one.links.set_cluster("a", 1)
             await until(lambda: two.events == [("connected", "n1"), ("disconnected", "n1")])
             assert one.linked() == ["n3"]
 

@@ -143,6 +143,19 @@ def test_below_min_insync_nothing_is_committed_or_taken() -> None:
     assert cores.watermark("a") == 0
 
 
+def test_a_lower_min_insync_commits_what_waits() -> None:
+    cores = Cores(min_insync=2)
+    cores.change(in_sync=("a",))
+    cores.tell()
+    cores.append("a", 1)
+    cores.sync("a")
+    assert cores.watermark("a") == 0
+    cores.metadata = replace(cores.metadata, min_insync=1, version=cores.metadata.version + 1)
+    cores.tell()
+    assert cores.watermark("a") == 1
+    assert cores["a"].core.may_append(0)
+
+
 def test_who_was_held_up_itself_accuses_nobody() -> None:
     cores = Cores()
     cores.append("a", 1)

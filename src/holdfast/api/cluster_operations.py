@@ -12,10 +12,10 @@ from holdfast.io.event_loop.cluster_broker import ClusterBroker
 from holdfast.io.event_loop.commands.agreement import AccessAgreement
 from holdfast.io.peers.questions import PeerQuestions
 from holdfast.log.files.layout import GENERATION_BITS
-from holdfast.node.cluster_port import GIVES_UP_RECORDS
+from holdfast.node.cluster_port import AGREED_REPLICATION, GIVES_UP_RECORDS
 from holdfast.node.failure.health import Health, Presence
 from holdfast.node.metadata import operations, status
-from holdfast.node.metadata.commands import Command
+from holdfast.node.metadata.commands import Command, Resize
 from holdfast.node.metadata.history import MetadataChange
 from holdfast.node.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
 from holdfast.node.metadata.requests import Accepted, Outcome, RequestRefused
@@ -24,6 +24,8 @@ from holdfast.node.placement.planning import last_copies
 from holdfast.node.runtime.cluster_runtime import ClusterRuntime
 from holdfast.node.session.session import Session
 
+Make = Callable[[ClusterMetadata], Command | None]
+"""The command of an operation; None if nothing is to be done. Raises `OperationError`."""
 PLANNED: Final[Mapping[str, Callable[[ClusterMetadata, str], Command | None]]] = {
     "drain": operations.drain,
     "undrain": operations.undrain,
@@ -31,6 +33,15 @@ PLANNED: Final[Mapping[str, Callable[[ClusterMetadata, str], Command | None]]] =
     "rebalance": lambda metadata, node: operations.rebalance(metadata),
 }
 """The commands of the operations that can be planned, by name."""
+
+
+def planned(action: str, node: str) -> Make:
+    """One of the operations of `PLANNED`."""
+    return partial(_planned, action, node)
+
+
+def _planned(action: str, node: str, metadata: ClusterMetadata) -> Command | None:
+    return PLANNED[action](metadata, node)
 
 
 class ClusterError(Exception):
@@ -197,6 +208,7 @@ class ClusterOperations:
             "version": 0,
             "replication_factor": self._config.cluster.replication_factor,
             "min_insync": self._config.cluster.min_insync,
+            "replication": None,
             "nodes": [],
             "partitions": [],
             "under_replicated": 0,
@@ -312,15 +324,12 @@ class ClusterOperations:
                 found[info.leader] = found.get(info.leader, 0) + 1
         return found
 
-    def plan(self, action: str, node: str) -> Callable[[], list[PartitionForecast]]:
+    def plan(self, make: Make) -> Callable[[], list[PartitionForecast]]:
         """Return a pure function that computes the result of an operation. Raises `ClusterError` if
         the operation is refused."""
         metadata = self._metadata()
         health = self._cluster_node.health(self._loop.time())
-        try:
-            command = PLANNED[action](metadata, node)
-        except operations.OperationError as error:
-            raise ClusterError(str(error)) from error
+        command = self._command(lambda: make(metadata))
         return partial(forecast, metadata, health, command)
 
     async def init(self) -> dict[str, object]:
@@ -373,16 +382,23 @@ class ClusterOperations:
         await self._outcome(request)
         return self.status()
 
-    async def drain(self, node: str) -> None:
-        """Move the leaderships away from a node, then its replicas."""
-        await self._operate(lambda: operations.drain(self._metadata(), node))
+    async def change(self, make: Make) -> None:
+        """Carry out an operation. A drain moves the leaderships away first, then the replicas."""
+        await self._operate(lambda: make(self._metadata()))
 
-    async def undrain(self, node: str) -> None:
-        await self._operate(lambda: operations.undrain(self._metadata(), node))
-
-    async def rebalance(self) -> None:
-        """Give every partition its preferred leader."""
-        await self._operate(lambda: operations.rebalance(self._metadata()))
+    def _check_may_resize(self) -> None:
+        """Raise `ClusterError` if the nodes cannot agree on a replication now. A node that does not
+        know the command could not read its own log any more."""
+        context = self._cluster_node.context
+        if not context.is_available(self._loop.time()):
+            raise ClusterError("no majority of the nodes that vote is reached: try again later")
+        if unknown := context.nodes_unknown():
+            raise ClusterError(
+                f"this node has not met {', '.join(unknown)} since its start, and does not know"
+                " whether its version can resize: start it, or remove it from the cluster"
+            )
+        if older := context.nodes_without(AGREED_REPLICATION, witnesses=True):
+            raise ClusterError(f"the version of {', '.join(older)} cannot resize: upgrade it first")
 
     async def unsafe_recover(self, node: str) -> None:
         """Make a node leader of leaderless partitions. Acknowledged records may be lost."""
@@ -430,13 +446,20 @@ class ClusterOperations:
         self._requests[request] = future
 
     async def _operate(self, make: Callable[[], Command | None]) -> None:
+        command = self._command(make)
+        if command is not None:
+            self._broker.touch()
+            await self._outcome(self._cluster_node.meta.propose(command, self._loop.time()))
+
+    def _command(self, make: Callable[[], Command | None]) -> Command | None:
+        """Return the command of an operation. Raises `ClusterError` if it is refused."""
         try:
             command = make()
         except operations.OperationError as error:
             raise ClusterError(str(error)) from error
-        if command is not None:
-            self._broker.touch()
-            await self._outcome(self._cluster_node.meta.propose(command, self._loop.time()))
+        if isinstance(command, Resize):
+            self._check_may_resize()
+        return command
 
     async def _outcome(self, request: int) -> None:
         """Wait for a metadata request. Raises `ClusterError` unless it was accepted."""

@@ -1,9 +1,9 @@
 """The cluster operations of the admin port, and their HTTP form.
 
 - `GET /cluster`: this node's view of the cluster, see `ClusterOperations.status`.
-- `POST /cluster/init`, `/cluster/rebalance`, and with `?node=N` `/cluster/drain`,
-  `/cluster/undrain`, `/cluster/remove`, `/cluster/unsafe-recover`. Every node accepts them,
-  whichever node leads the metadata.
+- `POST /cluster/init`, `/cluster/rebalance`, `/cluster/resize` (see `REPLICATION`), and with
+  `?node=N` `/cluster/drain`, `/cluster/undrain`, `/cluster/remove`, `/cluster/unsafe-recover`.
+  Every node accepts them, whichever node leads the metadata.
 
 `/cluster/unsafe-recover` also needs `accept_loss=true`. The response is 503 on a standby, and
 409 with `{"error": text}` for a refusal.
@@ -13,15 +13,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
-from holdfast.api.cluster_operations import ClusterError, ClusterOperations
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, bad_request
+from holdfast.api.cluster_operations import ClusterError, ClusterOperations, Make, planned
+from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import cluster_of
 from holdfast.api.process import ServedProcess
+from holdfast.node.metadata import operations
+from holdfast.node.metadata.model import REPLICATION_FACTOR_MAX
 from holdfast.security.access.scopes import Scope
 
 OF_NODE: Final[Mapping[str, Callable[[ClusterOperations, str], Awaitable[object]]]] = {
-    "drain": lambda cluster, node: cluster.drain(node),
-    "undrain": lambda cluster, node: cluster.undrain(node),
+    "drain": lambda cluster, node: cluster.change(planned("drain", node)),
+    "undrain": lambda cluster, node: cluster.change(planned("undrain", node)),
     "remove": lambda cluster, node: cluster.remove(node),
     "unsafe-recover": lambda cluster, node: cluster.unsafe_recover(node),
 }
@@ -35,6 +37,29 @@ SUMMARIES: Final = {
     "remove": "remove a node for good",
     "unsafe-recover": "make a node leader of leaderless partitions, with loss of messages",
 }
+
+
+REPLICATION_FACTOR: Final = Whole(
+    "replication_factor", "the replicas of each partition", least=1, most=REPLICATION_FACTOR_MAX
+)
+MIN_INSYNC: Final = Whole(
+    "min_insync", "the replicas that must be in sync", least=1, most=REPLICATION_FACTOR_MAX
+)
+AUTOMATIC: Final = Flag(
+    "automatic", "both follow the number of data nodes, up to 3 and 2", default=False
+)
+REPLICATION: Final = (REPLICATION_FACTOR, MIN_INSYNC, AUTOMATIC)
+"""The parameters of a resize. A number that is not given stays."""
+
+
+def resize_of(call: Call) -> Make:
+    """The resize that a request asks for."""
+    return partial(
+        operations.resize,
+        replication_factor=call.get(REPLICATION_FACTOR) or 0,
+        min_insync=call.get(MIN_INSYNC) or 0,
+        is_automatic=call[AUTOMATIC],
+    )
 
 
 class ClusterRoutes:
@@ -53,6 +78,11 @@ class ClusterRoutes:
                      "give every partition its preferred leader", self._rebalance,
                      refusals=(409, 503)),
         ]  # fmt: skip
+        found.append(
+            Endpoint("POST", "/cluster/resize", Scope.ADMIN,
+                     "change the replication factor and min_insync while the cluster serves",
+                     self._resize, None, REPLICATION, refusals=(409, 503))
+        )  # fmt: skip
         for action, summary in SUMMARIES.items():
             scope = Scope.OPERATOR if action in ("drain", "undrain") else Scope.ADMIN
             parameters = (NODE, ACCEPT_LOSS) if action == UNSAFE else (NODE,)
@@ -76,7 +106,10 @@ class ClusterRoutes:
         return await self._change(call, self._cluster.init())
 
     async def _rebalance(self, call: Call) -> object:
-        return await self._change(call, self._cluster.rebalance())
+        return await self._change(call, self._cluster.change(planned("rebalance", "")))
+
+    async def _resize(self, call: Call) -> object:
+        return await self._change(call, self._cluster.change(resize_of(call)), "replication")
 
     async def _of_node(self, action: str, call: Call) -> object:
         if action == UNSAFE and not call[ACCEPT_LOSS]:
@@ -84,12 +117,15 @@ class ClusterRoutes:
             raise bad_request(text)
         return await self._change(call, OF_NODE[action](self._cluster, call[NODE]))
 
-    async def _change(self, call: Call, carried_out: Awaitable[object]) -> object:
-        """The result of a change. A refusal of the cluster becomes `ApiRefusal` (409)."""
-        call.before = self._cluster.status()["nodes"]
+    async def _change(
+        self, call: Call, carried_out: Awaitable[object], part: str = "nodes"
+    ) -> object:
+        """The result of a change. A refusal of the cluster becomes `ApiRefusal` (409). `part`: that
+        of the status for the audit."""
+        call.before = self._cluster.status()[part]
         try:
             result = await carried_out
         except ClusterError as error:
             raise ApiRefusal(409, str(error)) from None
-        call.after = self._cluster.status()["nodes"]
+        call.after = self._cluster.status()[part]
         return result

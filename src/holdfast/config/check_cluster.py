@@ -17,7 +17,8 @@ def cluster_problems(config: Config) -> Iterator[Problem]:
     yield from _certificate_problems(cluster)
     yield from _port_problems(cluster)
     if not cluster.peer_bind:
-        for name in ("join", "witness", "peer_advertise"):
+        yield from _join_problems(config)
+        for name in ("witness", "peer_advertise"):
             value = getattr(cluster, name)
             if value:
                 yield (
@@ -70,6 +71,21 @@ def _port_problems(cluster: Cluster) -> Iterator[Problem]:
             yield f"cluster.{name}", f" = {shown(address)}: the port must be from 1 to 65535"
 
 
+def _join_problems(config: Config) -> Iterator[Problem]:
+    """The problems of a node that finds its own address by those that it joins."""
+    cluster = config.cluster
+    if not cluster.join:
+        return
+    is_near = all(is_loopback(split_address(each)[0]) for each in cluster.join)
+    if not is_near and not cluster.secret_file and not cluster.ca:
+        yield (
+            "cluster.join",
+            f" = {shown(cluster.join)}: other machines reach this node: set cluster.secret_file, or"
+            " cluster.certificate, key and ca",
+        )
+    yield from _member_problems(config)
+
+
 def _peer_problems(cluster: Cluster) -> Iterator[Problem]:
     bind = cluster.peer_bind
     text = address_problem(bind)
@@ -100,7 +116,7 @@ def _member_problems(config: Config) -> Iterator[Problem]:
     if config.node.standby:
         yield (
             "node.standby",
-            " = true: the nodes of a cluster (cluster.peer_bind) do not share a data directory:"
+            " = true: the nodes of a cluster (cluster.peer_bind, join) share no data directory:"
             " choose one of the two",
         )
     others = [address for address in cluster.join if address != cluster.peer_address()]

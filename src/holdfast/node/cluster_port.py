@@ -94,6 +94,7 @@ AGREED_USERS: Final = "agreed-users"
 AGREED_ACCESS: Final = "agreed-access"
 AGREED_GENERATION: Final = "agreed-generation"
 GIVES_UP_RECORDS: Final = "gives-up-records"
+AGREED_REPLICATION: Final = "resize"
 """The features whose entries of the metadata older versions do not know, witnesses included."""
 
 

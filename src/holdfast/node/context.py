@@ -9,6 +9,7 @@ from msgspec import Struct
 from holdfast.log.journal.journal import Journal
 from holdfast.node.frames import encode_frame
 from holdfast.node.metadata.model import DATA, ClusterMetadata, NodePhase
+from holdfast.security.peer_identity import features_in
 
 UNAVAILABLE_S: Final = 2.0
 """The time in seconds without a majority after which a node refuses messages of QoS 1 and 2."""
@@ -73,12 +74,17 @@ class ClusterContext:
             for name, features in sorted(self.features.items())
             if name in nodes
             and (witnesses or nodes[name].role == DATA)
-            and feature not in features.split(",")
+            and feature not in features_in(features)
         ]
+
+    def nodes_unknown(self) -> list[str]:
+        """The nodes that were not connected since this node started."""
+        nodes = {} if self.metadata is None else self.metadata.nodes
+        return sorted(nodes.keys() - self.features.keys() - {self.node_id})
 
     def understands(self, node: str, feature: str) -> bool:
         """True if the version of a node, this one included, has a feature."""
-        return node == self.node_id or feature in self.features.get(node, "").split(",")
+        return node == self.node_id or feature in features_in(self.features.get(node, ""))
 
     def servers(self, nodes: Iterable[str]) -> str:
         """Returns the client addresses of the other nodes among these that are up and have data, in

@@ -64,8 +64,8 @@ class LeadershipChanges:
     def take_metadata(
         self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
     ) -> bool:
-        """Takes new metadata. `changed`: its changed partitions. Returns True if the nodes have
-        changed too."""
+        """Takes new metadata. `changed`: its changed partitions. Returns True if the nodes or
+        the replication have changed too."""
         before = self._context.metadata
         self._context.metadata = metadata
         self._state.was_put_back = metadata.generation is not None
@@ -82,6 +82,11 @@ class LeadershipChanges:
         if not self._is_witness:
             self._replication.handle_metadata(metadata, changed, now)
         has_other_nodes = before is None or before.nodes is not metadata.nodes
+        is_resized = before is None or (
+            before.replication,
+            before.replication_factor,
+            before.min_insync,
+        ) != (metadata.replication, metadata.replication_factor, metadata.min_insync)
         if has_other_nodes:
             self._take_nodes(before, metadata, now)
         led: dict[str, list[int]] = {}
@@ -92,7 +97,7 @@ class LeadershipChanges:
                 self._acquisition.leader_changed(partition)
         for leader, partitions in led.items():
             self._acquisition.tell_owned(leader, partitions)
-        return has_other_nodes
+        return has_other_nodes or is_resized
 
     def _moved(
         self, before: ClusterMetadata | None, metadata: ClusterMetadata, changed: tuple[int, ...]

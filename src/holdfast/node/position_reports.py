@@ -11,6 +11,7 @@ from holdfast.node.replicate.disk_position import (
     encode_report,
 )
 from holdfast.node.replicate.incomplete import FEATURE as BEGAN_INCOMPLETE
+from holdfast.security.peer_identity import features_in
 
 
 class PositionReports:
@@ -39,7 +40,7 @@ class PositionReports:
         follow."""
         self._nodes.pop(node, None)
         self._context.features[node] = presence.features
-        features = presence.features.split(",")
+        features = features_in(presence.features)
         if RECOVERS in features:
             self._memory.positions.pop(node, None)
         is_incomplete = BEGAN_INCOMPLETE in features

@@ -51,8 +51,8 @@ from holdfast.node.cluster_port import (
 from holdfast.node.failure.detector import DetectorConfig
 from holdfast.node.failure.health import Presence
 from holdfast.node.metadata import generation
-from holdfast.node.metadata.commands import PutGeneration
-from holdfast.node.metadata.model import DATA, NOT_RESTORED, WITNESS, ClusterMetadata
+from holdfast.node.metadata.commands import PutGeneration, Resize
+from holdfast.node.metadata.model import AUTOMATIC, DATA, NOT_RESTORED, WITNESS, ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.metadata.store import MetaStore
@@ -68,7 +68,7 @@ from holdfast.node.runtime.replacement import Replacement
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.security.passwords import PasswordFile
-from holdfast.security.peer_identity import ANSWERS_APART, PROGRAM, WIRE_LOWEST
+from holdfast.security.peer_identity import ANSWERS_APART, PROGRAM, WIRE_LOWEST, level_word
 
 logger = logging.getLogger("holdfast")
 
@@ -119,6 +119,7 @@ class ClusterMembership:
         # Set during `leave`; done when this node leads nothing or is connected to no other node.
         self._relieved = asyncio.Event()
         self._saving: asyncio.Task[None] | None = None
+        self._replication: tuple[object, ...] = ()
         self._storing: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.auth = _load_auth(config)
@@ -155,6 +156,7 @@ class ClusterMembership:
         self.links = self.broker.links
         self.peers = PeerCheck(self.broker.cluster)
         self.links.memory = self.cluster_node.disk_memory
+        self.links.partitions = str(storage.journal.partitions)
         self.links.own_disk = self.peers.own_disk
         self.links.objection = self.peers.objection
         self.operations = ClusterOperations(
@@ -223,10 +225,11 @@ class ClusterMembership:
     def _new_links(self, auth: PeerAuth, handler: PeerHandler) -> PeerLinks:
         config = self.config
         cluster = config.cluster
+        manifest = self.storage.directory.manifest
         identity = PeerIdentity(
             config.node.id,
             self.presence.incarnation,
-            self.storage.directory.manifest.cluster_id,
+            manifest.cluster_id,
             role=WITNESS if cluster.witness else DATA,
             peer_address=self.presence.peer_address,
             client_address=self.presence.client_address,
@@ -245,12 +248,14 @@ class ClusterMembership:
                     AGREED_ACCESS,
                     AGREED_GENERATION,
                     GIVES_UP_RECORDS,
+                    level_word(),
                     attendance.FEATURE,
                     *[BEGAN_INCOMPLETE] * self._mark.may_lack_records,
                     *[attendance.RECOVERS] * self.cluster_node.attendance.is_recovering,
-                    *filter(None, [generation.word_of(self.storage.directory.manifest.restored)]),
+                    *filter(None, [generation.word_of(manifest.restored)]),
                 )
             ),
+            partitions=str(manifest.partitions) if manifest.cluster_id else "",
             wire_lowest=WIRE_LOWEST,
         )
         return PeerLinks(self._loop, identity, auth, handler, cluster.peer_bind, cluster.peer_port)
@@ -290,10 +295,24 @@ class ClusterMembership:
         if self.links.identity.cluster_id != metadata.cluster_id:
             logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
             self._store_cluster_id(metadata.cluster_id)
-            self.links.set_cluster(metadata.cluster_id)
+            self.links.set_cluster(metadata.cluster_id, len(metadata.partitions))
+        self._announce_replication(metadata)
         self.operations.access.on_change()
         self.links.set_removed(metadata.removed)
         self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
+
+    def _announce_replication(self, metadata: ClusterMetadata) -> None:
+        """Log the settings in force and the wanted ones when they change."""
+        wanted = metadata.replication
+        is_automatic = wanted is not None and wanted.is_automatic
+        in_force = (metadata.replication_factor, metadata.min_insync)
+        shown = (*in_force, *metadata.wanted_replication, is_automatic)
+        before, self._replication = self._replication, shown
+        if before not in ((), shown):
+            text = (
+                "replication factor=%d min_insync=%d wanted_factor=%d wanted_min_insync=%d auto=%s"
+            )
+            logger.info(text, *shown)
 
     def _store_cluster_id(self, cluster_id: str) -> None:
         """Write it to the manifest, again and again while the disk is full. A node that starts
@@ -327,7 +346,18 @@ class ClusterMembership:
         if self.broker.agreement is None and agreement.current() is not None:
             self.broker.agreement = agreement
         self.operations.access.is_ready = True
+        if not self.config.cluster.peer_bind:
+            self._follow_nodes()
         self._ready.set()
+
+    def _follow_nodes(self) -> None:
+        """Let the replication follow the number of nodes, if this cluster has begun as one node:
+        nothing else was ever wanted. It is proposed once, because the next start does it again."""
+        metadata = self.cluster_node.context.metadata
+        assert metadata is not None
+        in_force = (metadata.replication_factor, metadata.min_insync)
+        if len(metadata.nodes) == 1 and not metadata.replication and in_force == AUTOMATIC[0]:
+            self.operations.propose(Resize(0, True, 0, 0), lambda outcome: None)
 
     def relieved(self) -> None:
         """Continue with `leave`."""

@@ -8,6 +8,8 @@ from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from holdfast.addresses import split_address
 from holdfast.api.admin import AdminServer, admin_hosts, audit_of
 from holdfast.api.census import report_files
@@ -51,6 +53,7 @@ from holdfast.node import federation_session as federating
 from holdfast.node.lease.tenure import LeaseLost
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.process.cluster import ClusterMembership, Held, check_may_share
+from holdfast.process.join import joins, with_cluster, with_directory
 from holdfast.process.service_manager import ServiceManager
 from holdfast.security.access.access_file import AccessError
 from holdfast.security.http.server import reserve as reserve_admin
@@ -101,7 +104,9 @@ class Server:
         self.workers = IoWorkers()
         self._admin_socket: socket.socket | None = None
         self.admin_port = 0
-        self._load = load or (lambda: config)
+        self._completed: dict[str, object] = {}
+        """The settings of [cluster] that a node which joins has found out."""
+        self._read = load or (lambda: config)
         self._security = SecurityFiles()
         self.manager = ServiceManager()
         self._stop = asyncio.Event()
@@ -119,7 +124,12 @@ class Server:
         """Begin to serve or to stand by. Raises `StartError` if that is impossible."""
         stop_on_unexpected(asyncio.get_running_loop(), self.fail)
         self._watching = watched(Readiness(self).watch())
-        config = self.config
+        self.config = config = with_directory(self.config)
+        if joins(config):
+            await self._complete(config)
+            if self._stop.is_set():
+                return
+            config = self.config
         try:
             self._security = load_security(config)
             files = load_listeners(config.listeners)
@@ -153,6 +163,7 @@ class Server:
             await self._start_admin()
             return
         if config.cluster.peer_bind:
+            await self._adopt(config)
             clustering = await self._join_cluster(config)
             await self._start_admin()
             self._serving = watched(self._serve_in_cluster(clustering))
@@ -161,6 +172,30 @@ class Server:
             await self._serve_as_one()
         except StorageError as error:
             raise StartError(str(error)) from error
+
+    def _load(self) -> Config:
+        """Read the configuration again, with what the start has found out."""
+        config = with_directory(self._read())
+        if not joins(config) or not self._completed:
+            return config
+        return replace(config, cluster=replace(config.cluster, **self._completed))
+
+    async def _complete(self, config: Config) -> None:
+        """Find out what a node that joins was not told, unless it is stopped before. Raises
+        `StartError`."""
+        completing = asyncio.ensure_future(with_cluster(config))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({completing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not completing.done():
+            completing.cancel()
+            return
+        try:
+            self.config = await completing
+        except StorageError as error:
+            raise StartError(str(error)) from error
+        names = ("peer_bind", "peer_port", "partitions")
+        self._completed = {name: getattr(self.config.cluster, name) for name in names}
 
     async def _join_cluster(self, config: Config, held: Held | None = None) -> ClusterMembership:
         security = self._security
@@ -184,12 +219,20 @@ class Server:
             raise StartError(str(error)) from error
         return clustering
 
+    async def _adopt(self, config: Config) -> None:
+        """Adopt the directory of a single broker. Raises `StartError`."""
+        node, partitions = config.node, config.cluster.partitions
+        try:
+            await asyncio.to_thread(adopt, Path(node.data), node.id, partitions)
+        except StorageError as error:
+            raise StartError(str(error)) from error
+
     async def _serve_as_one(self, held: Held | None = None) -> None:
         """Serve as a cluster of one node, which waits for no other. Raises `StorageError`."""
-        sharing, node = self.sharing, self.config.node
+        sharing = self.sharing
         config = of_one(self.config, "" if sharing is None else sharing.directory_id)
         if held is None:
-            await asyncio.to_thread(adopt, Path(node.data), node.id, config.cluster.partitions)
+            await self._adopt(config)
         clustering = await self._join_cluster(config, held)
         ready = asyncio.ensure_future(clustering.wait_until_ready())
         stopped = asyncio.ensure_future(self._stop.wait())

@@ -49,7 +49,9 @@ MAGIC: Final = b"HOLDFAST"
 MAGIC_BYTES: Final = len(MAGIC)
 NONCE_BYTES: Final = 32
 BODY_BYTES_MAX: Final = 4096
-QUIET_REASONS: Final = ("linked", "self")
+INQUIRY: Final = "inquiry"
+"""The refusal by a node that only asks for the identity of this one."""
+QUIET_REASONS: Final = ("linked", "self", INQUIRY)
 """The refusals that are no mistake of an operator."""
 REMOVED_THERE: Final = "removed_there"
 """The refusal by a peer in whose metadata this node is no longer in the cluster."""

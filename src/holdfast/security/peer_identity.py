@@ -21,18 +21,40 @@ connection for a link."""
 STANDS_APART: Final = "stands-apart"
 """The feature of a node that was told that its disk is an older copy. It has no link until it is
 started again."""
+LEVELS: Final[tuple[tuple[str, ...], ...]] = (("resize",),)
+"""The features of each level, from level 1 on. The word of a level (`level_word`) stands for these
+and those of all lower levels, because the text of all features has 256 characters at most. A
+feature that a version before level 1 looks for has a word of its own as well."""
 PROGRAM: Final = "program="
 """The begin of the feature with the version of a node's program, for people. It is a feature, so
 that the bytes of the handshake stay as older versions know them."""
 
 JsonFields = dict[str, object]
-_LATER_FIELDS: Final = ("features", "disk", "site")
+_LEVEL: Final = "v"
+_LATER_FIELDS: Final = ("features", "disk", "site", "partitions")
 """The fields of the identity that older versions do not send."""
 _DISK_PARTS: Final = 3
 """The parts of a disk's position that older versions compare. Further parts are in a field of their
 own, because those versions would compare nothing if there were more."""
 _VERSIONS: Final = ("wire_version", "wire_lowest")
 _VERSION_MAX: Final = 0xFFFF
+
+
+def level_word(level: int = len(LEVELS)) -> str:
+    """The word in `PeerIdentity.features` for a level, that of this version by default."""
+    return f"{_LEVEL}{level}"
+
+
+def features_in(text: str) -> frozenset[str]:
+    """The features in `PeerIdentity.features`, with those that its level stands for. A level above
+    those of this version has at least their features."""
+    words = text.split(",")
+    found = set(words)
+    for word in words:
+        if fullmatch(rf"{_LEVEL}[0-9]{{1,3}}", word):
+            for features in LEVELS[: int(word[len(_LEVEL) :])]:
+                found.update(features)
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +82,8 @@ class PeerIdentity:
     """The position of its disk (`node.replicate.disk_position`), or ""."""
     site: str = ""
     """The name of a federation's member, for people, or ""."""
+    partitions: str = ""
+    """The number of partitions of its cluster, or "" from a node without one."""
     wire_lowest: int = 0
     """The lowest wire version of this node; 0: `wire_version` alone. Of a peer: its lowest."""
 
@@ -99,6 +123,8 @@ class Refusal(Exception):
 def encode_identity(identity: PeerIdentity) -> bytes:
     fields = asdict(identity)
     del fields["wire_lowest"]
+    if not identity.partitions:
+        del fields["partitions"]
     parts = identity.disk.split(".")
     if len(parts) > _DISK_PARTS:
         fields["disk"], fields["disk_later"] = (

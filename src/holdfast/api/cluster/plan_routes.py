@@ -5,7 +5,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from holdfast.api.cluster_operations import ClusterError, ClusterOperations
+from holdfast.api.cluster_operations import PLANNED, ClusterError, ClusterOperations, planned
+from holdfast.api.cluster_routes import REPLICATION, resize_of
 from holdfast.api.endpoints import Call, Endpoint, Text, bad_request
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.nodes.own_node import OwnNode, cluster_of
@@ -13,9 +14,12 @@ from holdfast.api.views.pages import AbsentNode
 from holdfast.node.placement.forecast import PartitionForecast
 from holdfast.security.access.scopes import Scope
 
-ACTIONS: Final = ("drain", "undrain", "remove", "rebalance")
+RESIZE: Final = "resize"
+OF_CLUSTER: Final = ("rebalance", RESIZE)
+"""The operations without a node."""
+ACTIONS: Final = (*PLANNED, RESIZE)
 ACTION: Final = Text("action", "the operation", choices=ACTIONS, required=True)
-NODE: Final = Text("node", "the id of the node; not for `rebalance`")
+NODE: Final = Text("node", "the id of the node; not for `rebalance` and `resize`")
 
 
 class ReplicaLag(Struct):
@@ -77,6 +81,8 @@ class PlanReply(Struct):
     """The records that are copied for them, as far as this node has them."""
     leaders: dict[str, int]
     """The partitions that each node leads at the end."""
+    records_to: dict[str, int]
+    """The records that each node receives."""
 
 
 class PlanRoutes:
@@ -94,7 +100,7 @@ class PlanRoutes:
                      ReplicasReply, refusals=(503,)),
             Endpoint("GET", "/api/v1/cluster/plan", Scope.VIEWER,
                      "the leaders and replicas that an operation would move", self._plan,
-                     PlanReply, (ACTION, NODE), refusals=(404, 409, 503)),
+                     PlanReply, (ACTION, NODE, *REPLICATION), refusals=(404, 409, 503)),
         ]  # fmt: skip
 
     @property
@@ -134,20 +140,21 @@ class PlanRoutes:
 
     async def _plan(self, call: Call) -> PlanReply:
         action, node = call[ACTION], call.get(NODE) or ""
-        if (action == "rebalance") == bool(node):
+        if (action in OF_CLUSTER) == bool(node):
             raise bad_request(f"node={node}: {action} needs {'no' if node else 'a'} node")
+        operation = resize_of(call) if action == RESIZE else planned(action, node)
         try:
-            make = self._cluster.plan(action, node)
+            make = self._cluster.plan(operation)
             # The pure forecast of many partitions takes longer than a turn of the loop may.
             found = await asyncio.to_thread(make)
         except ClusterError as error:
-            return PlanReply(action, node, False, str(error), [], 0, 0, 0, {})
+            return PlanReply(action, node, False, str(error), [], 0, 0, 0, {}, {})
         return self._reply(action, node, found)
 
     def _reply(self, action: str, node: str, found: list[PartitionForecast]) -> PlanReply:
         journal = self._node.state.journal
         rows: list[PlannedPartition] = []
-        reply = PlanReply(action, node, True, "", rows, 0, 0, 0, self._cluster.leaders())
+        reply = PlanReply(action, node, True, "", rows, 0, 0, 0, self._cluster.leaders(), {})
         for each in found:
             number, old, new = each.partition, each.before, each.after
             records = journal.high_watermark[number] - journal.start_offsets[number]
@@ -163,6 +170,8 @@ class PlanRoutes:
             )
             reply.copies += len(each.copies_to)
             reply.records += records * len(each.copies_to)
+            for name in each.copies_to:
+                reply.records_to[name] = reply.records_to.get(name, 0) + records
             if old.leader != new.leader:
                 reply.leaders_moved += 1
                 for name, change in ((old.leader, -1), (new.leader, 1)):

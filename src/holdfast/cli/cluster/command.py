@@ -9,6 +9,7 @@ The subcommands for a cluster use a node's admin port (`--admin`):
     partitions  every partition; with --topic the one of a topic
     drain       move leaderships and replicas away from a node; undrain: let it take part again
     remove      remove a node for good that is drained or down
+    resize      change the replication factor and min_insync while the cluster serves
     rebalance   give every partition its preferred leader; with --connections every node its share
                 of the clients
     unsafe-recover  let a node lead partitions that have lost every disk with all records
@@ -31,12 +32,13 @@ from holdfast.cli.cluster import commands as cluster_commands
 from holdfast.cli.cluster import diverged, older_copy
 from holdfast.cli.cluster import local as cluster_local
 from holdfast.cli.cluster import pair as cluster_pair
+from holdfast.cli.cluster import resize as cluster_resize
 from holdfast.cli.cluster import watch as cluster_watch
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
 from holdfast.client.admin_connection import AdminError
 
 EXIT_ERROR: Final = 2
-DRAIN_TIMEOUT_S: Final = 600.0
+WAIT_S: Final = 600.0
 SHARED_DEFAULT: Final = Path("holdfast-data")
 
 Command = Callable[[AdminPort, argparse.Namespace], int]
@@ -49,6 +51,7 @@ _COMMANDS: Final[dict[str, tuple[Command, str]]] = {
     "drain": (cluster_commands.drain, "take leaderships and replicas away from a node"),
     "undrain": (cluster_commands.undrain, "let a drained node take part again"),
     "remove": (cluster_commands.remove, "remove a node that is drained or dead, for good"),
+    "resize": (cluster_resize.resize, "change how many replicas there are and must be in sync"),
     "rebalance": (cluster_commands.rebalance, "give each partition its leader, or balance clients"),
     "unsafe-recover": (
         cluster_commands.unsafe_recover,
@@ -96,7 +99,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="how long a node that has just been started has to open its admin port"
         f" (default {cluster_commands.INIT_WAIT_S:g})",
     )
-    _add_drain_options(parsers["drain"])
+    for name in ("drain", "resize"):
+        _add_wait_options(parsers[name])
+    cluster_resize.add_options(parsers["resize"])
     parsers["rebalance"].add_argument(
         "--connections",
         action="store_true",
@@ -119,14 +124,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=run)
 
 
-def _add_drain_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is drained")
+def _add_wait_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
     parser.add_argument(
         "--timeout",
         type=float,
-        default=DRAIN_TIMEOUT_S,
+        default=WAIT_S,
         metavar="SECONDS",
-        help=f"how long to wait; the draining goes on (default {DRAIN_TIMEOUT_S:g})",
+        help=f"how long to wait; the cluster goes on (default {WAIT_S:g})",
     )
 
 

@@ -60,6 +60,17 @@ class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
+class ReplicationStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The replication that the cluster is to have."""
+
+    automatic: bool
+    """Whether it follows the number of data nodes."""
+    replication_factor: int
+    min_insync: int
+    waits_for: str
+    """The obstacle to it, or ""."""
+
+
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The response of `GET /cluster`. Fields with a default may be missing in it."""
 
@@ -77,6 +88,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     leaderless: int
     moving: int
     sessions_here: int
+    replication: ReplicationStatus | None = None
+    """None: the version of the node that is asked cannot resize, or there is no cluster yet."""
     below_min_insync: int = 0
     """Partitions whose QoS 1 and 2 messages are refused, with too few replicas in sync."""
     waits_s: float = 0.0
@@ -91,6 +104,18 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes that refuse a node without a cluster, with their reasons."""
     waits_for: list[str] = []
     """The addresses whose nodes must connect before the cluster is created without a command."""
+
+    @property
+    def resizing(self) -> str:
+        """The way that is left to the wanted replication, or ""."""
+        wanted = self.replication
+        if wanted is None:
+            return ""
+        aim = (wanted.replication_factor, wanted.min_insync)
+        if aim == (self.replication_factor, self.min_insync):
+            return wanted.waits_for
+        text = f"replication factor {aim[0]} and min_insync {aim[1]} are wanted"
+        return f"{text}: {wanted.waits_for}" if wanted.waits_for else text
 
     def node_status(self, node: str) -> NodeStatus | None:
         return next((each for each in self.nodes if each.node == node), None)
@@ -187,6 +212,10 @@ def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
         lines.append(f"{now.node} {'reaches' if now.has_majority else 'has lost'} the majority")
     if before.metadata_leader != now.metadata_leader:
         lines.append(f"metadata leader {_moved(before.metadata_leader, now.metadata_leader)}")
+    for name in ("replication factor", "min_insync"):
+        old, new = (getattr(each, name.replace(" ", "_")) for each in (before, now))
+        if old != new:
+            lines.append(f"{name} {old} -> {new}")
     return lines + _node_changes(before, now) + _partition_changes(before, now)
 
 

@@ -12,10 +12,13 @@ PARTITION_NUMBERS: Final = ("partition", "epoch", "high watermark")
 
 def summary(status: ClusterStatus) -> str:
     """Return one line about the cluster, as the requested node sees it."""
+    wanted = status.replication
+    automatic = " (auto)" if wanted is not None and wanted.automatic else ""
+    resizing = f"; {status.resizing}" if status.resizing else ""
     return (
         f"cluster {status.cluster_id}, metadata led by {status.metadata_leader or 'nobody'},"
         f" version {status.version}, replication factor {status.replication_factor},"
-        f" at least {status.min_insync} in sync, as {status.node} sees it"
+        f" at least {status.min_insync} in sync{automatic}, as {status.node} sees it{resizing}"
     )
 
 

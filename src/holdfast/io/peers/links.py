@@ -84,6 +84,8 @@ class PeerLinks(PeerMesh):
         self._dialers: dict[tuple[str, str], PeerDialer] = {}
         self._isolated = ""
         self.memory = DiskMemory()
+        self.partitions = ""
+        """The number of partitions of this node's log; "": any."""
         self.objection: Callable[[PeerIdentity, Known], Refusal | None] | None = None
         """The check of a peer against the knowledge of disks when the connection began."""
         self.refused_by: dict[str, Refusal] = {}
@@ -115,9 +117,9 @@ class PeerLinks(PeerMesh):
             self.close(node_id, "is no longer in the cluster")
         self._arrange()
 
-    def set_cluster(self, cluster_id: str) -> None:
+    def set_cluster(self, cluster_id: str, partitions: int) -> None:
         """Set the cluster that this node has joined, and close links to nodes of others."""
-        self.identity = replace(self.identity, cluster_id=cluster_id)
+        self.identity = replace(self.identity, cluster_id=cluster_id, partitions=str(partitions))
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
             if link.peer.cluster_id not in ("", cluster_id):
@@ -243,6 +245,13 @@ class PeerLinks(PeerMesh):
                 "cluster",
                 f"{peer.node_id} belongs to the cluster {peer.cluster_id}, {own.node_id} to"
                 f" {own.cluster_id}",
+            )
+        if "" not in (peer.partitions, self.partitions) and peer.partitions != self.partitions:
+            return Refusal(
+                "partitions",
+                f"the cluster of {peer.node_id} has {peer.partitions} partitions, and"
+                f" {own.node_id} {self.partitions}: start {own.node_id} with an empty data"
+                " directory, and cluster.partitions as the cluster has them",
             )
         if (peer.node_id, peer.incarnation) in self._removed:
             return Refusal(

@@ -19,6 +19,7 @@ from msgspec import Raw, Struct, json
 
 from holdfast.io.event_loop.failures import watched
 from holdfast.node.frame_kinds import ANSWER, QUESTION, decode_json
+from holdfast.security.peer_identity import features_in
 
 logger = logging.getLogger("holdfast")
 
@@ -81,7 +82,7 @@ class PeerQuestions:
     def connected(self, node: str, features: str) -> None:
         """Note the features of a node that is connected."""
         self._able.discard(node)
-        if FEATURE in features.split(","):
+        if FEATURE in features_in(features):
             self._able.add(node)
 
     def disconnected(self, node: str) -> None:

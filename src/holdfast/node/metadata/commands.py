@@ -11,7 +11,8 @@ arrives:
   leader knows which are in sync;
 - an in-sync set that loses its last replica, unless that one's disk is gone;
 - a node with a new incarnation (an empty disk) that stays in an in-sync set;
-- a node that was removed, with the disk it had then.
+- a node that was removed, with the disk it had then;
+- a `min_insync` above the replicas in sync of a partition.
 
 An operator who gives up records sets `accept_loss`, which lifts the third, fourth and fifth, or
 sends `GiveUpRecords`, which does the same.
@@ -38,6 +39,7 @@ from holdfast.node.metadata.model import (
     STATES,
     USERS_BYTES_MAX,
     AgreedGeneration,
+    AgreedReplication,
     AgreedUsers,
     ClusterMetadata,
     NodeInfo,
@@ -128,8 +130,36 @@ class PutGeneration(_Command, frozen=True, tag="generation"):
     """The marks of the restored disks that it answers."""
 
 
+class Resize(_Command, frozen=True, tag="resize"):
+    """The replication that an operator wants. Older versions do not know it."""
+
+    expected_version: Version
+    """The version of the present `AgreedReplication`; 0: there is none."""
+    is_automatic: bool
+    replication_factor: ReplicaCount
+    min_insync: ReplicaCount
+
+
+class SetReplication(_Command, frozen=True, tag="replication"):
+    """A step of the settings in force, (replication factor, min_insync), towards the wanted
+    ones."""
+
+    expected: tuple[ReplicaCount, ReplicaCount]
+    settings: tuple[ReplicaCount, ReplicaCount]
+
+
 Change = ChangePartitions | GiveUpRecords
-Command = InitCluster | PutNode | RemoveNode | Change | PutUsers | PutAccess | PutGeneration
+Command = (
+    InitCluster
+    | PutNode
+    | RemoveNode
+    | Change
+    | PutUsers
+    | PutAccess
+    | PutGeneration
+    | Resize
+    | SetReplication
+)
 
 
 @dataclass(frozen=True)
@@ -169,6 +199,10 @@ def apply(metadata: ClusterMetadata | None, command: Command) -> Applied:
             return Applied(replace(metadata, access=users, version=users.version))
         if isinstance(command, GiveUpRecords):
             return _give_up(metadata, command)
+        if isinstance(command, Resize):
+            return _resize(metadata, command)
+        if isinstance(command, SetReplication):
+            return _set_replication(metadata, command)
         return _change_partitions(metadata, command)
     except _Refusal as error:
         return Applied(metadata, (), str(error))
@@ -191,6 +225,53 @@ def _give_up(metadata: ClusterMetadata, command: GiveUpRecords) -> Applied:
     return _change(begun, command.changes, (), accept_loss=True)
 
 
+def _resize(metadata: ClusterMetadata, command: Resize) -> Applied:
+    present = 0 if metadata.replication is None else metadata.replication.version
+    _require(
+        present == command.expected_version,
+        f"the wanted replication is at version {present}, not {command.expected_version}",
+    )
+    factor, least = command.replication_factor, command.min_insync
+    if command.is_automatic:
+        factor = least = 0
+    else:
+        _check_replication(factor, least)
+        _require(
+            factor <= metadata.takers,
+            f"replication factor {factor} needs as many data nodes, and the cluster has"
+            f" {metadata.takers} that are not drained",
+        )
+    version = metadata.version + 1
+    wanted = AgreedReplication(version, command.is_automatic, factor, least)
+    return Applied(replace(metadata, replication=wanted, version=version))
+
+
+def _set_replication(metadata: ClusterMetadata, command: SetReplication) -> Applied:
+    """A `min_insync` that rises must be met everywhere, or publishes that are accepted now would be
+    refused. A lower one needs no check: a commit waits for every replica in sync, however few must
+    be."""
+    present = (metadata.replication_factor, metadata.min_insync)
+    _require(present == command.expected, f"the replication is {present}, not {command.expected}")
+    factor, least = command.settings
+    _check_replication(factor, least)
+    if least > metadata.min_insync:
+        short = sum(len(info.in_sync) < least for info in metadata.partitions)
+        _require(short == 0, f"{short} partitions have fewer than {least} replicas in sync")
+    return Applied(
+        replace(metadata, replication_factor=factor, min_insync=least, version=metadata.version + 1)
+    )
+
+
+def _check_replication(factor: int, least: int) -> None:
+    _require(
+        0 < factor <= REPLICAS_MAX, f"replication factor {factor}: 1 to {REPLICAS_MAX} are possible"
+    )
+    _require(
+        0 < least <= factor,
+        f"min_insync {least}: 1 to the replication factor, {factor}, are possible",
+    )
+
+
 def _require(condition: bool, text: str) -> None:
     if not condition:
         raise _Refusal(text)
@@ -202,14 +283,7 @@ def _init_cluster(metadata: ClusterMetadata | None, command: InitCluster) -> App
     _require(command.cluster_id != "", "the cluster id is empty")
     count = command.partitions
     _require(0 < count <= PARTITIONS_MAX, f"{count} partitions: 1 to {PARTITIONS_MAX} are possible")
-    factor = command.replication_factor
-    _require(
-        0 < factor <= REPLICAS_MAX, f"replication factor {factor}: 1 to {REPLICAS_MAX} are possible"
-    )
-    _require(
-        0 < command.min_insync <= factor,
-        f"min_insync {command.min_insync}: 1 to the replication factor, {factor}, are possible",
-    )
+    _check_replication(command.replication_factor, command.min_insync)
     node = replace(command.node, version=1)
     _check_node(node)
     _require(node.role == DATA, "the first node of a cluster must hold data")
@@ -217,7 +291,7 @@ def _init_cluster(metadata: ClusterMetadata | None, command: InitCluster) -> App
     partition = PartitionInfo(only, (), node.node_id, 1, only, 1)
     made = ClusterMetadata(
         command.cluster_id,
-        factor,
+        command.replication_factor,
         command.min_insync,
         {node.node_id: node},
         (partition,) * count,

@@ -23,6 +23,7 @@ PARTITIONS_MAX: Final = 65_536
 NODES_MAX: Final = 1024
 REPLICAS_MAX: Final = 16
 """The most replicas of one partition, including those being added."""
+REPLICATION_FACTOR_MAX: Final = 7
 VOTERS_MAX: Final = 5
 REMOVED_MAX: Final = 256
 """The number of removed nodes that the metadata remembers."""
@@ -50,6 +51,10 @@ class NodePhase:
     DRAINING: Final = "draining"
     """Alive, but it must lead and store nothing."""
 
+
+AUTOMATIC: Final = ((1, 1), (2, 1), (3, 2))
+"""The replication factor and `min_insync` of an automatic cluster by its number of data nodes, from
+one on. With two nodes and `min_insync` 2, each would stop the publishes when it is down."""
 
 STATES: Final = (NodePhase.UP, NodePhase.DOWN, NodePhase.DRAINING)
 
@@ -116,11 +121,23 @@ class AgreedGeneration(Struct, frozen=True, array_like=True, forbid_unknown_fiel
 NOT_RESTORED: Final = AgreedGeneration(0, ())
 
 
+class AgreedReplication(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The replication that the cluster is to have. The controller takes the settings in force there
+    step by step."""
+
+    version: Version
+    is_automatic: bool
+    """Whether both numbers follow the number of data nodes. They are 0 then."""
+    replication_factor: ReplicaCount
+    min_insync: ReplicaCount
+
+
 class ClusterMetadata(Struct, frozen=True):
     """The agreed state of the cluster at one version."""
 
     cluster_id: str
     replication_factor: int
+    """The setting in force, like `min_insync`. `replication` has the wanted ones."""
     min_insync: int
     nodes: Mapping[str, NodeInfo]
     """The nodes by id; never changed in place."""
@@ -139,6 +156,25 @@ class ClusterMetadata(Struct, frozen=True):
     """The users and tokens of the admin port, with hashes for their secrets."""
     generation: AgreedGeneration | None = None
     """None: the log was never restored."""
+    replication: AgreedReplication | None = None
+    """None: the settings in force are those of the foundation, and wanted."""
+
+    @property
+    def takers(self) -> int:
+        """The number of data nodes that may have replicas, also those that are down."""
+        return sum(
+            info.role == DATA and info.state != NodePhase.DRAINING for info in self.nodes.values()
+        )
+
+    @property
+    def wanted_replication(self) -> tuple[int, int]:
+        """The replication factor and `min_insync` that the cluster is to have."""
+        wanted = self.replication
+        if wanted is None:
+            return self.replication_factor, self.min_insync
+        if wanted.is_automatic:
+            return AUTOMATIC[max(1, min(self.takers, len(AUTOMATIC))) - 1]
+        return wanted.replication_factor, wanted.min_insync
 
     def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":
         """The metadata with these voters."""

@@ -8,9 +8,16 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from holdfast.node.metadata.commands import ChangePartitions, Command, GiveUpRecords, RemoveNode
+from holdfast.node.metadata.commands import (
+    ChangePartitions,
+    Command,
+    GiveUpRecords,
+    RemoveNode,
+    Resize,
+)
 from holdfast.node.metadata.model import (
     DATA,
+    REPLICATION_FACTOR_MAX,
     ClusterMetadata,
     NodeInfo,
     NodePhase,
@@ -117,6 +124,50 @@ def rebalance(metadata: ClusterMetadata) -> Command | None:
         if is_led_by_another(info) and info.replicas[0] in up
     )
     return ChangePartitions(changes) if changes else None
+
+
+def resize(
+    metadata: ClusterMetadata,
+    replication_factor: int = 0,
+    min_insync: int = 0,
+    *,
+    is_automatic: bool = False,
+) -> Command | None:
+    """Want another replication factor, another `min_insync`, or both (0: as now), or let both
+    follow the number of data nodes. Returns None if that is wanted already.
+
+    Raises `OperationError` if the cluster cannot have it.
+    """
+    present = metadata.replication
+    version = 0 if present is None else present.version
+    if is_automatic:
+        if replication_factor or min_insync:
+            raise OperationError("auto takes no numbers: both follow the number of data nodes")
+        if present is not None and present.is_automatic:
+            return None
+        return Resize(version, True, 0, 0)
+    if not replication_factor and not min_insync:
+        raise OperationError("give a replication factor, a min_insync, or auto")
+    wanted_factor, wanted_least = metadata.wanted_replication
+    factor, least = replication_factor or wanted_factor, min_insync or wanted_least
+    if least > factor:
+        other = "min_insync" if replication_factor else "replication factor"
+        raise OperationError(
+            f"min_insync {least} is above the replication factor {factor}: give another {other} too"
+        )
+    if factor > REPLICATION_FACTOR_MAX:
+        raise OperationError(
+            f"replication factor {factor}: at most {REPLICATION_FACTOR_MAX} is possible"
+        )
+    if factor > metadata.takers:
+        raise OperationError(
+            f"replication factor {factor} needs as many data nodes, and the cluster has"
+            f" {metadata.takers} that are not drained: add nodes first"
+        )
+    is_explicit = present is None or not present.is_automatic
+    if is_explicit and (factor, least) == (wanted_factor, wanted_least):
+        return None
+    return Resize(version, False, factor, least)
 
 
 def lost_partitions(metadata: ClusterMetadata, replaced: Collection[str] = ()) -> list[int]:

@@ -28,6 +28,7 @@ def cluster_status(
         "version": metadata.version,
         "replication_factor": metadata.replication_factor,
         "min_insync": metadata.min_insync,
+        "replication": _replication(metadata),
         "nodes": _nodes(metadata, health, refused),
         "partitions": [_partition(number, info) for number, info in enumerate(partitions)],
         "under_replicated": under_replicated(metadata),
@@ -36,6 +37,26 @@ def cluster_status(
         "lost": len(lost_partitions(metadata, replaced.union(refused))),
         "moving": sum(bool(info.adding) for info in partitions),
         "not_preferred": sum(is_led_by_another(info) for info in partitions),
+    }
+
+
+def _replication(metadata: ClusterMetadata) -> dict[str, object]:
+    """The wanted replication, and the obstacle to it. The settings in force follow it step by
+    step."""
+    factor, least = metadata.wanted_replication
+    count = len(metadata.partitions)
+    copied = sum(len(info.in_sync) >= factor for info in metadata.partitions)
+    surplus = sum(len(info.members) > factor for info in metadata.partitions)
+    waits_for = ""
+    if copied < count:
+        waits_for = f"{copied} of {count} partitions have {factor} replicas in sync"
+    elif surplus:
+        waits_for = f"{surplus} of {count} partitions have more than {factor} replicas"
+    return {
+        "automatic": metadata.replication is not None and metadata.replication.is_automatic,
+        "replication_factor": factor,
+        "min_insync": least,
+        "waits_for": waits_for,
     }
 
 

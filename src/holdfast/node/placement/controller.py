@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from holdfast.node.failure.health import Health
-from holdfast.node.metadata.commands import ChangePartitions, Command
+from holdfast.node.metadata.commands import ChangePartitions, Command, SetReplication
 from holdfast.node.metadata.model import (
     DATA,
     ClusterMetadata,
@@ -33,6 +33,7 @@ from holdfast.node.placement.planning import (
     is_led_by_another,
     lacks_replica,
     last_copies,
+    next_replication,
     relieved,
     repaired,
     useless,
@@ -104,7 +105,9 @@ class Controller:
         self._leaders_moved_at = -FOREVER
         self._pending_partitions: dict[int, _Pending] = {}
         self._pending_nodes: dict[str, _Pending] = {}
-        self._wanted_for: tuple[frozenset[str], frozenset[str]] | None = None
+        self._step_again_at = -FOREVER
+        """The time before which no step of the replication is proposed again."""
+        self._wanted_for: tuple[frozenset[str], frozenset[str], int] | None = None
         self._wanted: Assignment = ()
         self.successors: tuple[str, ...] = ()
         """The voters that have lost fewer links than this node. One of them should lead Raft: this
@@ -137,14 +140,31 @@ class Controller:
             begun_here = {number for number, _, _ in ordinary}
             free = [number for number in free if number not in begun_here]
             ordinary += self._prefer_leaders(metadata, standing, free, now)
-        return self._commands(nodes, urgent, ordinary, standing, now)
+        commands = self._commands(nodes, urgent, ordinary, standing, now)
+        return commands + self._resize(metadata, now)
+
+    def _resize(self, metadata: ClusterMetadata, now: float) -> list[Command]:
+        """The next step towards the wanted replication, one at a time. The metadata refuse one that
+        is made from other settings than those in force."""
+        command = next_replication(metadata)
+        if command is None:
+            return []
+        commands: list[Command] = []
+        if now >= self._step_again_at:
+            self._step_again_at = now + self._config.proposal_timeout_s
+            commands.append(command)
+        self._wake(self._step_again_at)
+        return commands
 
     def note_outcome(self, command: Command, now: float) -> None:
         """Note that a command was accepted or refused. Changes that are still needed may be
         proposed again after `retry_s`."""
+        until = now + self._config.retry_s
+        if isinstance(command, SetReplication):
+            self._step_again_at = until
+            self._wake(until)
         if not isinstance(command, ChangePartitions):
             return
-        until = now + self._config.retry_s
         for number, version, _ in command.changes:
             if number in self._pending_partitions:
                 self._pending_partitions[number] = _Pending(version, until)
@@ -257,7 +277,7 @@ class Controller:
 
     def _wanted_replicas(self, metadata: ClusterMetadata, now: float) -> Assignment:
         """The wanted replicas of all partitions. They are computed again only when the eligible
-        nodes change, so that a plan is carried out to its end."""
+        nodes or the replication factor change, so that a plan is carried out to its end."""
         usable = set()
         given_up = set()
         for node, info in metadata.nodes.items():
@@ -269,7 +289,7 @@ class Controller:
                 self._wake(replace_at)
             else:
                 given_up.add(node)
-        wanted_for = (frozenset(usable), frozenset(given_up))
+        wanted_for = (frozenset(usable), frozenset(given_up), metadata.replication_factor)
         if wanted_for != self._wanted_for or len(self._wanted) != len(metadata.partitions):
             self._wanted_for = wanted_for
             self._wanted = wanted_replicas(metadata, usable, given_up)

@@ -13,6 +13,7 @@ from dataclasses import replace as changed_conditions
 from msgspec.structs import replace
 
 from holdfast.node.failure.health import Health
+from holdfast.node.metadata.commands import SetReplication
 from holdfast.node.metadata.model import (
     DATA,
     REPLICAS_MAX,
@@ -156,6 +157,34 @@ def wanted_replicas(
         kept = [node for node in info.replicas if node in given_up]
         padded.append((*replicas, *kept[: factor - len(replicas)]))
     return tuple(padded)
+
+
+def next_replication(metadata: ClusterMetadata) -> SetReplication | None:
+    """The next step of the settings in force towards the wanted ones, or None.
+
+    While copies are made, the stricter `min_insync` of both counts: it falls before the replication
+    factor falls, but after the copies for a higher one are there. It rises when each partition has
+    all its copies in sync. Counter-example: `min_insync` rises with the replication factor, and
+    every publish is refused until the copies are there.
+    """
+    factor, least = present = (metadata.replication_factor, metadata.min_insync)
+    wanted_factor, wanted_least = metadata.wanted_replication
+    if factor < wanted_factor:
+        factor = wanted_factor
+    elif least > wanted_least and (factor > wanted_factor or not _lacks_copies(metadata, factor)):
+        least = wanted_least
+    elif factor > wanted_factor:
+        factor = wanted_factor
+    elif least < wanted_least and all(len(info.in_sync) >= factor for info in metadata.partitions):
+        least = wanted_least
+    return SetReplication(present, (factor, least)) if (factor, least) != present else None
+
+
+def _lacks_copies(metadata: ClusterMetadata, factor: int) -> bool:
+    """True if replicas are being added, or are to be. Those that are down do not count, because
+    `min_insync` may fall on account of them."""
+    copies = min(factor, metadata.takers)
+    return any(info.adding or len(info.replicas) < copies for info in metadata.partitions)
 
 
 def last_copies(metadata: ClusterMetadata, nodes: Collection[str]) -> list[int]:

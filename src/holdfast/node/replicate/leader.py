@@ -115,6 +115,14 @@ class LeaderSide:
                 self._in_sync.propose(led, now)
                 self._watch(led, now)
 
+    def commit_more(self) -> None:
+        """Look at every partition again, because fewer replicas in sync are enough now.
+        Counter-example: a record waits in a partition with one replica in sync, and none follows
+        it."""
+        for led in self.led:
+            if led is not None:
+                self._mark(led)
+
     def stop(self, partition: int) -> None:
         """Stop to lead the partition, and cut off the records that are in no closed batch."""
         led = self.led[partition]

@@ -150,6 +150,8 @@ class Replication:
         self.leading.reply_early(now)
         if before is not None and before.nodes is not metadata.nodes:
             self.leading.handle_nodes(now)
+        if before is not None and before.min_insync > metadata.min_insync:
+            self.leading.commit_more()
         self._finish()
 
     def handle_current(self, now: float) -> None:

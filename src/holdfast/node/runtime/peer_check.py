@@ -1,12 +1,20 @@
 """The check of another node's disk and of this one's, for the handshake of two nodes."""
 
 from holdfast.node.attendance import RECOVERS
+from holdfast.node.cluster_port import AGREED_REPLICATION
 from holdfast.node.metadata.operations import empty_disk_text
 from holdfast.node.placement.planning import last_copies
 from holdfast.node.replicate.disk_position import Known, find_loss
 from holdfast.node.runtime.cluster_runtime import ClusterRuntime
 from holdfast.security.peer_handshake import LAST_COPY, OLDER_COPY, OLDER_COPY_WAITS
-from holdfast.security.peer_identity import PeerIdentity, Refusal
+from holdfast.security.peer_identity import PeerIdentity, Refusal, features_in
+
+
+def older_text(node: str) -> str:
+    """The reason why a node of an older version is refused."""
+    return (
+        f"the version of {node} does not know `cluster resize`, which this cluster uses: upgrade it"
+    )
 
 
 class PeerCheck:
@@ -30,10 +38,16 @@ class PeerCheck:
         this node knew when the connection began."""
         metadata = self._cluster_node.context.metadata
         info = metadata.nodes.get(peer.node_id) if metadata is not None else None
-        if metadata is None or info is None:
+        if metadata is None:
+            return None
+        if metadata.replication is not None and AGREED_REPLICATION not in features_in(
+            peer.features
+        ):
+            return Refusal("older", older_text(peer.node_id))
+        if info is None:
             return None
         lost = ""
-        if RECOVERS not in peer.features.split(","):
+        if RECOVERS not in features_in(peer.features):
             generations = self._cluster_node.disk_memory.generations
             lost = find_loss(known, peer.node_id, peer.incarnation, peer.disk, generations)
         if lost or peer.stands_apart:

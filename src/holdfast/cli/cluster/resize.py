@@ -1,0 +1,190 @@
+"""`holdfast cluster resize`: other numbers of replicas while the cluster serves."""
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from holdfast.cli.cluster.http import AdminPort, AdminRefused
+from holdfast.cli.cluster.status import ClusterStatus, verdict
+from holdfast.cli.text import count_text
+from holdfast.client.admin_connection import AdminError, NoAnswer
+from holdfast.numbers import whole_number
+
+REPLICAS_MAX: Final = 7
+EXIT_UNFINISHED: Final = 1
+POLL_S: Final = 0.2
+AUTO: Final = "auto"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Change how many replicas each partition has, and how many of them must be in sync. The"
+        " cluster copies what is missing while clients publish. Without waiting for copies,"
+        " min_insync falls first and rises last."
+    )
+    parser.add_argument(
+        "mode",
+        nargs="?",
+        choices=(AUTO,),
+        metavar=AUTO,
+        help="let both follow the number of data nodes: 1/1, 2/1, 3/2",
+    )
+    for name, text in (
+        ("replication-factor", "replicas of each partition"),
+        ("min-insync", "replicas in sync below which QoS 1 and 2 publishes are refused"),
+    ):
+        parser.add_argument(f"--{name}", type=_count, default=0, metavar="N", help=text)
+    parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
+    parser.add_argument("--yes", action="store_true", help="do not ask before one copy is left")
+
+
+def _count(text: str) -> int:
+    number = whole_number(text, REPLICAS_MAX, 1)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to {REPLICAS_MAX}")
+    return number
+
+
+def resize(port: AdminPort, args: argparse.Namespace) -> int:
+    """Show the plan and carry it out. The exit code 1 means that the time was too short."""
+    status = port.status()
+    if not status.initialised:
+        raise AdminError(verdict(status).text)
+    if status.replication is None:
+        raise AdminError(f"the version of {status.node} cannot resize: upgrade the nodes first")
+    given = _given(args)
+    plan = _plan(port, given)
+    factor, least = _aim(status, args)
+    lines = _described(status, args, plan, factor, least)
+    if args.dry_run:
+        body = {"replication_factor": factor, "min_insync": least, "plan": plan}
+        print(json.dumps(body) if args.json else "\n".join(lines))
+        return 0
+    progress = (lambda text: None) if args.json else _progress
+    for line in lines:
+        progress(line)
+    _ask(status, factor, least, args)
+    port.change("resize", **given)
+    left = "" if args.no_wait else _await(port, (factor, least), args)
+    done = "the change is agreed" if args.no_wait else "done"
+    text = left or f"{done}: replication factor {factor}, min_insync {least}"
+    body = {
+        "replication_factor": factor,
+        "min_insync": least,
+        "done": not left and not args.no_wait,
+        "left": left,
+    }
+    print(json.dumps(body) if args.json else text)
+    return EXIT_UNFINISHED if left else 0
+
+
+def _given(args: argparse.Namespace) -> dict[str, str]:
+    """The parameters of the request."""
+    numbers = {"replication_factor": args.replication_factor, "min_insync": args.min_insync}
+    given = {name: str(number) for name, number in numbers.items() if number}
+    if args.mode == AUTO:
+        if given:
+            raise AdminError("auto takes no numbers: both follow the number of data nodes")
+        return {"automatic": "true"}
+    if not given:
+        raise AdminError("give auto, --replication-factor N, --min-insync N, or both numbers")
+    return given
+
+
+def _plan(port: AdminPort, given: dict[str, str]) -> dict[str, Any]:
+    query = urlencode({"action": "resize", **given})
+    plan = port.get_json(f"/api/v1/cluster/plan?{query}")
+    if not plan["possible"]:
+        raise AdminRefused(str(plan["reason"]))
+    return plan
+
+
+def _aim(status: ClusterStatus, args: argparse.Namespace) -> tuple[int, int]:
+    """The wanted replication factor and `min_insync`."""
+    wanted = status.replication
+    assert wanted is not None
+    if args.mode == AUTO:
+        nodes = sum(each.role == "data" and each.state != "draining" for each in status.nodes)
+        return (min(max(nodes, 1), 3), 2 if nodes >= 3 else 1)
+    return (
+        args.replication_factor or wanted.replication_factor,
+        args.min_insync or wanted.min_insync,
+    )
+
+
+def _described(
+    status: ClusterStatus, args: argparse.Namespace, plan: dict[str, Any], factor: int, least: int
+) -> list[str]:
+    """The plan for people: the settings, the copies, and the effect on clients."""
+    automatic = ", which follow the number of data nodes" if args.mode == AUTO else ""
+    lines = [
+        f"replication factor {status.replication_factor} -> {factor},"
+        f" min_insync {status.min_insync} -> {least}{automatic}"
+    ]
+    for node, records in sorted(plan["records_to"].items()):
+        lines.append(f"{node} receives {count_text(records, 'record')}")
+    if factor < status.replication_factor:
+        lines.append(f"each partition gives up the replicas above {factor}")
+    if not plan["partitions"]:
+        lines.append("no data is copied or given up")
+    lines.append("clients stay connected, and publishes are acknowledged all the time")
+    if least > status.min_insync:
+        lines.append(
+            f"afterwards QoS 1 and 2 publishes are refused while fewer than {least} replicas of a"
+            " partition are in sync"
+        )
+    return lines
+
+
+def _ask(status: ClusterStatus, factor: int, least: int, args: argparse.Namespace) -> None:
+    """Ask before a message may be on one disk only: a disk that is lost then takes it along. Raises
+    `AdminError` unless the operator agrees."""
+    if factor == 1 < status.replication_factor:
+        text = "one copy of each message is left, so the loss of a disk loses messages"
+    elif least == 1 < status.min_insync:
+        text = "a message that one disk has is acknowledged, so the loss of that disk may lose it"
+    else:
+        return
+    if args.yes:
+        return
+    if args.json or not sys.stdin.isatty():
+        raise AdminError(f"{text}: confirm it with --yes")
+    print(f"{text}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise AdminError("nothing was changed")
+
+
+def _await(port: AdminPort, aim: tuple[int, int], args: argparse.Namespace) -> str:
+    """Wait until the replication is reached. Returns "", or what is left after the time."""
+    deadline = time.monotonic() + args.timeout
+    shown = ""
+    while True:
+        try:
+            status = port.status()
+            text = status.resizing
+            wanted = status.replication
+            if (
+                args.mode != AUTO
+                and wanted is not None
+                and (wanted.replication_factor, wanted.min_insync) != aim
+            ):
+                # Another operator has changed it.
+                return f"replication factor {aim[0]} and min_insync {aim[1]} are wanted no more"
+            if not text:
+                return ""
+        except NoAnswer as error:
+            # The node may be unreachable only for a moment, and the time limits the wait.
+            text = str(error)
+        if text != shown and not args.json:
+            _progress(text)
+        shown = text
+        if time.monotonic() >= deadline:
+            return f"not done within {args.timeout:g} s, and still at it: {text}"
+        time.sleep(POLL_S)
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
