@@ -1,4 +1,4 @@
-"""Conversions between a single broker and a cluster's node, file by file and state by state."""
+"""Conversions of a broker into a cluster's node, file by file and state by state."""
 
 import asyncio
 import errno
@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.backup.new_directory import NewDirectory
-from holdfast.cli.convert.command import report
-from holdfast.cli.convert.conversion import PARTIAL, USERS_FILE, convert
+from holdfast.cli.convert.conversion import PARTIAL, convert
 from holdfast.cli.main import main
 from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, offset_in
 from holdfast.io.conversion.adoption import adopt
@@ -36,15 +35,9 @@ from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import BEFORE_ADOPTION, snapshot_name
 from holdfast.log.journal.recovery import open_journal
 from holdfast.log.record import CURSOR, MESSAGE, SESSION, Record
-from holdfast.node.metadata.commands import PutUsers
-from holdfast.node.metadata.model import USERS_BYTES_MAX
 from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS
-from holdfast.security.dynamic.agreed import pack
-from holdfast.security.dynamic.document import SecurityDocument, SecurityUser
-from holdfast.security.dynamic.file import DynamicSecurityFile
 from holdfast.testing import Broker
 from tests.e2e import wire
-from tests.support.agreed import agree
 from tests.support.broker_in_process import loop_broker
 from tests.support.edge_site import Site
 from tests.support.peer_mesh import until
@@ -121,8 +114,8 @@ def digest(directory: Path) -> dict[str, str]:
     }
 
 
-def test_nothing_is_lost_on_the_way_and_back(lived: Path, tmp_path: Path) -> None:
-    before, cluster, single = digest(lived), tmp_path / "cluster", tmp_path / "single"
+def test_nothing_is_lost_on_the_way(lived: Path, tmp_path: Path) -> None:
+    before, cluster = digest(lived), tmp_path / "cluster"
     original = state_of(lived)
     assert {each.client for each in original.sessions} == {"away", "member", "publisher"}
     assert {group.key for group in original.groups} == {TEAM, LINE}
@@ -134,11 +127,6 @@ def test_nothing_is_lost_on_the_way_and_back(lived: Path, tmp_path: Path) -> Non
     by_log = state_by_log(cluster, tmp_path / "by log", reading(cluster).now_us)
     assert by_log.lasting() == original.lasting()
     assert made.manifest.cluster_id
-    convert(cluster, single, None)
-    assert messages(single) == messages(lived)
-    assert state_of(single).lasting() == original.lasting()
-    by_log = state_by_log(single, tmp_path / "by log too", reading(single).now_us)
-    assert by_log.lasting() == original.lasting()
 
 
 def test_a_broker_without_others_gets_the_replicas_of_a_cluster(
@@ -160,40 +148,6 @@ def test_a_broker_without_others_gets_the_replicas_of_a_cluster(
     assert metadata is not None
     assert (metadata.replication_factor, metadata.min_insync) == (3, 2)
     assert metadata.cluster_id == made.manifest.cluster_id != open_to_read(one).manifest.cluster_id
-
-
-def test_the_users_of_a_cluster_become_a_file(lived: Path, tmp_path: Path) -> None:
-    cluster, single = tmp_path / "cluster", tmp_path / "single"
-    convert(lived, cluster, PLAN)
-    document = SecurityDocument()
-    document.users["alice"] = SecurityUser("alice", disabled=True)
-    assert agree(cluster, PutUsers(0, pack(document, USERS_BYTES_MAX))).users is not None
-    made = convert(cluster, single, None)
-    file = DynamicSecurityFile.load(single / USERS_FILE)
-    assert file.document.users == document.users
-    assert file.path.stat().st_mode & 0o777 == 0o600
-    assert any(str(file.path) in line for line in report(made, cluster, single))
-
-
-def test_a_converted_broker_serves_what_is_unfinished(lived: Path, tmp_path: Path) -> None:
-    """After both ways: the group's records come to the member that is there, the QoS 2 ones of
-    another to that one alone."""
-    convert(lived, tmp_path / "cluster", PLAN)
-    convert(tmp_path / "cluster", tmp_path / "single", None)
-    with Broker(data=tmp_path / "single", settings=SETTINGS) as broker:
-        with wire.Wire(broker.port) as publisher:
-            assert publisher.connect("publisher", clean=False, expiry_s=60).session_present
-            publisher.send(wire.publish("a/half", b"half", 2, 999, dup=True))
-            assert publisher.expect(wire.PUBREC).reason == 0
-        with wire.Wire(broker.port) as again:
-            assert not again.connect("ended", clean=False).session_present
-            assert again.publish("a/half", b"mine", 2) == 0
-        with wire.Wire(broker.port) as banned:
-            assert banned.connect("intruder").reason == 0x8A
-        with wire.Wire(broker.port) as member:
-            assert member.connect("member", clean=False, expiry_s=60).session_present
-            seen = [member.message() for _ in range(8)]
-        assert len({(each.topic, each.payload) for each in seen}) == 8
 
 
 @pytest.mark.parametrize("dropped", range(0, 20, 3))
@@ -297,8 +251,7 @@ def test_refusals(lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         return capsys.readouterr().err
 
     new = tmp_path / "new"
-    assert "a single broker's already" in refused(lived, new, "--to", "single")
-    assert "goes with --to single" in refused(lived, new, "--to", "cluster", "--last-node")
+    assert "--to single is not needed any more" in refused(lived, new, "--to", "single")
     assert "is above" in refused(
         lived, new, "--to", "cluster", "--replication-factor", 1, "--min-insync", 2
     )
@@ -417,12 +370,11 @@ def test_retention_has_removed_the_beginning(tmp_path: Path) -> None:
 
 def test_a_member_expires_before_the_conversion(tmp_path: Path) -> None:
     """The queue has its QoS 1 messages again. Its QoS 2 ones are finished, and its group ends."""
-    data, cluster, single = (tmp_path / each for each in ("data", "cluster", "single"))
+    data, cluster = tmp_path / "data", tmp_path / "cluster"
     unpack("expired", data)
     convert(data, cluster, PLAN)
     assert state_of(cluster).lasting() == state_of(data).lasting()
-    convert(cluster, single, None)
-    with Broker(data=single, settings=SETTINGS) as broker, wire.Wire(broker.port) as member:
+    with Broker(data=data, settings=SETTINGS) as broker, wire.Wire(broker.port) as member:
         member.connect("another")
         member.subscribe(("$queue/line/#", 2), (TEAM, 2))
         assert [member.message().payload for _ in range(2)] == [b"0", b"2"]
@@ -455,8 +407,8 @@ def test_a_directory_is_adopted_in_its_place(lived: Path, tmp_path: Path) -> Non
     adopt(data, "n1", 4)
     assert digest(data) == before
     # What is there from before is no part of a backup, and no part of another conversion.
-    convert(data, tmp_path / "single", None)
-    assert not (tmp_path / "single" / BEFORE_ADOPTION).exists()
+    convert(data, tmp_path / "cluster", PLAN)
+    assert not (tmp_path / "cluster" / BEFORE_ADOPTION).exists()
     assert main(["backup", str(data), str(tmp_path / "backup")]) == 0
     assert not (tmp_path / "backup" / BEFORE_ADOPTION).exists()
 

@@ -1,11 +1,11 @@
-"""`holdfast convert`: from one broker to a cluster, and back."""
+"""`holdfast convert`: from one broker to a cluster."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from holdfast.cli.backup.manifest import BackupError
-from holdfast.cli.convert.conversion import USERS_FILE, convert
+from holdfast.cli.convert.conversion import convert
 from holdfast.cli.text import count_text
 from holdfast.config.schema import Cluster
 from holdfast.io.conversion.conversion import ClusterPlan, Conversion
@@ -21,11 +21,10 @@ TO_SINGLE = "single"
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "convert",
-        help="make a cluster's first node of a broker, or a broker of a cluster's node",
-        description="Make a new data directory from that of a stopped node: of a single broker that"
-        " of the first node of a new cluster, or the other way round. Messages keep their offsets;"
-        " sessions, groups, retained messages and all else that is stored are the same. The old"
-        " directory is only read.",
+        help="make a cluster's first node of a broker",
+        description="Make the data directory of the first node of a new cluster from that of a"
+        " stopped broker. Messages keep their offsets; sessions, groups, retained messages and all"
+        " else that is stored are the same. The old directory is only read.",
     )
     default = Cluster()
     parser.add_argument("directory", type=Path, metavar="DIR", help="data directory")
@@ -44,11 +43,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
             metavar="N",
             help=f"cluster.{name.replace('-', '_')} of the new cluster (default {number})",
         )
-    parser.add_argument(
-        "--last-node",
-        action="store_true",
-        help="with --to single: the other nodes stopped in good order, and this one was the last",
-    )
     parser.set_defaults(run=run)
 
 
@@ -62,9 +56,7 @@ def _replicas(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Convert. Returns 1 if that is impossible."""
     try:
-        made = convert(
-            args.directory, args.target, _plan(args), args.node_id, is_last=args.last_node
-        )
+        made = convert(args.directory, args.target, _plan(args), args.node_id)
     except (BackupError, ConversionError, DataDirectoryError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return 1
@@ -78,16 +70,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> ClusterPlan | None:
-    """The cluster to be founded; None for a single broker. Raises `ConversionError`."""
+def _plan(args: argparse.Namespace) -> ClusterPlan:
+    """The cluster to be founded. Raises `ConversionError`."""
     default = Cluster()
     factor, least = args.replication_factor, args.min_insync
     if args.to == TO_SINGLE:
-        if factor or least:
-            raise ConversionError("--replication-factor and --min-insync go with --to cluster")
-        return None
-    if args.last_node:
-        raise ConversionError("--last-node goes with --to single")
+        raise ConversionError(
+            "--to single is not needed any more: drain and remove the other nodes of the cluster,"
+            " then start the last one without [cluster]"
+        )
     factor = factor or default.replication_factor
     least = least or min(default.min_insync, factor)
     if least > factor:
@@ -107,24 +98,11 @@ def report(made: Conversion, source: Path, target: Path) -> list[str]:
         f" {count_text(len(carried.groups), 'shared group')},"
         f" {count_text(len(carried.queues), 'queue')}",
     ]
-    if manifest.is_replica:
-        return [
-            *lines,
-            f"this is node {manifest.node_id}, the first of cluster {manifest.cluster_id}",
-            f"set cluster.partitions = {partitions} on every node, the number of this log",
-            f"start it: holdfast serve --data {target} --node-id {manifest.node_id} --peer-bind"
-            " HOST:PORT --join OTHERS, and the other nodes with empty directories",
-            f"never serve {source} again: both would go on from the same messages",
-        ]
-    if made.has_users:
-        lines.append(
-            f"set security.dynamic_security_file = {str(target / USERS_FILE)!r}, the users that the"
-            " cluster had"
-        )
     return [
         *lines,
-        f"this is the single broker {manifest.node_id}",
-        f"set log.partitions = {partitions}, the number of this log",
-        f"start it: holdfast serve --data {target} --node-id {manifest.node_id}",
+        f"this is node {manifest.node_id}, the first of cluster {manifest.cluster_id}",
+        f"set cluster.partitions = {partitions} on every node, the number of this log",
+        f"start it: holdfast serve --data {target} --node-id {manifest.node_id} --peer-bind"
+        " HOST:PORT --join OTHERS, and the other nodes with empty directories",
         f"never serve {source} again: both would go on from the same messages",
     ]

@@ -1,9 +1,9 @@
-"""The conversion of a data directory between a single broker and a cluster's node, into a new one.
+"""The conversion of the data directory of a broker without others into that of the first node of a
+cluster.
 
 The old directory is only read. The new one gets its name when it is complete and checked.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from re import fullmatch
 from typing import Final
@@ -11,7 +11,6 @@ from typing import Final
 from holdfast.cli.backup.backup import LEFT_OUT, Copied
 from holdfast.cli.backup.new_directory import NewDirectory, NotEmpty
 from holdfast.config.check_cluster import NODE_ID
-from holdfast.config.schema import NODE_NAME
 from holdfast.io.conversion.conversion import (
     MADE_AGAIN,
     ClusterPlan,
@@ -21,36 +20,26 @@ from holdfast.io.conversion.conversion import (
 from holdfast.io.conversion.source import ConversionError, Source
 from holdfast.log.files.data_directory import lock_root, open_to_read
 from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
-from holdfast.log.files.layout import BEFORE_ADOPTION, DataDirectory
+from holdfast.log.files.layout import BEFORE_ADOPTION
 from holdfast.log.journal.epoch_folders import EPOCHS, LEASE
-from holdfast.node.metadata.model import AgreedUsers, ClusterMetadata
 from holdfast.node.session.session import FEDERATION
-from holdfast.security.dynamic.agreed import unpack
-from holdfast.security.dynamic.document import DynamicSecurityError, SecurityDocument
-from holdfast.security.dynamic.file import write as write_users
 
-USERS_FILE: Final = "dynamic-security.json"
-"""The file for the users that the nodes of a cluster have agreed on."""
 PARTIAL: Final = ".converting"
 """The end of the name of a directory that is not complete yet."""
 
 
-def convert(
-    source: Path,
-    target: Path,
-    plan: ClusterPlan | None,
-    node_id: str = "",
-    *,
-    is_last: bool = False,
-) -> Conversion:
-    """Convert the directory of a broker without others for the first node of a cluster; without a
-    plan, that of a cluster's node for a single broker. `node_id`: the new name; "" for the same.
+def convert(source: Path, target: Path, plan: ClusterPlan, node_id: str = "") -> Conversion:
+    """Convert the directory of a broker without others for the first node of a cluster. `node_id`:
+    the new name; "" for the same.
 
     Raises `ConversionError`, which says what to do, `DataDirectoryError` or `OSError`.
     """
     directory = open_to_read(source)
-    _check_kind(source, directory, plan)
-    _check_name(node_id or directory.manifest.node_id, plan)
+    if (source / LEASE).exists():
+        raise ConversionError(f"{source} is the shared directory of a pair, which is not converted")
+    if not fullmatch(NODE_ID, node_id or directory.manifest.node_id):
+        name = node_id or directory.manifest.node_id
+        raise ConversionError(f"--node-id {name!r}: give 1 to 32 of A-Z a-z 0-9 _ -")
     if target.absolute().resolve().is_relative_to(source.resolve()):
         raise ConversionError(f"{target} is inside {source}: give a directory outside of it")
     try:
@@ -60,9 +49,8 @@ def convert(
     lock = lock_root(source)
     try:
         opened = Source(source, directory)
-        metadata: ClusterMetadata | None = None
         if directory.manifest.is_replica:
-            metadata = opened.check_alone(is_last=is_last)
+            opened.check_alone()
         elif FEDERATION in opened.recovery.state.sessions:
             raise ConversionError(
                 f"{source} is a member of a federation, and its log has messages for the others."
@@ -73,36 +61,9 @@ def convert(
         with made as partial:
             partial.mkdir(mode=0o750, parents=True)
             _copy_others(source, partial)
-            made_of = fill(opened, partial, plan, node_id)
-            if metadata is None or metadata.users is None:
-                return made_of
-            write_users(partial / USERS_FILE, _users_of(metadata.users))
-            return replace(made_of, has_users=True)
+            return fill(opened, partial, plan, node_id)
     finally:
         lock.release()
-
-
-def _users_of(users: AgreedUsers) -> SecurityDocument:
-    try:
-        return unpack(users.data)
-    except DynamicSecurityError as error:
-        raise ConversionError(f"{error}: convert with the version of the cluster") from None
-
-
-def _check_kind(source: Path, directory: DataDirectory, plan: ClusterPlan | None) -> None:
-    if (source / LEASE).exists():
-        raise ConversionError(f"{source} is the shared directory of a pair, which is not converted")
-    if plan is None and not directory.manifest.is_replica:
-        raise ConversionError(f"{source} is a single broker's already")
-
-
-def _check_name(node_id: str, plan: ClusterPlan | None) -> None:
-    """Check that `node.id` may have this value."""
-    pattern, characters = NODE_NAME, "1 to 64 of A-Z a-z 0-9 _ . -"
-    if plan is not None:
-        pattern, characters = NODE_ID, "1 to 32 of A-Z a-z 0-9 _ -"
-    if not fullmatch(pattern, node_id):
-        raise ConversionError(f"--node-id {node_id!r}: give {characters}")
 
 
 def _check_space(source: Source, partial: Path) -> None:

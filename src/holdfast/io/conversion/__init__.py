@@ -1,1 +1,1 @@
-"""Data directories of a single broker as those of a cluster's node, and back."""
+"""Data directories of a single broker as those of a cluster's node."""

@@ -1,14 +1,14 @@
-"""The making of a data directory from that of the other kind of node: a single broker, or a node of
-a cluster.
+"""The making of a data directory for the first node of a cluster from that of a single broker of
+version 0.1, or of a cluster's only node.
 
 Invariant: the new directory has every message of the old one, at the same offset, and a state that
 recovery reads as the same (`CarriedState.lasting`). The old directory is only read. `fill` checks
 both at its end.
 
-The log does not say the same to both kinds of nodes. So its records of sessions are made void
-(`batches`), and records at its end define the state again (`definitions`). A node that follows the
-log therefore gets the state from it. A snapshot has the same state for the node itself, and what
-records below the start of the log defined.
+The log of a single broker does not say the same to a cluster. So its records of sessions are made
+void (`batches`), and records at its end define the state again (`definitions`). A node that follows
+the log therefore gets the state from it. A snapshot has the same state for the node itself, and
+what records below the start of the log defined.
 """
 
 import secrets
@@ -44,17 +44,10 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.state.fields import InboundIds
 from holdfast.node.state.packet_ids import NO_ID
 from holdfast.node.state.recorded_state import RecordedState
-from holdfast.node.state.recovery import Recovery
 from holdfast.node.state.replicated import SNAPSHOT_INBOUND, ReplicatedState
-from holdfast.node.state.session_records import GroupEntry, encode_session
-from holdfast.node.state.snapshot_entries import (
-    SNAPSHOT_GROUP,
-    SNAPSHOT_SESSION,
-    session_entry,
-)
 
 MADE_AGAIN: Final = frozenset({MANIFEST, WATERMARKS, JOURNAL, SNAPSHOTS, RAFT, ASIDE})
-"""The files and folders that the other kind of node has in another form."""
+"""The files and folders that a cluster's node has in another form."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +68,15 @@ class Conversion:
     added: int
     """Those added at its end."""
     carried: CarriedState
-    has_users: bool = False
-    """Whether the cluster's users of dynamic security are in `USERS_FILE` of the new directory."""
 
 
-def fill(source: Source, root: Path, plan: ClusterPlan | None, node_id: str = "") -> Conversion:
-    """Make the directory `root` for the first node of a cluster; without a plan, for a single
-    broker. `node_id`: the new name; "" for the same.
+def fill(source: Source, root: Path, plan: ClusterPlan, node_id: str = "") -> Conversion:
+    """Make the directory `root` for the first node of a cluster. `node_id`: the new name; "" for
+    the same.
 
     Raises `ConversionError` and `OSError`.
     """
-    manifest = _manifest(source.manifest, plan, node_id)
+    manifest = _manifest(source.manifest, node_id)
     directory = DataDirectory(OsFileSystem(root), manifest)
     journal = source.journal
     segments = journal.segments
@@ -94,36 +85,23 @@ def fill(source: Source, root: Path, plan: ClusterPlan | None, node_id: str = ""
     segment_bytes = max(sizes) if len(sizes) > 1 else SEGMENT_BYTES_DEFAULT
     log = NewLog(directory, journal.start_offsets, sequence, segment_bytes)
     carried = source.carried()
-    epoch = 0 if plan is None else FIRST_EPOCH
     in_use = _packet_ids(carried)
-    log.copy(rewrite(batch, epoch, in_use) for batch in source.batches())
+    log.copy(rewrite(batch, FIRST_EPOCH, in_use) for batch in source.batches())
     records = sum(log.journal.next_offset) - sum(journal.start_offsets)
-    owner = "" if plan is None else manifest.node_id
-    definitions = Definitions(manifest.partitions, source.now_us, owner)
+    definitions = Definitions(manifest.partitions, source.now_us, manifest.node_id)
     added = log.append(definitions.records(carried))
     log.finish(_entries(log, carried, added, source.now_us), source.now_us)
-    if plan is not None:
-        found_cluster(directory.files, manifest, plan.replication_factor, plan.min_insync)
+    found_cluster(directory.files, manifest, plan.replication_factor, plan.min_insync)
     directory.write_manifest(manifest)
     _check(root, source, carried)
     return Conversion(manifest, records, len(added), carried)
 
 
-def _manifest(before: Manifest, plan: ClusterPlan | None, node_id: str) -> Manifest:
-    name = node_id or before.node_id
-    if plan is None:
-        return replace(
-            before,
-            node_id=name,
-            cluster_id="",
-            incarnation="",
-            generation=before.log_generation,
-            restored=0,
-        )
+def _manifest(before: Manifest, node_id: str) -> Manifest:
     # The new cluster agrees on the generation of its first node, as after a restore.
     return replace(
         before,
-        node_id=name,
+        node_id=node_id or before.node_id,
         cluster_id=secrets.token_hex(8),
         incarnation=secrets.token_hex(8),
         restored=before.log_generation,
@@ -144,18 +122,12 @@ def _entries(
     """The entries of the new directory's snapshot, as the node that serves it would make them."""
     state = RecordedState(NodeConfig(partitions=log.journal.partitions), log.journal)
     state.wall_us = now_us
-    if log.journal.replicated:
-        replicated = ReplicatedState(state)
-        for session in carried.sessions:
-            replicated.apply_snapshot_entry(SNAPSHOT_INBOUND, _inbound_entry(session))
-        for record in added:
-            replicated.apply(record)
-        yield from replicated.snapshot()
-    else:
-        recovery = Recovery(state)
-        for record in added:
-            recovery.apply(record)
-        yield from _of_single(recovery, carried, log.directory.manifest.generation != 0)
+    replicated = ReplicatedState(state)
+    for session in carried.sessions:
+        replicated.apply_snapshot_entry(SNAPSHOT_INBOUND, _inbound_entry(session))
+    for record in added:
+        replicated.apply(record)
+    yield from replicated.snapshot()
     yield from carried.entries
 
 
@@ -165,24 +137,6 @@ def _inbound_entry(session: CarriedSession) -> bytes:
     ids = [(each, number, epoch) for number, each in session.inbound.items()]
     ids += [(each, NO_ID, epoch) for each in set(session.inbound.values())]
     return msgspec.json.encode(InboundIds(session.client, ids))
-
-
-def _of_single(
-    recovery: Recovery, carried: CarriedState, was_put_back: bool
-) -> Iterator[tuple[int, bytes]]:
-    """`was_put_back`: then all packet ids are doubtful, as in a new cluster, which has another
-    generation."""
-    inbound = {each.client: list(each.inbound.items()) for each in carried.sessions}
-    for session in recovery.state.sessions.values():
-        entry = session_entry(recovery.state, session)
-        entry.open = session in recovery.open
-        entry.inbound = inbound.get(session.client_id, [])
-        if was_put_back:
-            entry.doubtful = [packet_id for packet_id, _ in entry.inbound]
-        yield SNAPSHOT_SESSION, encode_session(entry)
-    for key, positions in recovery.group_positions.items():
-        assigned = sorted(recovery.group_assigned.get(key, ()))
-        yield SNAPSHOT_GROUP, encode_session(GroupEntry(key, positions, assigned))
 
 
 def _check(root: Path, source: Source, carried: CarriedState) -> None:

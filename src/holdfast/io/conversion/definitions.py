@@ -33,7 +33,7 @@ class Definitions:
     """The records of one conversion."""
 
     def __init__(self, partitions: int, now_us: int, owner: str) -> None:
-        """`owner`: the node of the cluster that the log is for; "" for a single broker."""
+        """`owner`: the node of the cluster that the log is for."""
         self._partitions = partitions
         self._now_us = now_us
         self._owner = owner
@@ -84,9 +84,6 @@ class Definitions:
         positions = list(enumerate(session.positions))
         for payload in _cursors(positions, dict(session.inflight), session.done):
             yield self._record(CURSOR, session.client, payload, epoch)
-        if session.was_open and not self._owner:
-            # A single broker that starts closes what is open, and marks what it sends again.
-            return
         close = CloseRecord(
             session.client, session.expiry_s, session.will is not None, session.was_open
         )
@@ -103,14 +100,9 @@ class Definitions:
             yield self._change(change, session.epoch)
 
     def _group(self, group: CarriedGroup) -> Iterator[Record]:
-        beside = group.finished
-        if not self._owner:
-            # A single broker keeps apart what members have, finished or not.
-            beside = beside | group.kept
-        done = sorted(place for place in beside if place[1] >= group.positions[place[0]])
-        epoch = FIRST_EPOCH if self._owner else 0
+        done = sorted(place for place in group.finished if place[1] >= group.positions[place[0]])
         for payload in _cursors(list(enumerate(group.positions)), {}, done):
-            yield self._record(CURSOR, group.key, payload, epoch)
+            yield self._record(CURSOR, group.key, payload, FIRST_EPOCH)
 
 
 def _cursors(

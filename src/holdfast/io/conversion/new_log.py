@@ -36,16 +36,14 @@ class NewLog:
         files = directory.files
         for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
             files.make_folder(folder)
-        is_replica = directory.manifest.is_replica
         epochs = [(each, FIRST_EPOCH, start) for each, start in enumerate(starts) if start]
         self.journal = Journal(
             directory.manifest.partitions,
             segment_bytes,
-            replicated=is_replica,
-            start_epochs=epochs if is_replica else (),
+            replicated=True,
+            start_epochs=epochs,
         )
-        if is_replica:
-            self.journal.epochs = [FIRST_EPOCH] * directory.manifest.partitions
+        self.journal.epochs = [FIRST_EPOCH] * directory.manifest.partitions
         if any(starts):
             self.journal.continue_at(starts, sequence)
             directory.write_start(sequence, starts, self.journal.start_epochs())
@@ -74,10 +72,9 @@ class NewLog:
         self._writer.close()
         journal, directory = self.journal, self.directory
         directory.sync_names()
-        if directory.manifest.is_replica:
-            for partition, end in enumerate(journal.next_offset):
-                journal.advance(partition, end)
-            directory.write_watermarks(journal.checkpoint())
+        for partition, end in enumerate(journal.next_offset):
+            journal.advance(partition, end)
+        directory.write_watermarks(journal.checkpoint())
         encoder = SnapshotEncoder(journal.sequence, journal.next_offset, now_us)
         file = TemporaryFile(directory.files, snapshot_name(journal.sequence))
         for kind, data in entries:

@@ -18,7 +18,7 @@ from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.journal.segment import Segment
 from holdfast.log.record import CONTROL, Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.metadata.model import DATA, ClusterMetadata
+from holdfast.node.metadata.model import DATA
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.recovery import Recovery
 from holdfast.node.state.replicated import ReplicatedState
@@ -132,9 +132,9 @@ class Source:
                     continue
                 yield _part(batch, start, end)
 
-    def check_alone(self, *, is_last: bool) -> ClusterMetadata:
+    def check_alone(self) -> None:
         """Check that the directory of a cluster's node has everything that the cluster has
-        acknowledged, and return the cluster's metadata. Raises `ConversionError`."""
+        acknowledged. Raises `ConversionError`."""
         try:
             metadata = read_metadata(self.path, self.manifest)
         except DamagedRaft as error:
@@ -153,13 +153,11 @@ class Source:
                 " directory of a node that is, or drain and remove the other nodes first"
             )
         others = sorted(set(metadata.nodes) - {own})
-        if others and not is_last:
+        if others:
             raise ConversionError(
                 f"the cluster also has {', '.join(others)}, which may have acknowledged more: drain"
-                " and remove them, then stop this node. Or give --last-node, if all nodes stopped"
-                f" in good order and {own} was the last one"
+                " and remove them, then stop this node"
             )
-        return metadata
 
 
 def recover(
