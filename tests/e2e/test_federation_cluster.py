@@ -1,11 +1,14 @@
-"""A cluster of Holdfast nodes as one member of a federation: `holdfast federator` beside it, with
-the addresses of all nodes. The other member is a broker with [federation]."""
+"""A cluster of Holdfast nodes as one member of a federation: by [federation] at every node, and by
+`holdfast federator` beside it with the addresses of all nodes. The other member is a broker."""
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from holdfast.client.protocol.effects import Message
 from tests.e2e.brokers import toml
 from tests.e2e.cluster_processes import ClusterProcesses
 from tests.e2e.federated import HELLO_S, Member, running
+from tests.support.ports import free_port
 from tests.support.sidecars import Sidecar, wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,9 +32,11 @@ INTO, OUT = "into", "out"
 
 @dataclass
 class Site:
+    """A cluster beside which a sidecar runs."""
+
     cluster: ClusterProcesses
-    sidecar: Sidecar
     member: Member
+    sidecar: Sidecar
     runs: int = 0
 
     def node_of_federator(self) -> str:
@@ -54,6 +60,63 @@ class Site:
         )
 
 
+@dataclass
+class MemberSite:
+    """A cluster that is a member itself."""
+
+    cluster: ClusterProcesses
+    member: Member
+    runs: int = 0
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """By node, of those that serve."""
+        found = {}
+        for node in self.cluster.running:
+            with contextlib.suppress(OSError):
+                code, body = node.admin("/api/v1/federation")
+                if code == 200:
+                    found[node.node_id] = json.loads(body)
+        return found
+
+    def node_of_federator(self) -> str:
+        """Empty: it is at none."""
+        names = [name for name, each in self.statuses().items() if each["running"]]
+        return names[0] if len(names) == 1 else ""
+
+    def is_settled(self) -> bool:
+        name = self.node_of_federator()
+        here, there = self.statuses().get(name, {}), self.member.federation()
+        return bool(
+            here.get("running")
+            and there
+            and here["digest"] == there["digest"]
+            and here["members"] == 2
+            and here["edge"]["is_up"]
+            and here["edge"]["export_filters"] == [f"{OUT}/#"]
+            and there["edge"]["export_filters"] == [f"{INTO}/#"]
+        )
+
+
+@pytest.fixture
+def member_site(tmp_path: Path) -> Iterator[MemberSite]:
+    """One for each test: a link that was lost several times in a minute is used again later."""
+    cluster = ClusterProcesses(tmp_path / "cluster")
+    member = Member(tmp_path, "b")
+    addresses = []
+    for node in cluster.nodes.values():
+        addresses.append(f"127.0.0.1:{free_port()}")
+        node.settings["federation"] = {
+            "listen": addresses[-1],
+            "degree": 0,
+            "hello_s": HELLO_S,
+        }
+    member.settings["federation"]["peers"] = addresses
+    with cluster, running([member]):
+        made = MemberSite(cluster, member)
+        wait_until(made.node_of_federator, "a node runs the member")
+        yield made
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The same for all tests: each leaves it whole."""
@@ -72,7 +135,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         sidecar = Sidecar(place, first, options)
         with running([member]):
             sidecar.start()
-            made = Site(cluster, sidecar, member)
+            made = Site(cluster, member, sidecar)
             try:
                 wait_until(made.node_of_federator, "the federator is at a node")
                 yield made
@@ -140,8 +203,14 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def flow(site: Site, disturb: Callable[[], Awaitable[None]]) -> dict[str, Received]:
-    """Both ways, while something happens to the cluster; what arrived."""
+async def flow(
+    site: Site | MemberSite,
+    disturb: Callable[[], Awaitable[None]],
+    *,
+    is_sent_before: bool = False,
+) -> dict[str, Received]:
+    """Both ways, while something happens to the cluster; what arrived. `is_sent_before`: all that
+    leaves the cluster is acknowledged to its publisher by then, and all else is sent after it."""
     arrived = {INTO: Received(), OUT: Received()}
     site.runs += 1
     # Clients of the cluster are at the node that is not disturbed, first.
@@ -157,10 +226,11 @@ async def flow(site: Site, disturb: Callable[[], Awaitable[None]]) -> dict[str, 
         await reader.subscribe((f"{INTO}/#", 2))
         await other_reader.subscribe((f"{OUT}/#", 2))
         await until(site.is_settled, "the federation settles")
-        publishing = [
-            asyncio.create_task(publish_all(writer, OUT)),
-            asyncio.create_task(publish_all(other_writer, INTO)),
-        ]
+        publishing = [asyncio.create_task(publish_all(other_writer, INTO))]
+        if is_sent_before:
+            await publish_all(writer, OUT)
+        else:
+            publishing.append(asyncio.create_task(publish_all(writer, OUT)))
         await until(
             lambda: all(
                 len(each.numbers) == 2 and min(map(len, each.numbers.values())) > MESSAGES // 4
@@ -170,7 +240,17 @@ async def flow(site: Site, disturb: Callable[[], Awaitable[None]]) -> dict[str, 
         )
         await disturb()
         await asyncio.gather(*publishing)
-        await until(lambda: all(each.has_all() for each in arrived.values()), "all messages")
+        try:
+            await until(lambda: all(each.has_all() for each in arrived.values()), "all messages")
+        except AssertionError as error:
+            for each in arrived.values():
+                for topic, numbers in each.numbers.items():
+                    missing = sorted(set(range(MESSAGES)) - set(numbers))
+                    error.add_note(f"{topic}: {len(numbers)} came, {missing[:20]} are missing")
+            error.add_note(f"{site.member.federation()}")
+            if isinstance(site, MemberSite):
+                error.add_note(f"{site.statuses()}")
+            raise
         # What would come twice would come now.
         await writer.publish(f"{OUT}/2", b"%d" % MESSAGES, qos=2)
         await other_writer.publish(f"{INTO}/2", b"%d" % MESSAGES, qos=2)
@@ -183,6 +263,87 @@ async def flow(site: Site, disturb: Callable[[], Awaitable[None]]) -> dict[str, 
     for prefix, each in arrived.items():
         each.numbers[f"{prefix}/2"].pop()
     return arrived
+
+
+async def await_move(site: MemberSite, before: str) -> None:
+    """Until another node than `before` runs the member."""
+    began_s = time.monotonic()
+    await until(
+        lambda: site.node_of_federator() not in ("", before), "another node runs the member"
+    )
+    print(f"moved in {time.monotonic() - began_s:.2f} s")
+
+
+def check_same_member(site: MemberSite, arrived: dict[str, Received], id: str) -> None:
+    for prefix, each in arrived.items():
+        each.check()
+        print(f"{prefix}: quiet for {each.quiet_s:.2f} s")
+    assert site.statuses()[site.node_of_federator()]["id"] == id
+
+
+def test_the_node_that_runs_the_member_is_killed(member_site: MemberSite) -> None:
+    """kill -9 in the middle of traffic: another node runs the same member."""
+    site = member_site
+    before = site.node_of_federator()
+    id = site.statuses()[before]["id"]
+
+    async def kill() -> None:
+        await asyncio.to_thread(site.cluster.kill9, before)
+        await await_move(site, before)
+
+    arrived = asyncio.run(flow(site, kill))
+    check_same_member(site, arrived, id)
+    site.cluster.restart(before)
+    site.cluster.wait_healthy()
+
+
+def test_the_node_that_runs_the_member_hangs(member_site: MemberSite) -> None:
+    """SIGSTOP: its connections stay open. When it goes on, the member runs elsewhere for long."""
+    site = member_site
+    before = site.node_of_federator()
+    id = site.statuses()[before]["id"]
+
+    async def hang() -> None:
+        site.cluster.pause(before)
+        await await_move(site, before)
+        site.cluster.resume(before)
+
+    arrived = asyncio.run(flow(site, hang))
+    check_same_member(site, arrived, id)
+    site.cluster.wait_healthy()
+
+
+def test_the_member_moves_by_command(member_site: MemberSite) -> None:
+    """The node is drained, so that others lead, the member's home included."""
+    site = member_site
+    before = site.node_of_federator()
+    id = site.statuses()[before]["id"]
+    admin = ["--admin", f"127.0.0.1:{site.cluster.nodes[before].admin_port}"]
+
+    async def drain() -> None:
+        assert await asyncio.to_thread(main, ["cluster", "drain", before, *admin]) == 0
+        await await_move(site, before)
+
+    arrived = asyncio.run(flow(site, drain))
+    check_same_member(site, arrived, id)
+    assert main(["cluster", "undrain", before, *admin]) == 0
+    site.cluster.wait_healthy()
+
+
+def test_all_nodes_are_killed(member_site: MemberSite) -> None:
+    """The other member goes on; what it wants is known after the start."""
+    site = member_site
+    before = site.node_of_federator()
+    id = site.statuses()[before]["id"]
+
+    async def kill() -> None:
+        await asyncio.to_thread(site.cluster.kill9, *site.cluster.nodes)
+        await asyncio.to_thread(site.cluster.restart, *site.cluster.nodes)
+        await until(lambda: site.node_of_federator() != "", "a node runs the member")
+
+    arrived = asyncio.run(flow(site, kill, is_sent_before=True))
+    check_same_member(site, arrived, id)
+    site.cluster.wait_healthy()
 
 
 def test_the_node_of_the_federator_is_killed(site: Site) -> None:

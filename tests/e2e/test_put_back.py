@@ -8,7 +8,6 @@ also those whose test is elsewhere.
 import asyncio
 import itertools
 import json
-import os
 import shutil
 import sqlite3
 import urllib.error
@@ -35,7 +34,6 @@ from holdfast.client.log import (
     OffsetTable,
     Position,
 )
-from holdfast.federation.sidecar.store.identity import IDENTITY, IN_A_BROKER
 from holdfast.log.files.data_directory import open_to_read
 from holdfast.testing import Broker
 from tests.e2e.cluster_processes import ClusterProcesses, until
@@ -330,9 +328,11 @@ def test_two_restores_of_one_backup_differ(site: PutBack) -> None:
     assert [number for number, _ in second.former] == [0]
 
 
-def hours_pass(member: Member) -> None:
-    """The last start of the member is long ago."""
-    os.utime(member.data / IN_A_BROKER / IDENTITY, (0, 0))
+HOURS_PASS: Final = """
+import holdfast.federation.sidecar.edge_broker.member_log as member_log
+member_log.STEADY_S = -1
+"""
+"""Run by each process at its start: the last start of a member counts as long ago."""
 
 
 @pytest.mark.parametrize(
@@ -340,11 +340,18 @@ def hours_pass(member: Member) -> None:
     [(True, 2, False), (False, 2, False), (False, 1, False), (False, 1, True)],
 )
 def test_a_member_of_a_federation(
-    tmp_path: Path, is_restored: bool, starts: int, is_alone: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_restored: bool,
+    starts: int,
+    is_alone: bool,
 ) -> None:
     """The other member has messages of the lost offsets and epochs. Without `holdfast restore`, as
     when a snapshot of a machine is put back, the member learns of them from the other one, unless
     its epoch is later than all of them. It may accept messages before it meets the other one."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HOURS_PASS)
+    monkeypatch.setenv("HOLDFAST_TEST_PATH", str(tmp_path / "site"))
     numbers = iter(range(1000))
     sent: list[str] = []
 
@@ -364,7 +371,6 @@ def test_a_member_of_a_federation(
         make_backup(a.data, tmp_path / "backup")
         a.kill()
         for _ in range(starts):
-            hours_pass(a)
             a.start()
             a.await_sending("a/#")
             publish_at(a, LOST)
@@ -375,7 +381,6 @@ def test_a_member_of_a_federation(
             restore(tmp_path / "backup", a.data, None)
         else:
             shutil.copytree(tmp_path / "backup", a.data)
-        hours_pass(a)
         if is_alone:
             b.kill()
         a.start()

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.store.file import MemberStoreError
+from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
+from holdfast.federation.sidecar.store.member_files import StoreFileThread
 from holdfast.federation.sidecar.store.store import MemberStore
 
 NODE = b"n" * 16
@@ -43,7 +44,7 @@ def say(text: str) -> None:
 async def main() -> None:
     path, first = sys.argv[1:]
     owner = Owner()
-    store = MemberStore(Path(path), NODE, owner)
+    store = MemberStore(StoreFileThread(StoreFile(Path(path), NODE)), owner)
     kept = await store.open()
     place = kept.positions.get(ORIGIN, (1, 1))[1]
     rng = random.Random(int(first))

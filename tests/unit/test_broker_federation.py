@@ -37,7 +37,7 @@ class Site:
             **settings,  # type: ignore[arg-type]
         )
         manifest = Manifest("n1", 4, "2026-01-01T00:00:00+00:00")
-        self.federation = BrokerFederation(table, broker.broker, broker.directory, manifest)
+        self.federation = BrokerFederation(table, broker.broker, broker.directory, lambda: manifest)
 
     @property
     def address(self) -> str:

@@ -60,11 +60,6 @@ def test_every_key_can_be_set_in_the_environment() -> None:
         ('[federation]\nlisten = "0.0.0.0:7883"', "federation.listen", "set advertise"),
         ('[federation]\nexport_filters = ["a/#/b"]', "federation.export_filters", "#"),
         ('[federation]\ndata = "elsewhere"', "federation.data", "node.data"),
-        (
-            '[federation]\n[cluster]\npeer_bind = "127.0.0.1"',
-            "federation",
-            "holdfast federation sidecar",
-        ),
         ('[federation]\nmanager = "http://m:8080"', "federation.manager", "needs broker"),
     ],
 )

@@ -17,6 +17,7 @@ from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.sidecar.federator import Federator, FederatorError
 from holdfast.federation.sidecar.settings import link_policy, member_config
 from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
+from holdfast.federation.sidecar.store.member_files import MemberFiles
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.federation_settings import member_settings
 from tests.support.ports import free_port
@@ -294,12 +295,15 @@ def test_a_store_that_fails_stops_confirming(tmp_path: Path) -> None:
         sender = await site.start("origin", origin, ["here"])
         await wanted(origin, "a/#")
         await asyncio.wait_for(origin.publish("1").wait(), 60)
-        connection = sender.store._file._connection
+        state = sender._state
+        assert isinstance(state, MemberFiles)
+        assert state._store is not None
+        connection = state._store._file._connection
         assert connection is not None
         # One thread at a time has it: the store is idle here.
         await until(lambda: not sender.store.waiting() and here.delivered, "quiet")
         await asyncio.get_running_loop().run_in_executor(
-            sender.store._executor, lambda: connection.execute("DROP TABLE custody")
+            state._store._executor, lambda: connection.execute("DROP TABLE custody")
         )
         done = origin.publish("2")
         error = await asyncio.wait_for(sender.failed(), 60)

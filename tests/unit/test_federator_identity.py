@@ -10,9 +10,10 @@ import pytest
 
 from holdfast.federation.core.identity import EPOCH_RANDOM_STEP, BadIdentity
 from holdfast.federation.sidecar.edge_broker.log_starts import (
-    NAME,
     STARTS_MAX,
-    begin_start,
+    LogStart,
+    decode_starts,
+    next_starts,
     start_of,
 )
 from holdfast.federation.sidecar.store.identity import IDENTITY, IdentityFile
@@ -44,22 +45,24 @@ def test_a_copy_of_a_directory_starts_apart(tmp_path: Path) -> None:
     assert all(2 <= epoch <= 1 + EPOCH_RANDOM_STEP for epoch in epochs)
 
 
-def test_a_log_that_is_put_back_has_other_starts(tmp_path: Path) -> None:
-    assert begin_start(tmp_path, 3, [0, 5]) == [(3, [0, 5])]
-    before = begin_start(tmp_path, 4, [7, 5])
+def test_a_log_that_is_put_back_has_other_starts() -> None:
+    starts: list[LogStart] = next_starts([], 3, [0, 5])
+    assert starts == [(3, [0, 5])]
+    before = next_starts(starts, 4, [7, 5])
     assert [start_of(before, 0, offset) for offset in (0, 6, 7, 9)] == [3, 3, 4, 4]
     assert [start_of(before, 1, offset) for offset in (4, 5)] == [0, 4]
     # Nothing was appended in start 4.
-    assert begin_start(tmp_path, 5, [7, 5]) == [(3, [0, 5]), (5, [7, 5])]
-    kept = (tmp_path / NAME).read_bytes()
-    lost = begin_start(tmp_path, 6, [9, 9])
-    (tmp_path / NAME).write_bytes(kept)
-    after = begin_start(tmp_path, 77, [8, 6])
+    kept = next_starts(before, 5, [7, 5])
+    assert kept == [(3, [0, 5]), (5, [7, 5])]
+    lost = next_starts(kept, 6, [9, 9])
+    after = next_starts(kept, 77, [8, 6])
     assert [start_of(lost, 0, offset) for offset in (7, 8, 9)] == [5, 5, 6]
     assert [start_of(after, 0, offset) for offset in (7, 8, 9)] == [5, 77, 77]
-    for number in range(100, 300):
-        after = begin_start(tmp_path, number, [number, 9])
+    for number in range(78, 78 + STARTS_MAX):
+        after = next_starts(after, number, [number, 9])
     assert len(after) == STARTS_MAX
+    with pytest.raises(ValueError, match="the starts of the log"):
+        decode_starts(b"no")
 
 
 def test_a_given_id_stays(tmp_path: Path) -> None:

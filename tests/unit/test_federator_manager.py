@@ -21,6 +21,7 @@ from holdfast.federation.sidecar.manager_client.http import (
     ManagerRefuses,
     ManagerUnreachable,
 )
+from holdfast.federation.sidecar.store.member_files import MemberFiles
 from tests.support.ports import free_port
 from tests.support.scripted_edge import until
 
@@ -260,7 +261,7 @@ async def client_of(manager: Manager, member: Member, directory: Path) -> Any:
         member,
         {"ip": "tcp://x:1", "uuid": A, "epoch": 3},
         str(token_file),
-        directory,
+        MemberFiles(directory),
     )
     task = asyncio.create_task(client.run())
     try:

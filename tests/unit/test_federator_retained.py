@@ -14,6 +14,7 @@ from holdfast.federation.core.member import FederationMember
 from holdfast.federation.sidecar import retained_sync as retention_module
 from holdfast.federation.sidecar.retained_sync import TOLD_MAX, RetainedSync
 from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
+from holdfast.federation.sidecar.store.member_files import StoreFileThread
 from holdfast.federation.sidecar.store.store import MemberStore
 from tests.support.scripted_edge import RetainingScriptedEdge, ScriptedEdge, Site, until
 
@@ -123,7 +124,9 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.edge = Edge()
         self.told: list[Message] = []
-        self.store = MemberStore(directory / "s.db", NODE, self)
+        self.file = StoreFile(directory / "s.db", NODE)
+        self.thread = StoreFileThread(self.file)
+        self.store = MemberStore(self.thread, self)
         self.retention = RetainedSync(self.edge, self.store, ["kept"], self.call)
 
     def on_stored(self, ids: list[MessageId]) -> None:
@@ -147,10 +150,10 @@ class Bench:
         written = asyncio.Event()
         self.store.when_written(written.set)
         await asyncio.wait_for(written.wait(), 60)
-        connection = self.store._file._connection
+        connection = self.file._connection
         assert connection is not None
         return await asyncio.get_running_loop().run_in_executor(
-            self.store._executor,
+            self.thread._executor,
             lambda: dict(connection.execute("SELECT topic, data FROM retained").fetchall()),
         )
 

@@ -23,6 +23,7 @@ from holdfast.federation.sidecar.store.file import (
     StoredMember,
     StoreFile,
 )
+from holdfast.federation.sidecar.store.member_files import StoreFileThread
 from holdfast.federation.sidecar.store.store import MemberStore
 from holdfast.sqlite import trouble_of
 from tests.support.scripted_edge import until
@@ -94,7 +95,7 @@ def test_positions_of_former_epochs_are_kept(tmp_path: Path) -> None:
     async def test() -> None:
         for epoch in range(1, 3 * FORMER_MAX):
             owner = Owner()
-            store = MemberStore(tmp_path / "s.db", NODE, owner)
+            store = MemberStore(StoreFileThread(StoreFile(tmp_path / "s.db", NODE)), owner)
             await store.open()
             store.pass_to(ORIGIN, (epoch, 2 * epoch), [own(1)])
             store.pass_to(ORIGIN, (max(1, epoch - 1), 2 * epoch - 1), [own(2)])
@@ -137,7 +138,7 @@ def test_foreign_files(tmp_path: Path) -> None:
 def test_a_group_is_one_transaction(tmp_path: Path) -> None:
     async def test() -> None:
         owner = Owner()
-        store = MemberStore(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(StoreFileThread(StoreFile(tmp_path / "s.db", NODE)), owner)
         await store.open()
         for sequence in range(1, 501):
             store.add(own(sequence), b"x")
@@ -168,7 +169,7 @@ def test_what_may_wait_and_is_removed_soon_is_never_written(
 
     async def test() -> None:
         owner = Owner()
-        store = MemberStore(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(StoreFileThread(StoreFile(tmp_path / "s.db", NODE)), owner)
         await store.open()
         for sequence in range(1, 500):
             store.add(own(sequence), b"%d" % sequence, may_wait=True)
@@ -201,7 +202,7 @@ def test_what_may_wait_is_stored_in_the_end(
 
     async def test() -> None:
         owner = Owner()
-        store = MemberStore(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(StoreFileThread(StoreFile(tmp_path / "s.db", NODE)), owner)
         await store.open()
         for sequence in range(1, 4):
             # Also when there was nothing to be written any more at the time.
@@ -221,7 +222,7 @@ def test_removals_of_what_is_being_written(tmp_path: Path) -> None:
     async def test() -> None:
         rng = random.Random(1)
         owner = Owner()
-        store = MemberStore(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(StoreFileThread(StoreFile(tmp_path / "s.db", NODE)), owner)
         await store.open()
         left = set()
         for sequence in range(1, 2000):
@@ -241,7 +242,7 @@ def test_removals_of_what_is_being_written(tmp_path: Path) -> None:
 
 def test_a_waiter_for_what_is_retained(tmp_path: Path) -> None:
     async def test() -> None:
-        store = MemberStore(tmp_path / "s.db", NODE, Owner())
+        store = MemberStore(StoreFileThread(StoreFile(tmp_path / "s.db", NODE)), Owner())
         await store.open()
         durable = asyncio.Event()
         store.retain("a", b"A")
@@ -322,7 +323,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve_by
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(3 << 20))
         owner = Owner()
-        store = MemberStore(disk / "s.db", NODE, owner)
+        store = MemberStore(StoreFileThread(StoreFile(disk / "s.db", NODE)), owner)
         await store.open()
         asked = await fill(store, owner)
         for _ in range(5):
@@ -357,7 +358,7 @@ def test_removals_make_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.M
 
     async def test(disk: Path) -> None:
         owner = Owner()
-        store = MemberStore(disk / "s.db", NODE, owner)
+        store = MemberStore(StoreFileThread(StoreFile(disk / "s.db", NODE)), owner)
         await store.open()
         asked = await fill(store, owner)
         store.pass_to(ORIGIN, (1, 2), [MessageId(ORIGIN, 1, 1)])
@@ -378,19 +379,19 @@ def test_a_broken_disk_is_not_tried_again(tmp_path: Path) -> None:
 
     async def test() -> None:
         owner = Owner()
-        store = MemberStore(tmp_path / "s.db", NODE, owner)
+        file = StoreFile(tmp_path / "s.db", NODE)
+        store = MemberStore(StoreFileThread(file), owner)
         await store.open()
         store.add(own(1), b"1")
         await until(lambda: owner.stored)
         # What the file system does when the disk fails: here, the log cannot be written any more.
-        file = store._file
 
         def fail(change: MemberStoreChange) -> None:
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise file._error(trouble_of(error), error)
 
-        store._file.apply = fail  # type: ignore[method-assign]
+        file.apply = fail  # type: ignore[method-assign]
         store.add(own(2), b"2")
         await until(lambda: owner.broken)
         assert "disk works" in str(owner.broken)

@@ -35,6 +35,7 @@ PAID: Final = {
     "node/delivery/unsubscribe.py:handle_unsubscribe": BEFORE,
     "node/federation_session.py:publish": FEDERATION,
     "node/federation_session.py:retain": FEDERATION,
+    "node/federation_session.py:store_values": FEDERATION,
     "node/publish/acceptance.py:release": BEFORE,
     "node/publish/completion.py:follow_qos0": MESSAGE,
     "node/publish/completion.py:retain_at_once": MESSAGE,

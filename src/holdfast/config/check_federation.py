@@ -13,13 +13,6 @@ def federation_contradictions(config: Config) -> Iterator[Problem]:
     if federation is None:
         return
     yield from federation_problems(federation)
-    if config.cluster.peer_bind:
-        yield (
-            "federation",
-            ": the nodes of a cluster (cluster.peer_bind) are one member of a federation together:"
-            " take the table out, and run holdfast federation sidecar with the addresses of all"
-            " nodes, which goes on when one of them is lost",
-        )
     if federation.data != Federation().data:
         yield (
             "federation.data",

@@ -12,6 +12,7 @@ from holdfast.log.record import (
     CONTROL,
     CURSOR,
     DELAYED,
+    FEDERATION,
     FORGOTTEN,
     MESSAGE,
     PRODUCER,
@@ -33,4 +34,5 @@ KIND_NAMES: Final = {
     BAN: "ban",
     DELAYED: "delayed",
     FORGOTTEN: "forgotten",
+    FEDERATION: "federation",
 }

@@ -29,6 +29,10 @@ FORGOTTEN: Final = 11
 """The position of a producer in the partition is forgotten (producer, its epoch and sequence,
 payload: packed). Earlier versions pass it, and keep what their own limits allow."""
 
+FEDERATION: Final = 12
+"""A value of this broker's member of a federation (client id: key; payload: value, empty: removed;
+`sequence`: the member's start): see node.state.member_values."""
+
 FLAG_QOS_MASK: Final = 0x03
 FLAG_RETAIN: Final = 0x04
 FLAG_PACKET_ID: Final = 0x08

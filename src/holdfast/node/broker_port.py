@@ -3,8 +3,10 @@
 It passes each call to the part of the cluster node that does it; see `node.cluster_port`.
 """
 
+from collections.abc import Callable
+
 from holdfast.log.record import Record
-from holdfast.node.cluster_port import ClusterPort
+from holdfast.node.cluster_port import ClusterPort, MemberPort
 from holdfast.node.connections.session_open import AcceptedConnect
 from holdfast.node.parts import Parts
 from holdfast.node.promise import Promise
@@ -13,7 +15,33 @@ from holdfast.node.publish.producer_dedup import note_refused
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Session, Subscription
+from holdfast.node.state.member_values import member_home
 from holdfast.node.state.recorded_state import RecordedState
+
+
+class ClusterMember(MemberPort):
+    """The cluster side of `MemberPort`."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.context.node_id)
+        self._context = parts.context
+        self._home = member_home(parts.context.journal.partitions)
+        self._decisions = parts.session_coordinator.decisions
+        self._interest = parts.interest
+
+    def node(self, now: float) -> str:
+        context = self._context
+        if context.leader(self._home) != context.node_id:
+            return context.leader(self._home)
+        is_ready = self._decisions.decides(self._home) and context.is_available(now)
+        return context.node_id if is_ready else ""
+
+    def has_other_nodes(self) -> bool:
+        metadata = self._context.metadata
+        return metadata is not None and len(metadata.nodes) > 1
+
+    def watch_filters(self, watch: Callable[[str, bool], None] | None) -> list[str]:
+        return self._interest.watch_peers(watch)
 
 
 class BrokerPort(ClusterPort):
@@ -32,6 +60,7 @@ class BrokerPort(ClusterPort):
         self._acquisition = parts.acquisition
         self.groups = parts.groups
         self._homes = parts.groups.coordinator.homes
+        self.member = ClusterMember(parts)
 
     def append(self, record: Record) -> int:
         if self._context.is_alone:

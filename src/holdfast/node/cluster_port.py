@@ -4,6 +4,7 @@
 is its own journal; `node.broker_port.BrokerPort` for a node of a cluster.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.log.record import Record
@@ -81,11 +82,34 @@ class GroupPort:
         raise NotImplementedError
 
 
+class MemberPort:
+    """The cluster as the broker's member of a federation sees it. This one has no other node."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+
+    def node(self, now: float) -> str:
+        """The node that runs the member: the leader of the member's home. This one does so only
+        once it has applied what earlier leaders have appended, and as long as it reaches a
+        majority. "": none."""
+        return self._node_id
+
+    def has_other_nodes(self) -> bool:
+        """Whether the cluster has other nodes, connected or not."""
+        return False
+
+    def watch_filters(self, watch: Callable[[str, bool], None] | None) -> list[str]:
+        """The filters that other nodes have announced, once for each node. Each that begins (True)
+        or ends is reported from now on."""
+        return []
+
+
 BANS: Final = "bans"
 DELAYED_MESSAGES: Final = "delayed-messages"
 QUEUES: Final = "queues"
 GROUP_MEMBERS: Final = "group-members"
-RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS)
+MEMBER_VALUES: Final = "federation-records"
+RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS, MEMBER_VALUES)
 """The features whose records older versions do not apply, as nodes announce them in the handshake
 (`PeerIdentity.features`)."""
 WILL_OFFSETS: Final = "will-offsets"
@@ -107,6 +131,7 @@ class ClusterPort:
 
     is_single: bool = False
     groups: "GroupPort"
+    member: "MemberPort"
 
     def append(self, record: Record) -> int:
         """Append a record, in a cluster at the leader of its partition. Returns its offset, or -1
@@ -212,6 +237,7 @@ class SingleNode(ClusterPort):
         self._state = state
         self.is_single = True
         self.groups = SingleNodeGroups(state)
+        self.member = MemberPort(state.config.node_id)
 
     def append(self, record: Record) -> int:
         return self._state.journal.append(record)

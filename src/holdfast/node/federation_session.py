@@ -29,7 +29,8 @@ from holdfast.node.session.audience import encode_audience
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.message import Message
-from holdfast.node.session.session import FEDERATION, Group
+from holdfast.node.session.session import FEDERATION
+from holdfast.node.state.member_values import member_home
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Connect, Subscribe, SubscriptionRequest, Unsubscribe
 
@@ -80,27 +81,16 @@ def unsubscribe(state: NodeState, connection: Connection, filters: list[str]) ->
     handle_unsubscribe(state, connection, session, Unsubscribe(1, filters))
 
 
-def groups_for(state: NodeState, topic: bytes) -> list[str]:
-    """The keys of the shared groups here that want a topic. An invalid topic name raises
-    `InvalidTopic`."""
-    return list(_groups(state, topic))
-
-
-def groups_without(state: NodeState, topic: bytes, partition: int, offset: int) -> list[str]:
-    """The keys of the shared groups here that want a topic and began after that record of it."""
-    return [
-        key
-        for key, group in _groups(state, topic).items()
-        if group.start is not None and offset < group.start[partition]
-    ]
-
-
-def _groups(state: NodeState, topic: bytes) -> dict[str, Group]:
-    """The groups that want a topic, by key. A coordinator at this node knows the start of a group,
-    which is older than its members' connections. Counter-example: a member comes back, and with it
-    the group of the members here begins. A message from before that is the group's, too."""
-    groups = sorted(find_route(state, topic).groups, key=lambda each: each.coordination is not None)
-    return {group.key: group for group in groups}
+def group_starts(state: NodeState, topic: bytes) -> dict[str, list[int]]:
+    """The offsets at which the shared groups begin that want a topic, by key, as far as this node
+    knows them. A coordinator at this node knows the start of a group, which is older than its
+    members' connections. Counter-example: a member comes back, and with it the group of the members
+    here begins. A message from before that is the group's, too."""
+    return {
+        group.key: group.start or [0] * state.config.partitions
+        for group in find_route(state, topic).groups
+        if group.coordination is not None or state.cluster.is_single
+    }
 
 
 def publish(
@@ -192,6 +182,28 @@ def retain(state: NodeState, message: Message, done: Callable[[bool], None]) -> 
     )
     state.publish(record, FederatedRetainedPromise(route.topic, done))
     return True
+
+
+def store_values(
+    state: NodeState, start: int, values: list[tuple[bytes, bytes]], done: Callable[[bool], None]
+) -> None:
+    """Change values of the member (`node.state.member_values`), in order; empty: removed. `done` is
+    called with True once all are committed and applied here. They count if `start` was in force."""
+    home = member_home(state.config.partitions)
+    promise = DonePromise(done)
+    for number, (key, value) in enumerate(values, 1):
+        record = Record(
+            home,
+            log_record.FEDERATION,
+            timestamp_us=state.wall_us,
+            client_id=key,
+            sequence=start,
+            payload=value,
+        )
+        if number < len(values):
+            state.append(record)
+        else:
+            state.publish(record, promise)
 
 
 def _refuse_reserved(state: NodeState, done: Callable[[bool], None]) -> bool:

@@ -309,21 +309,22 @@ class Server:
         self.audit.serve(broker)
         broker.touch()
         self.maintenance.start()
-        if not self.config.cluster.peer_bind:
-            await self._federate(broker, storage)
+        await self._federate(broker, storage)
 
     async def _federate(self, broker: ClusterBroker, storage: Storage) -> None:
         """Start the configured federator. Raises `StartError` if it cannot start."""
         config = self.config
         if config.federation is None:
-            if federating.end(broker.node.state):
+            if not config.cluster.peer_bind and federating.end(broker.node.state):
                 logger.warning("federation_left text='what waited in the log is dropped'")
             return
-        data, manifest = Path(config.node.data), storage.directory.manifest
-        federation = BrokerFederation(config.federation, broker, data, manifest)
+        data = Path(config.node.data)
+        federation = BrokerFederation(
+            config.federation, broker, data, lambda: storage.directory.manifest
+        )
         self.federation = federation
         broker.node.state.sys_values.append(federation.sys_values)
-        if self.sharing is not None:
+        if self.sharing is not None or config.cluster.peer_bind:
             federation.start_soon()
             return
         try:

@@ -22,7 +22,6 @@ begins again.
 
 import os
 import re
-import secrets
 import shutil
 import sqlite3
 import stat
@@ -44,7 +43,6 @@ from holdfast.cli.backup.manifest import (
     BackupManifest,
     write_manifest,
 )
-from holdfast.federation.sidecar.store.file import COPY, COPY_WANTED
 from holdfast.io.disk.older_copy import REMEMBERED
 from holdfast.log.files.data_directory import open_to_read
 from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
@@ -146,31 +144,15 @@ class Copied:
         the process that has it open does not let it be read."""
         source, place = self.source / name, self._place(name)
         deadline = time.monotonic() + DATABASE_WAIT_S
-        wanted = source.with_name(source.name + COPY_WANTED)
-        copy = source.with_name(f"{source.name}{COPY}{secrets.token_hex(8)}")
         with source.open("rb") as file:
             self._check_file(file.fileno(), name)
-        try:
-            while not _copied_database(source, place):
-                if copy.exists():
-                    with copy.open("rb") as there, place.open("wb") as here:
-                        self._check_file(there.fileno(), str(copy.relative_to(self.source)))
-                        shutil.copyfileobj(there, here, COPY_BYTES)
-                    break
-                if not wanted.exists():
-                    # "x" follows no link that the owner of the directory may have put there.
-                    with wanted.open("x") as request:
-                        request.write(copy.name.removeprefix(f"{source.name}{COPY}"))
-                if time.monotonic() > deadline:
-                    raise BackupError(
-                        f"{source} was locked for {DATABASE_WAIT_S:g} s, and the process that has"
-                        " it open has not written a copy (one of an older version does not): stop"
-                        " that process, make the backup, and start it again"
-                    )
-                time.sleep(DATABASE_PAUSE_S)
-        finally:
-            for left in (wanted, copy):
-                left.unlink(missing_ok=True)
+        while not _copied_database(source, place):
+            if time.monotonic() > deadline:
+                raise BackupError(
+                    f"{source} was locked for {DATABASE_WAIT_S:g} s: stop the process that has it"
+                    " open, make the backup, and start it again"
+                )
+            time.sleep(DATABASE_PAUSE_S)
         with place.open("rb") as file:
             os.fsync(file.fileno())
         self.copied_bytes += self._add(name)
@@ -304,8 +286,6 @@ def _copy_other(name: str, epoch: str, number: int, copied: Copied) -> None:
         return
     folder = inside.partition("/")[0]
     if folder in (JOURNAL, SNAPSHOTS):
-        return
-    if ".db.copy-" in name:
         return
     if name.endswith(".db"):
         copied.copy_database(name)

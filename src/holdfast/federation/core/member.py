@@ -76,6 +76,7 @@ class FederationMember:
         wall_s: float | None = None,
         signing: AnnouncementKeys | None = None,
         disputed: int = 0,
+        may_move: bool = False,
     ) -> None:
         """Restore a member from the state that its driver stored.
 
@@ -91,6 +92,8 @@ class FederationMember:
           federation.
         - `disputed`: the last epoch that another run of this member may have used, too; its
           custody goes over to this epoch.
+        - `may_move`: the start before may have been at another address, where other members look
+          for this one. So it dials those with which it had links.
         - `signing`: this member's key and the federation's authority. Without it announcements are
           not signed and not verified.
 
@@ -141,6 +144,9 @@ class FederationMember:
         self._departures = Departures(context, self.database, self.routes)
         self._memory = AnnouncementMemory(context, self.database, now)
         self._memory.load(remembered, now, wall_s)
+        if may_move:
+            self._repair.former = set(self.database.entries) - {self.node}
+            self._repair.run(now)
         self._run(now)
         self.retained.load(retained, now)
 

@@ -39,6 +39,9 @@ class Repair:
         self._effects = context.effects
         # The neighbours that the manager wants; None: it has not announced any.
         self._desired: dict[bytes, str] | None = None
+        # Members with which this one had links at another address. They may not know this one, so
+        # it dials them until it is linked with each.
+        self.former: set[bytes] = set()
         self._attempts: dict[bytes, _Attempts] = {}
         self._repaired: set[bytes] = set()
         # Links to be closed; taken by the member.
@@ -76,17 +79,35 @@ class Repair:
         missing = [node for node in self._desired or {} if node not in self._links]
         for node in missing:
             assert self._desired is not None
-            self._dial(node, self._desired[node], now)
+            self._dial(node, self._address_of(node, self._desired[node]), now)
+        entries = self._database.entries
+        self.former = {node for node in self.former if self._is_former(node)}
+        for node in sorted(self.former):
+            self._dial(node, entries[node].address, now)
         lacking = self._config.degree_min - len(self._links.peers())
         if lacking > 0 and self._had_links:
             for node in self._candidates()[:lacking]:
                 self._repaired.add(node)
-                self._dial(node, self._database.entries[node].address, now)
+                self._dial(node, entries[node].address, now)
         self._close_repairs(bool(missing), now)
-        is_wanting = bool(missing) or (lacking > 0 and self._had_links)
+        is_wanting = bool(missing or self.former) or (lacking > 0 and self._had_links)
         self._run_at = now + self._config.dial_every_s if is_wanting else float("inf")
         if self._complete_since is not None:
             self._run_at = min(self._run_at, self._complete_since + self._config.repair_close_s)
+
+    def _is_former(self, node: bytes) -> bool:
+        """Whether the member still announces its link with this one, and has none."""
+        entry = self._database.entries.get(node)
+        is_waiting = entry is not None and entry.address != "" and self._own in entry.links
+        return is_waiting and node not in self._links
+
+    def _address_of(self, node: bytes, desired: str) -> str:
+        """The address to dial next: the desired one and the announced one in turn. A member that is
+        a cluster announces that of the node which runs it now."""
+        entry = self._database.entries.get(node)
+        attempts = self._attempts.get(node)
+        is_announced = attempts is not None and attempts.count % 2 == 1
+        return entry.address if is_announced and entry is not None and entry.address else desired
 
     def _dial(self, node: bytes, address: str, now: float) -> None:
         attempts = self._attempts.get(node)

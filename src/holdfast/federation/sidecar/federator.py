@@ -42,7 +42,7 @@ from holdfast.federation.sidecar.retained_sync import RetainedSync
 from holdfast.federation.sidecar.settings import link_policy, member_config
 from holdfast.federation.sidecar.status import status_of
 from holdfast.federation.sidecar.store.file import MemberStoreError, MemberStoreFull, StoredMember
-from holdfast.federation.sidecar.store.identity import IdentityFile
+from holdfast.federation.sidecar.store.member_files import MemberFiles, MemberStorage
 from holdfast.federation.sidecar.store.store import MemberStore as CustodyStore
 from holdfast.federation.sidecar.store.store import aged
 from holdfast.io.peers.authentication import PeerAuth
@@ -52,7 +52,6 @@ from holdfast.security.tls import TlsError
 
 logger = logging.getLogger("holdfast")
 
-STORE: Final = "federation.db"
 MADE_UP: Final = {
     "forged announcement": "had a false signature: a member on the way to here makes them up",
     "absurd announcement": "had an epoch that no member has counted up to",
@@ -79,15 +78,19 @@ class Federator:
     and the dropped messages are counted."""
 
     def __init__(
-        self, settings: Federation, edge: Edge, config: FederationConfig | None = None
+        self,
+        settings: Federation,
+        edge: Edge,
+        config: FederationConfig | None = None,
+        state: MemberStorage | None = None,
     ) -> None:
-        """`config`: replaces the one derived from the settings."""
+        """`config`: replaces the one derived from the settings. `state`: where the member's state
+        is; None: in the directory of the settings."""
         self.settings = settings
         self.config = config or member_config(settings)
         self.counters = Counters()
         self._edge = edge
-        self._directory = Path(settings.data)
-        self._identity_file = IdentityFile(self._directory)
+        self._state = state or MemberFiles(Path(settings.data))
         self._identity: Identity | None = None
         self._member: FederationMember | None = None
         self._store: CustodyStore | None = None
@@ -105,8 +108,8 @@ class Federator:
             has_failed=lambda: self._has_failed,
         )
         self._deliveries = Deliveries(edge, self._passed, self.counters.dropped)
-        self.disputed = 0
-        """The last epoch that another run of this member may have used, known after `open`."""
+        # The epoch that others know although this start has not used it; 0: none.
+        self._disputed_epoch = 0
         self._effects: deque[Effect] = deque()
         self._is_carrying_out = False
         self._is_flush_scheduled = False
@@ -154,23 +157,23 @@ class Federator:
         return self._store
 
     async def open(self) -> None:
-        """Lock the directory and take a new epoch, before `start`. Raises `FederatorError`."""
+        """Take a new epoch and read the state, before `start`. Raises `FederatorError`."""
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._failure = loop.create_future()
         self._complaints = Complaints(loop.time, "federation")
         try:
-            self._identity = await asyncio.to_thread(self._identity_file.begin, self.settings.id)
-            self._store = CustodyStore(self._directory / STORE, self._identity.node, self)
-            self._stored = await self._store.open()
-            self.disputed = await asyncio.to_thread(self._identity_file.disputed)
+            self._identity = await self._state.begin(self.settings.id)
+            store = CustodyStore(self._state, self)
+            self._stored = await store.open()
+            self._store = store
         except (BadIdentity, MemberStoreError, MemberStoreFull) as error:
             raise FederatorError(str(error)) from error
         except OSError as error:
-            raise FederatorError(f"{self._directory}: {error.strerror or error}") from error
+            raise FederatorError(f"{self.settings.data}: {error.strerror or error}") from error
         finally:
             if self._stored is None:
-                self._identity_file.release()
+                await self._state.close()
 
     async def start(self) -> None:
         """Start links, edge and member. Raises `FederatorError` when one of them cannot start."""
@@ -194,10 +197,12 @@ class Federator:
         assert kept is not None
         self.auth = auth = await asyncio.to_thread(PeerAuth.load, settings)
         signing = await asyncio.to_thread(signing_of, settings)
-        announced = identity_of(identity.node, settings.name, settings.address, settings.site)
+        announced = identity_of(
+            identity.node, settings.name, settings.address, settings.site, identity.epoch
+        )
         bounds = replace(BOUNDS, send_bytes_max=settings.link_buffer_bytes)
         self._links = MemberLinks(self, announced, auth, bounds, epoch=identity.epoch)
-        self._managing = NeighbourSources(self, self._directory)
+        self._managing = NeighbourSources(self, self._state)
         self._has_edge = True
         # First, so that the interest it reports at once is part of the first announcement.
         await self._edge.start(self)
@@ -214,7 +219,8 @@ class Federator:
             retained=kept.retained.values(),
             wall_s=time.time() if isinstance(self._edge, RetainingEdge) else None,
             signing=signing,
-            disputed=self.disputed,
+            disputed=self._state.disputed,
+            may_move=self._state.may_move,
         )
         if isinstance(self._edge, RetainingEdge):
             call = partial(self._call, "a retained message")
@@ -256,9 +262,14 @@ class Federator:
             await self._links.stop()
         if self._noticing is not None:
             self._noticing.stop()
+        if self._disputed_epoch:
+            try:
+                await self._state.dispute(self._disputed_epoch)
+            except (OSError, MemberStoreError) as error:
+                # The next start has the same conflict, and stores it then.
+                logger.error("federation_dispute_not_stored error=%r", str(error))
         if self._store is not None:
             await self._store.close()
-        await asyncio.to_thread(self._identity_file.release)
 
     async def leave(self) -> None:
         """Leave the federation for good and stop. Other members drop the messages for this one."""
@@ -462,16 +473,11 @@ class Federator:
             self._retention.set_wanted_filters(filters)
 
     def _conflict(self, epoch: int) -> None:
-        try:
-            self._identity_file.dispute(epoch)
-        except OSError as error:
-            self._fail(f"{self._directory}: {error.strerror or error}")
-            return
+        self._disputed_epoch = epoch
         self._fail(
-            f"others know start {epoch} of member {self.node.hex()}, and this is {self.epoch}: the"
-            f" directory {self._directory} is an old copy, or another process has the same id."
-            " Start again, with a later one; if this comes back, give one of the two a directory of"
-            " its own"
+            f"others know start {epoch} of member {self.node.hex()}, and this is {self.epoch}: its"
+            " directory is an old copy, or another process has the same id. Start again, with a"
+            " later one; if this comes back, give one of the two a directory of its own"
         )
 
     def _flush(self) -> None:

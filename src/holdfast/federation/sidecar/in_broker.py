@@ -1,12 +1,17 @@
-"""A broker's membership of a federation: a federator in the broker's loop.
+"""A broker's membership of a federation: a federator in the loop of one node.
 
-Its edge is inside the broker, and its state in the broker's data directory. A failure of the
-federator does not affect the broker's clients. Their messages wait in the log for the next start of
-the federator, which is repeated until it succeeds.
+Its edge is inside the broker, and its state in the broker's log. The node that leads the home of
+the member runs it; after a failover the next leader does. A failure of the federator does not
+affect the broker's clients. Their messages wait in the log for the next start of the federator,
+which is repeated until it succeeds.
+
+Two nodes may run the member for a moment, and no harm comes of it. Only the later start can store
+anything (`edge_broker.member_log`), and only one of them owns the federation's session.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +24,8 @@ from holdfast.config.federation import Federation
 from holdfast.config.schema import Node
 from holdfast.federation.core.routing.mesh import Mesh
 from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
-from holdfast.federation.sidecar.edge_broker.log_starts import NAME as LOG_STARTS
-from holdfast.federation.sidecar.edge_broker.log_starts import LogStart, begin_start, start_of
+from holdfast.federation.sidecar.edge_broker.log_starts import start_of
+from holdfast.federation.sidecar.edge_broker.member_log import MemberLog
 from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX
 from holdfast.federation.sidecar.federator import Federator, FederatorError
 from holdfast.federation.sidecar.store.identity import IN_A_BROKER
@@ -32,6 +37,10 @@ logger = logging.getLogger("holdfast")
 
 AGAIN_S: Final = 1.0
 """The delay in seconds before the next start after a failure."""
+LOOK_S: Final = 0.2
+"""The interval in seconds between two looks at the node that runs the member."""
+STOP_S: Final = 3.0
+"""The longest time in seconds in which a federator that stops stores its last changes."""
 COMPLAINT_S: Final = 30.0
 """The shortest time in seconds between two log lines with the same reason."""
 
@@ -69,9 +78,11 @@ class FederationGraph(Struct):
 
 
 class BrokerFederation:
-    """Keeps a federator running and reports its status."""
+    """Keeps a federator running while this node runs the member, and reports its status."""
 
-    def __init__(self, config: Federation, broker: Broker, data: Path, manifest: Manifest) -> None:
+    def __init__(
+        self, config: Federation, broker: Broker, data: Path, manifest: Callable[[], Manifest]
+    ) -> None:
         """`data`: the data directory. A standby on a shared directory thus shares the member.
 
         `manifest`: that of the directory. Its time of creation and its generation distinguish its
@@ -83,7 +94,10 @@ class BrokerFederation:
         self._manifest = manifest
         self._federator: Federator | None = None
         self._edge: BrokerEdge | None = None
+        self._log: MemberLog | None = None
         self._watch: asyncio.Task[None] | None = None
+        # Set after the first attempt to start.
+        self._attempted = asyncio.Event()
         self.restarts = 0
         self.failure = ""
         """The reason why no federator runs now, or ""."""
@@ -94,16 +108,25 @@ class BrokerFederation:
         """The running federator, or None."""
         return self._federator
 
+    @property
+    def node(self) -> str:
+        """The node that runs the member, as far as this one knows; "": none at present."""
+        return self._broker.node.state.cluster.member.node(self._broker.loop.time())
+
     async def start(self) -> None:
         """Start the federator once. Raises `FederatorError` if that fails.
 
         `start_soon` would try again instead.
         """
-        await self._begin()
-        self._watch = watched(self._keep_running())
+        self.start_soon()
+        await self._attempted.wait()
+        if self._federator is None:
+            failure = self.failure
+            await self.stop()
+            raise FederatorError(failure)
 
     def start_soon(self) -> None:
-        """Start the federator, repeating until it succeeds.
+        """Start the federator whenever this node runs the member, repeating until it succeeds.
 
         On a shared directory the previous node may still have it open.
         """
@@ -121,6 +144,7 @@ class BrokerFederation:
         found: dict[str, object] = {
             "federation": self._settings.name,
             "running": self._federator is not None,
+            "node": self.node,
             "failure": self.failure,
             "restarts": self.restarts,
         }
@@ -155,46 +179,83 @@ class BrokerFederation:
         }
         return {f"federation/{name}": str(value) for name, value in values.items()}
 
+    def _is_here(self) -> bool:
+        return self.node == self._broker.node.state.config.node_id
+
     async def _keep_running(self) -> None:
         while True:
             if self._federator is None:
+                if not self._is_here():
+                    self.failure = "" if self.node else "no node leads the member's home"
+                    await asyncio.sleep(LOOK_S)
+                    continue
                 try:
                     await self._begin()
                 except FederatorError as error:
                     self._complain(str(error))
+                    self._attempted.set()
                     await asyncio.sleep(AGAIN_S)
                     continue
+                self._attempted.set()
                 if self.restarts or self._complained_at > 0:
                     logger.warning("federation_goes_on restarts=%d", self.restarts)
-            assert self._federator is not None
-            failure = await self._federator.failed()
+            failure = await self._wait_for_end()
             await self._end()
+            if not failure:
+                logger.info("federation_moved node=%s", self.node or "?")
+                continue
             self.restarts += 1
-            self._complain(str(failure))
+            self._complain(failure)
             await asyncio.sleep(AGAIN_S)
 
-    async def _begin(self) -> None:
-        settings = self._settings
-        edge = BrokerEdge(self._broker, settings.export_filters, settings.import_filters)
-        federator = Federator(settings, edge)
-        await federator.open()
+    async def _wait_for_end(self) -> str:
+        """Wait until the federator must end. Return the failure, "" if another node runs it."""
+        assert self._federator is not None
+        assert self._edge is not None
+        failed = asyncio.ensure_future(self._federator.failed())
         try:
-            ends = list(self._broker.node.state.journal.next_offset)
-            directory = Path(settings.data)
-            starts = await asyncio.to_thread(begin_start, directory, federator.epoch, ends)
-        except (OSError, ValueError) as error:
-            await federator.stop()
-            path = directory / LOG_STARTS
-            raise FederatorError(f"{path}: {error}: remove it if it is damaged") from error
-        log = partial(self._log_of, federator, starts)
-        edge.identify(lambda: federator.node, log)
+            while not failed.done():
+                if not self._is_here():
+                    return ""
+                if self._edge.has_lost_session:
+                    return "the broker has closed the federation's session"
+                await asyncio.wait((failed,), timeout=LOOK_S)
+            return str(failed.result()) if self._is_here() else ""
+        finally:
+            failed.cancel()
+
+    async def _begin(self) -> None:
+        """Begin a start. Raises `FederatorError` if that fails, or another node is to run it."""
+        beginning = asyncio.ensure_future(self._begin_here())
+        try:
+            while not beginning.done():
+                if self._log is not None and not self._is_here():
+                    self._log.abandon()
+                await asyncio.wait((beginning,), timeout=LOOK_S)
+            beginning.result()
+        finally:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+
+    async def _begin_here(self) -> None:
+        settings, broker = self._settings, self._broker
+        cluster = broker.node.state.cluster
+        edge = BrokerEdge(broker, settings.export_filters, settings.import_filters)
+        self._log = log = MemberLog(
+            broker,
+            Path(settings.data),
+            self._manifest().created,
+            broker.generation,
+            is_alone=not cluster.member.has_other_nodes(),
+        )
+        federator = Federator(settings, edge, state=log)
+        await federator.open()
+        edge.identify(lambda: federator.node, partial(self._log_of, log, self._manifest()))
         await federator.start()
         self._federator, self._edge = federator, edge
         self.failure = ""
 
-    def _log_of(
-        self, federator: Federator, starts: list[LogStart], partition: int, offset: int
-    ) -> str:
+    def _log_of(self, log: MemberLog, manifest: Manifest, partition: int, offset: int) -> str:
         """Return the name of the log that gave an offset to its message.
 
         What was written before a restore keeps its name, because other members may have it
@@ -202,19 +263,29 @@ class BrokerFederation:
         another start. If that start was used before, it is not known what was written in it. So
         everything is of another log then, and may arrive twice.
         """
-        manifest = self._manifest
-        generation = manifest.log_generation
+        generation = log.generation
         for number, same in manifest.former:
             if offset < same[partition]:
                 generation = number
                 break
-        start = start_of(starts, partition, offset)
-        return _log_name(manifest.created, generation, federator.disputed, start)
+        return _log_name(
+            log.name, generation, log.disputed, start_of(log.starts, partition, offset)
+        )
 
     async def _end(self) -> None:
+        """Stop the federator. What a node without the leadership cannot commit is not waited
+        for."""
         federator, self._federator = self._federator, None
-        if federator is not None:
-            await federator.stop()
+        log, self._log = self._log, None
+        if federator is None or log is None:
+            return
+        if not self._is_here():
+            log.abandon()
+        stopping = asyncio.ensure_future(federator.stop())
+        await asyncio.wait((stopping,), timeout=STOP_S)
+        if not stopping.done():
+            log.abandon()
+        await stopping
 
     def _complain(self, text: str) -> None:
         now = self._broker.loop.time()

@@ -35,6 +35,8 @@ TOKEN: Final = struct.Struct(">d")
 """The layout of a PING's token: the sender's clock. The PONG returns it unchanged."""
 NAMES: Final = 3
 """The kind of a frame with names of sites. Older members ignore it."""
+START_DIGITS: Final = 20
+"""The length from which on a number is no epoch."""
 PING_S: Final = 5.0
 STIR_S: Final = 0.25
 """The shortest time in seconds between two reports of a sign of life other than a frame."""
@@ -150,6 +152,7 @@ class MemberLinks(PeerMesh):
         if reason in ("", "linked", "self"):
             finder.needed.clear()
         if reason in ("", "linked"):
+            finder.answered = link.identified()
             self._owner.found(finder.address, bytes.fromhex(link.identified()))
 
     # Frames
@@ -171,6 +174,15 @@ class MemberLinks(PeerMesh):
     def disconnect(self, peer: bytes, reason: str) -> None:
         """Close the link to a peer. The owner is not called back."""
         self.close(peer.hex(), reason, is_reported=False)
+        self._seek_again(peer.hex())
+
+    def _seek_again(self, node_id: str) -> None:
+        """Dial the addresses again at which the member was found. A cluster is at one of several,
+        depending on the node that runs it."""
+        for finder in self._finders.values():
+            if finder.answered == node_id:
+                finder.needed.set()
+                finder.at_once()
 
     def linked(self) -> dict[bytes, PeerLink]:
         """The established links by peer."""
@@ -216,6 +228,12 @@ class MemberLinks(PeerMesh):
             return Refusal(
                 "same_id", f"two members have the id {peer.node_id}: give one another directory"
             )
+        known = self._links.get(peer.node_id)
+        if known is not None and known.peer is not None and _start(known.peer) > _start(peer):
+            # Two nodes of a cluster run the member until the earlier one finds out. The link of the
+            # later one must not be replaced by it, again and again.
+            text = f"a later start of {peer.node_id} is connected"
+            return Refusal("earlier start", text, quiet=True)
         return None
 
     def _connected(self, link: PeerLink, peer: PeerIdentity) -> None:
@@ -252,13 +270,16 @@ class MemberLinks(PeerMesh):
                     self.send(other, NAMES, news)
 
     def _disconnected(self, link: PeerLink, node_id: str) -> None:
+        self._seek_again(node_id)
         self._owner.link_down(bytes.fromhex(node_id))
 
 
-def identity_of(node: bytes, federation: str, address: str, site: str = "") -> PeerIdentity:
+def identity_of(
+    node: bytes, federation: str, address: str, site: str = "", epoch: int = 0
+) -> PeerIdentity:
     return PeerIdentity(
         node.hex(),
-        "",
+        str(epoch or ""),
         federation,
         VERSION,
         peer_address=address,
@@ -266,6 +287,12 @@ def identity_of(node: bytes, federation: str, address: str, site: str = "") -> P
         site=site,
         wire_lowest=LOWEST,
     )
+
+
+def _start(peer: PeerIdentity) -> int:
+    """The epoch of the peer's start. Older members do not announce it here: 0."""
+    text = peer.incarnation
+    return int(text) if text.isascii() and text.isdigit() and len(text) < START_DIGITS else 0
 
 
 def _in_version(data: bytes, version: int) -> bytes:

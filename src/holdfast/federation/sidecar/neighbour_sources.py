@@ -1,7 +1,6 @@
 """The desired neighbours of a member, from its settings and from its manager."""
 
 import asyncio
-from pathlib import Path
 from typing import Protocol
 
 from holdfast.config.federation import Federation, label_of, peer_of
@@ -9,6 +8,7 @@ from holdfast.federation.core.member import FederationMember
 from holdfast.federation.sidecar.links import MemberLinks
 from holdfast.federation.sidecar.manager_client.client import LinkState, ManagerClient
 from holdfast.federation.sidecar.manager_client.http import ManagerHttp
+from holdfast.federation.sidecar.store.member_files import MemberStorage
 from holdfast.io.event_loop.failures import report
 
 
@@ -35,7 +35,7 @@ class NeighbourSources:
     A peer of the settings takes precedence over the manager's address for the same id.
     """
 
-    def __init__(self, federator: Managed, directory: Path) -> None:
+    def __init__(self, federator: Managed, state: MemberStorage) -> None:
         """Read the peers of the settings. Raises `TlsError` if the manager's files are bad."""
         self._federator = federator
         settings = federator.settings
@@ -65,7 +65,7 @@ class NeighbourSources:
                     "capacity": settings.capacity,
                 },
                 settings.manager_token_file,
-                directory,
+                state,
             )
 
     def start(self) -> None:
@@ -89,8 +89,9 @@ class NeighbourSources:
             await self.client.leave()
 
     def found(self, address: str, peer: bytes) -> None:
-        """Add the peer found at a configured address."""
-        if self._found.get(address) != peer:
+        """Add the peer found at a configured address. Of several, its last one counts."""
+        if self._found.get(address) != peer or next(reversed(self._found)) != address:
+            self._found.pop(address, None)
             self._found[address] = peer
             self._report()
 

@@ -56,6 +56,8 @@ class PeerFilters(Work):
         # Filters of shared subscriptions: (whole filter, node).
         self.groups: SubscriptionTrie = SubscriptionTrie()
         self._of_peer: dict[str, set[str]] = {}
+        # Called with a filter of a peer that begins (True) or ends.
+        self.watch: Callable[[str, bool], None] | None = None
         # Per peer, in order.
         self._changes: dict[str, deque[_Change]] = {}
 
@@ -139,16 +141,25 @@ class PeerFilters(Work):
                 filter = change.removed[index]
                 if filter in known and filter not in change.named:
                     known.discard(filter)
-                    changed.append(self.learn(filter, node, False))
+                    changed.append(self._learn_of_peer(filter, node, False))
                 continue
             filter = change.added[index - removals]
             if change.is_whole:
                 change.named.add(filter)
             if filter not in known:
-                changed.append(self.learn(filter, node, True))
+                changed.append(self._learn_of_peer(filter, node, True))
                 known.add(filter)
         change.at = end
         return end - begin
+
+    def of_peers(self) -> list[str]:
+        """The filters of all peers, each once for each of them."""
+        return [filter for known in self._of_peer.values() for filter in known]
+
+    def _learn_of_peer(self, filter: str, node: str, wanted: bool) -> str:
+        if self.watch is not None:
+            self.watch(filter, wanted)
+        return self.learn(filter, node, wanted)
 
     def learn(self, filter: str, node: str, wanted: bool) -> str:
         """Adds or removes a filter of a node. Returns the plain filter."""

@@ -26,6 +26,7 @@ that it matches. A link that changes drops all of them, because routes contain c
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import json
@@ -314,6 +315,11 @@ class Qos0Routing:
     def timer(self) -> float | None:
         """Returns the time at which the oldest SUBACK is released at the latest, or None."""
         return self._waiting[0].since + WAIT_S if self._waiting else None
+
+    def watch_peers(self, watch: Callable[[str, bool], None] | None) -> list[str]:
+        """Returns the filters of the peers, and reports each that begins or ends from now on."""
+        self._filters.watch = watch
+        return self._filters.of_peers()
 
     def has_groups(self) -> bool:
         """Whether a client of any node is a member of a shared group."""

@@ -5,7 +5,8 @@ Each part of the state belongs to one partition:
 - a retained or delayed message, to the partition of its record;
 - the position of a producer, and a QoS 2 packet id of a client, to the partition it counts in;
 - the positions and the member records of a shared group, to the home of its key;
-- a ban, to the home of its scope and name.
+- a ban, to the home of its scope and name;
+- a value of the federation's member, to the home of the federation's session.
 
 Entries set keys to values, as those of a snapshot do. The state may therefore change while they are
 made.
@@ -24,6 +25,7 @@ from holdfast.node.publish.producers import decode_producer, encode_producer
 from holdfast.node.state.ban_records import ban_entry, ban_key, present_bans
 from holdfast.node.state.client_epochs import ClientEpochs
 from holdfast.node.state.fields import CLIENT_EPOCHS, PACKET_IDS
+from holdfast.node.state.member_values import member_home
 from holdfast.node.state.replicated import (
     ANY_PARTITION,
     ENDED_MAX,
@@ -38,6 +40,7 @@ from holdfast.node.state.snapshot_entries import (
     SNAPSHOT_BAN,
     SNAPSHOT_DELAYED,
     SNAPSHOT_GROUP,
+    SNAPSHOT_MEMBER,
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
     SNAPSHOT_SESSION,
@@ -57,6 +60,15 @@ NOBODY has the newest epoch of all sessions with this home partition."""
 
 LOOKED_AT: Final = 64
 """The number of items visited between two points at which the caller may pause."""
+
+APPLIED_ALIKE: Final = (
+    SNAPSHOT_RETAINED,
+    SNAPSHOT_GROUP,
+    SNAPSHOT_BAN,
+    SNAPSHOT_DELAYED,
+    SNAPSHOT_MEMBER,
+)
+"""The kinds of entries that a snapshot has in the same form."""
 
 Entry = tuple[int, int, bytes]
 """One entry: (partition, kind, data)."""
@@ -96,6 +108,7 @@ def entries(
     yield from _retained(replicated, partitions)
     yield from _bans(replicated, partitions)
     yield from _delayed(replicated, partitions)
+    yield from _member(replicated, partitions)
     for home, ended in enumerate(replicated.ended):
         if home in partitions:
             yield from _epochs(home, ENDED, ended)
@@ -177,6 +190,16 @@ def _delayed(replicated: ReplicatedState, partitions: Container[int]) -> Iterato
             yield partition, SNAPSHOT_DELAYED, delayed_entry(message)
 
 
+def _member(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
+    home = member_home(replicated.state.config.partitions)
+    if home in partitions:
+        for number, value in enumerate(replicated.state.member.entries()):
+            if number % LOOKED_AT == 0:
+                yield None
+            if value is not None:
+                yield home, SNAPSHOT_MEMBER, value
+
+
 def _epochs(partition: int, kind: int, epochs: ClientEpochs) -> Iterator[Entry | None]:
     known = [(client_id, epoch) for client_id, epoch, _ in epochs.items()]
     for start in range(0, len(known), EPOCHS_ENTRY_MAX):
@@ -227,6 +250,8 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
     for partition in range(state.config.partitions):
         if partition in partitions:
             state.delayed.drop_partition(partition)
+    if member_home(state.config.partitions) in partitions:
+        state.member.clear()
     for partition in range(state.config.partitions):
         if partition in partitions:
             replicated.fired.pop(partition, None)
@@ -244,7 +269,7 @@ def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) ->
         if decode_producer(data)[1].first.partition != partition:
             raise ValueError("a producer in another partition")
         replicated.apply_snapshot_entry(kind, data)
-    elif kind in (SNAPSHOT_RETAINED, SNAPSHOT_GROUP, SNAPSHOT_BAN, SNAPSHOT_DELAYED):
+    elif kind in APPLIED_ALIKE:
         replicated.apply_snapshot_entry(kind, data)
     elif kind == SNAPSHOT_WILLS:
         replicated.restore_wills(data)

@@ -35,6 +35,7 @@ from holdfast.node.session.session import (
     Session,
     Subscription,
 )
+from holdfast.node.state.member_values import MemberValues
 from holdfast.node.stats import Stats
 from holdfast.protocol.topics.names import is_shared, split_shared
 from holdfast.protocol.topics.retained import RetainedTrie
@@ -98,6 +99,7 @@ class RecordedState:
         self.delayed = DelayedTable()
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
         self.bans = BanTable()
+        self.member = MemberValues()
         # Per partition, the first offset not yet handed to the tailing readers.
         self.delivered: list[int] = list(journal.high_watermark)
         # Whether the log was put back to an earlier copy since its creation.

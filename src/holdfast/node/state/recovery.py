@@ -62,6 +62,7 @@ from holdfast.node.state.snapshot_entries import (
     SNAPSHOT_BAN,
     SNAPSHOT_DELAYED,
     SNAPSHOT_GROUP,
+    SNAPSHOT_MEMBER,
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
     SNAPSHOT_SESSION,
@@ -119,6 +120,8 @@ class Recovery(SenderPacketIds):
             self.state.producers.restore(data)
         elif kind == SNAPSHOT_BAN:
             restore_ban(self.state, data)
+        elif kind == SNAPSHOT_MEMBER:
+            self.state.member.restore(data)
 
     def apply(self, record: Record) -> None:
         """Apply a record, in journal order. One that cannot be decoded is counted and skipped."""
@@ -173,6 +176,8 @@ class Recovery(SenderPacketIds):
             self.state.producers.forget(record)
         elif kind == log_record.BAN:
             apply_ban(self.state, record)
+        elif kind == log_record.FEDERATION:
+            self.state.member.apply(record)
         elif kind == log_record.SESSION:
             content = record.content
             change = (

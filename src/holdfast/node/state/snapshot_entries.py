@@ -43,6 +43,10 @@ SNAPSHOT_BAN = 8
 SNAPSHOT_DELAYED = 9
 """The kind of an entry with a batch of the first record of a delayed message."""
 
+SNAPSHOT_MEMBER = 10
+"""The kind of an entry with one value of the federation's member, packed: see
+node.state.member_values."""
+
 
 def first_starts(state: RecordedState, session: Session) -> list[int]:
     """The positions of a session that never logged its cursor: the start of its subscriptions."""
@@ -80,6 +84,9 @@ def message_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
     for ban in present_bans(state):
         if ban is not None:
             yield SNAPSHOT_BAN, ban_entry(ban)
+    for value in state.member.entries():
+        if value is not None:
+            yield SNAPSHOT_MEMBER, value
     scan = state.retained.scan_all()
     while not scan.done:
         for topic, retained in scan.next(100):

@@ -86,7 +86,8 @@ class BrokerEdge:
         self._is_up = False
         self._worker: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._interest = BrokerInterest(import_filters)
+        state = broker.node.state
+        self._interest = BrokerInterest(import_filters, lambda: list(state.delivered))
         # The filters newly asked for, or None; those to be subscribed to; those subscribed to.
         self._wanted: frozenset[str] | None = None
         self._target: set[str] = set()
@@ -126,6 +127,7 @@ class BrokerEdge:
                     self._interest.load(session.subscriptions)
             table.watch_interest = self._watch_interest
             table.watch_removal = self._watch_removal
+        self._interest.load(state.cluster.member.watch_filters(self._watch_interest))
         self._report_interest()
         self._transport = InProcessTransport(self._data_received, self._closed)
         self._connection = federating.connect(state, self._transport)
@@ -164,6 +166,7 @@ class BrokerEdge:
         broker = self._broker
         for table in (broker.node.state, broker.node.state.cluster.recorded()):
             table.watch_interest = table.watch_removal = None
+        broker.node.state.cluster.member.watch_filters(None)
         self._is_up = False
         self._host = None
         for handle in (self._worker, self._retry):
@@ -179,6 +182,11 @@ class BrokerEdge:
             federating.disconnect(broker.node.state, connection)
 
     # Status
+
+    @property
+    def has_lost_session(self) -> bool:
+        """Whether the broker has closed the session since `start`."""
+        return self._host is not None and self._connection is None
 
     def status(self) -> dict[str, object]:
         connection = self._connection
@@ -289,7 +297,9 @@ class BrokerEdge:
         assert self._host is not None
         connection = self._connection
         assert connection is not None
-        assert connection.session is not None
+        if connection.session is None:
+            # The broker refuses it, and closes the connection.
+            return
         self._subscribed = set(connection.session.subscriptions)
         self._start_offsets = list(self._broker.node.state.delivered)
         self._is_up = True
@@ -370,7 +380,16 @@ class BrokerEdge:
         if entry is None:
             return ()
         state = self._broker.node.state
-        groups = federating.groups_without(state, topic, entry.partition, entry.offset)
+        known = federating.group_starts(state, topic)
+        groups = [
+            group
+            for group in self._interest.groups(topic.decode())
+            if (
+                entry.offset < known[group][entry.partition]
+                if group in known
+                else self._interest.is_younger(group, entry.partition, entry.offset)
+            )
+        ]
         return tuple(one for group in groups for one in importable(group, self._imports))
 
     def _retained_message(self, message: BrokerMessage) -> Message | None:
@@ -457,7 +476,7 @@ class BrokerEdge:
             if delivery is None:
                 is_taken = federating.retain(state, message, done)
             else:
-                groups = federating.groups_for(state, message.topic)
+                groups = self._interest.groups(delivery.message.topic)
                 message.audience = audience_of(delivery, groups, self._imports)
                 is_taken = federating.publish(
                     state, message, arrival.producer, arrival.epoch, arrival.sequence, done

@@ -5,18 +5,25 @@ Every report of a beginning is followed by exactly one of the end.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
 from holdfast.protocol.topics.names import is_shared, split_shared
+from holdfast.protocol.topics.trie import SubscriptionTrie
 
 
 class BrokerInterest:
     """The number of sessions per filter, and the changes not reported yet."""
 
-    def __init__(self, import_filters: Sequence[str]) -> None:
+    def __init__(self, import_filters: Sequence[str], ends: Callable[[], list[int]]) -> None:
+        """`ends`: returns the end of each partition now."""
         self._imports = import_filters
+        self._ends = ends
+        # Shared filters by what they match, with the ends when the first session got one. None: it
+        # is older than this interest.
+        self._groups = SubscriptionTrie()
+        self._begun: dict[str, list[int]] = {}
         self._sessions: Counter[str] = Counter()
         # Filters whose count reached or left 0 since the last report; then those reported as
         # wanted.
@@ -30,6 +37,7 @@ class BrokerInterest:
         """Count the filters of a session that exists at the start."""
         for filter in filters:
             self.note(filter, True)
+            self._begun.pop(filter, None)
 
     def note(self, filter: str, has_begun: bool) -> bool:
         """Count a session's new or ended filter. Returns whether there is a change to report."""
@@ -41,8 +49,28 @@ class BrokerInterest:
             del self._sessions[filter]
         if count == (1 if has_begun else 0):
             self._changed.add(filter)
+            if is_shared(filter):
+                self._note_group(filter, has_begun)
             return True
         return False
+
+    def _note_group(self, filter: str, has_begun: bool) -> None:
+        inner = split_shared(filter)[1]
+        if has_begun:
+            self._groups.add(inner, filter, filter)
+            self._begun[filter] = self._ends()
+        else:
+            self._groups.remove(inner, filter)
+            self._begun.pop(filter, None)
+
+    def groups(self, topic: str) -> list[str]:
+        """Return the keys of the groups at any node that want the topic."""
+        return sorted(str(key) for key in self._groups.match(topic))
+
+    def is_younger(self, group: str, partition: int, offset: int) -> bool:
+        """Return whether the group was seen to begin after the record."""
+        begun = self._begun.get(group)
+        return begun is not None and offset < begun[partition]
 
     def take_changes(self) -> tuple[list[str], list[str]]:
         """Return the filters that began and ended since the last call, limited to allowed ones."""

@@ -7,35 +7,29 @@ at offset 7 is another one, and a destination takes it for a repetition.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from holdfast.log.files.filesystem import OsFileSystem, read_file, replace_file
-
-NAME: Final = "log-starts"
 STARTS_MAX: Final = 64
 """The most starts that are kept. Records from before them have the log's name without a start."""
 LogStart = tuple[int, list[int]]
 """The epoch of a start, and the end of each partition at that time."""
 
 
-def begin_start(directory: Path, epoch: int, ends: Sequence[int]) -> list[LogStart]:
-    """Store a start durably and return all starts, the newest last. It replaces the last one if no
-    record was appended since. Blocks. Raises `OSError`, and `ValueError` for a damaged file."""
-    files = OsFileSystem(directory)
-    starts: list[LogStart] = []
-    if NAME in files.list(""):
-        try:
-            starts = msgspec.json.decode(read_file(files, NAME), type=list[LogStart])
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from None
-    if starts and starts[-1][1] == list(ends):
-        starts.pop()
-    starts = [*starts, (epoch, list(ends))][-STARTS_MAX:]
-    replace_file(files, NAME, [msgspec.json.encode(starts)])
-    return starts
+def next_starts(starts: Sequence[LogStart], epoch: int, ends: Sequence[int]) -> list[LogStart]:
+    """Return all starts with this one, the newest last. It replaces the last one if no record was
+    appended since."""
+    kept = starts[:-1] if starts and starts[-1][1] == list(ends) else starts
+    return [*kept, (epoch, list(ends))][-STARTS_MAX:]
+
+
+def decode_starts(data: bytes) -> list[LogStart]:
+    """Decode the starts. Raises `ValueError` for damaged data."""
+    try:
+        return msgspec.json.decode(data, type=list[LogStart])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the starts of the log: {error}") from None
 
 
 def start_of(starts: Sequence[LogStart], partition: int, offset: int) -> int:

@@ -6,12 +6,9 @@ docs/topology.md describes the manager.
 
 import asyncio
 import logging
-import os
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from re import fullmatch
 from typing import Any, Final, Protocol, TypeVar
 
@@ -25,6 +22,8 @@ from holdfast.federation.sidecar.manager_client.http import (
     ManagerRefuses,
     ManagerUnreachable,
 )
+from holdfast.federation.sidecar.store.file import MemberStoreError
+from holdfast.federation.sidecar.store.member_files import MemberStorage
 from holdfast.io.peers.complaints import Complaints
 
 logger = logging.getLogger("holdfast")
@@ -41,8 +40,6 @@ LOOK_S: Final = 60.0
 """The interval in seconds of queries of all members, for ids of linked non-neighbours."""
 LINKS_MAX: Final = 1000
 """The most links in a report, the limit of the manager."""
-KEPT: Final = "manager.json"
-
 NODE: Final = "[0-9a-f]{32}"
 
 Answer = TypeVar("Answer")
@@ -88,17 +85,18 @@ class ManagerClient:
         member: ManagedMember,
         join: Mapping[str, object],
         token_file: str,
-        directory: Path,
+        state: MemberStorage,
     ) -> None:
         """`join`: the body of the request, with `uuid` and `epoch`. `token_file`: a file whose
-        first line is the token until the manager gives one; empty for none."""
+        first line is the token until the manager gives one; empty for none. `state`: has what the
+        manager assigned last."""
         self.is_connected = False
         self.id: int | None = None
         self._http = http
         self._member = member
         self._join_body = join
         self._token_file = token_file
-        self._path = directory / KEPT
+        self._state = state
         self._stored = StoredManager(http.url)
         # The newest write of the file. Its thread continues when the waiting task is cancelled.
         self._writing: asyncio.Future[None] | None = None
@@ -113,7 +111,7 @@ class ManagerClient:
 
     async def run(self) -> None:
         """Join and follow the manager until the task is cancelled."""
-        self._stored = await asyncio.to_thread(self._read)
+        self._stored = await self._read()
         if self._stored.neighbours:
             self._member.set_neighbours(
                 {bytes.fromhex(node): address for node, address in self._stored.neighbours.items()}
@@ -148,8 +146,7 @@ class ManagerClient:
         self.id = None
         if self._writing is not None:
             await self._writing
-        with suppress(FileNotFoundError):
-            self._path.unlink()
+        await self._write(b"")
 
     # Join
 
@@ -297,16 +294,13 @@ class ManagerClient:
         except ConfigError as error:
             raise ManagerUnreachable(str(error)) from None
 
-    def _read(self) -> StoredManager:
+    async def _read(self) -> StoredManager:
         nothing = StoredManager(self._http.url)
         try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=StoredManager)
-        except FileNotFoundError:
-            return nothing
+            data = await self._state.read_assignment()
+            kept = msgspec.json.decode(data, type=StoredManager) if data else nothing
         except (OSError, msgspec.DecodeError) as error:
-            logger.warning(
-                "federation_assignment_unreadable file=%s error=%r", self._path, str(error)
-            )
+            logger.warning("federation_assignment_unreadable error=%r", str(error))
             return nothing
         if kept.url != self._http.url or any(
             fullmatch(NODE, node) is None for node in kept.neighbours
@@ -318,21 +312,12 @@ class ManagerClient:
         kept = msgspec.structs.replace(self._stored, **changes)
         if kept != self._stored:
             self._stored = kept
-            self._writing = asyncio.ensure_future(
-                asyncio.to_thread(self._write, msgspec.json.encode(kept))
-            )
+            self._writing = asyncio.ensure_future(self._write(msgspec.json.encode(kept)))
             await asyncio.shield(self._writing)
 
-    def _write(self, data: bytes) -> None:
-        """Write the file durably: a join token is valid for one join only."""
-        new = self._path.with_suffix(".new")
+    async def _write(self, data: bytes) -> None:
+        """Store it durably: a join token is valid for one join only."""
         try:
-            with os.fdopen(
-                os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
-            ) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self._path)
-        except OSError as error:
+            await self._state.write_assignment(data)
+        except (OSError, MemberStoreError) as error:
             logger.error("federation_assignment_not_kept error=%r", str(error))

@@ -4,22 +4,19 @@ It has messages in custody, positions in the streams from other members, version
 messages, and the last knowledge of other members. All calls block.
 """
 
-import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from re import fullmatch
 from typing import Final
 
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.streams import FORMER_MAX, FormerPositions, Position
-from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
+from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.sqlite import PAGE_BYTES, SqliteFile, SqliteForm, Trouble, transaction
 
-logger = logging.getLogger("holdfast")
-
+STORE: Final = "federation.db"
 ROWS_MAX: Final = 200
 """The most rows of one statement. Statements of every length up to it stay prepared."""
 RESERVE_BYTES: Final = 8 << 20
@@ -28,13 +25,6 @@ RESERVE_BYTES: Final = 8 << 20
 Removals need room in the log and the file: without it, a full disk could never be emptied. Pages
 that removals have freed in the file are reused.
 """
-
-COPY: Final = ".copy-"
-"""The end of the name of a copy for a backup, before the random name of the copy."""
-COPY_WANTED: Final = ".copy-wanted"
-"""The end of the name of the file with the random name of the copy that a backup waits for. The
-member writes the copy itself, because it locks the database as long as it runs."""
-COPY_NAME: Final = r"[0-9a-f]{16}"
 
 Value = int | float | str | bytes
 Statement = tuple[str, Sequence[Value]]
@@ -166,32 +156,7 @@ class StoreFile(SqliteFile):
 
         Raises `MemberStoreError` when it cannot be used, and `MemberStoreFull` without room.
         """
-        found = self._open(self._read)
-        self.remove_copies()
-        return found
-
-    def copy_if_wanted(self) -> None:
-        """Write the copy that a backup waits for. A failure is logged: it is not the member's."""
-        wanted = self.path.with_name(self.path.name + COPY_WANTED)
-        try:
-            if self._connection is None or not wanted.exists():
-                return
-            name = wanted.read_text(errors="replace")
-            wanted.unlink()
-            if not fullmatch(COPY_NAME, name):
-                return
-            copy = self.path.with_name(f"{self.path.name}{COPY}{name}")
-            partial = copy.with_name(copy.name + TEMPORARY)
-            partial.unlink(missing_ok=True)
-            self._connection.execute("VACUUM INTO ?", (str(partial),))
-            partial.rename(copy)
-        except (sqlite3.Error, OSError) as error:
-            logger.error("federation_copy_failed error=%r", str(error))
-
-    def remove_copies(self) -> None:
-        """Remove the copies of interrupted backups. Raises `OSError`."""
-        for path in self.path.parent.glob(f"{self.path.name}{COPY}*"):
-            path.unlink(missing_ok=True)
+        return self._open(self._read)
 
     def apply(self, change: MemberStoreChange) -> None:
         """Write a change; it is durable when the call returns.

@@ -1,4 +1,4 @@
-"""The member's store beside the event loop, with a thread for its file.
+"""The changes of a member's state on their way to the place where it is durable.
 
 Requests that arrive while a transaction is written form the next one (group commit).
 
@@ -10,9 +10,7 @@ of unconfirmed messages, and by the limits of the member's queues.
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 
@@ -24,8 +22,8 @@ from holdfast.federation.sidecar.store.file import (
     MemberStoreError,
     MemberStoreFull,
     StoredMember,
-    StoreFile,
 )
+from holdfast.federation.sidecar.store.member_files import ChangeStore
 from holdfast.io.event_loop.failures import report
 
 logger = logging.getLogger("holdfast")
@@ -39,16 +37,12 @@ LAZY_MAX: Final = 4096
 """The number of waiting removals that starts a transaction at once."""
 UNHURRIED_MAX: Final = 64
 """The number of waiting messages with `may_wait` that starts a transaction at once."""
-COPY_LOOK_S: Final = 0.5
-"""The interval in seconds between two looks for a backup that waits for a copy."""
 FULL_RETRY_S: Final = 1.0
 FULL_BYTES_MAX: Final = 64 << 20
 """The bytes of messages that may wait in memory while the disk is full.
 
 Further messages stay with the broker, without acknowledgement, until there is room.
 """
-
-Result = TypeVar("Result")
 
 
 class StoreOwner(Protocol):
@@ -64,11 +58,11 @@ class StoreOwner(Protocol):
 class MemberStore:
     """Collects changes in memory and writes them in order, one transaction at a time."""
 
-    def __init__(self, path: Path, node: bytes, owner: StoreOwner) -> None:
+    def __init__(self, place: ChangeStore, owner: StoreOwner) -> None:
+        """`place`: where the changes are stored. It is opened and closed here."""
         self.is_full = False
         self._owner = owner
-        self._file = StoreFile(path, node)
-        self._executor = ThreadPoolExecutor(1, "federation-store")
+        self._place = place
         self._next = MemberStoreChange()
         # The position in the last epoch of each origin.
         self._positions: dict[bytes, Position] = {}
@@ -82,38 +76,28 @@ class MemberStore:
         self._has_work = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._copying: asyncio.Task[None] | None = None
         self._is_closing = False
 
     async def open(self) -> StoredMember:
-        """Open the file and begin to write. Raises `MemberStoreError` or `MemberStoreFull`."""
-        try:
-            kept = await self._call(self._file.open)
-        except BaseException:
-            self._executor.shutdown(wait=False)
-            raise
+        """Read what is stored and begin to write. Raises `MemberStoreError` or
+        `MemberStoreFull`."""
+        kept = await self._place.load()
         self._positions = dict(kept.positions)
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(report)
-        self._copying = asyncio.get_running_loop().create_task(self._copy())
-        self._copying.add_done_callback(report)
         return kept
 
     async def close(self) -> None:
-        """Write what was requested, if there is room, report it, and close the file."""
+        """Write what was requested, if there is room, report it, and close the place."""
         if self._task is None:
             return
         self._is_closing = True
-        if self._copying is not None:
-            self._copying.cancel()
-            await asyncio.gather(self._copying, return_exceptions=True)
         self._has_work.set()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
         if self._timer is not None:
             self._timer.cancel()
-        await self._call(self._file.close)
-        self._executor.shutdown(wait=False)
+        await self._place.close()
 
     def add(self, id: MessageId, data: bytes, may_wait: bool = False) -> None:
         """Add a message, or replace the one with the same id.
@@ -191,12 +175,6 @@ class MemberStore:
         self._timer = None
         self._has_work.set()
 
-    async def _copy(self) -> None:
-        """Write copies for backups. Transactions wait for a copy, because they share its thread."""
-        while True:
-            await asyncio.sleep(COPY_LOOK_S)
-            await self._call(self._file.copy_if_wanted)
-
     async def _run(self) -> None:
         while not self._is_closing:
             await self._has_work.wait()
@@ -233,7 +211,7 @@ class MemberStore:
         self._writing = change
         self._unwritten.difference_update(change.added)
         try:
-            await self._call(lambda: self._file.apply(change))
+            await self._place.apply(change)
         except (MemberStoreError, MemberStoreFull):
             # In front of later requests, so that an older value never replaces a newer one.
             self._next = change.followed_by(self._next)
@@ -250,9 +228,6 @@ class MemberStore:
             self._owner.on_stored(ids)
         for then in waiters:
             then()
-
-    async def _call(self, operation: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, operation)
 
 
 def aged(data: bytes, age_s: float) -> bytes:
