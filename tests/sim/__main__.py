@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="default: drawn, and printed")
     parser.add_argument("--seeds", type=int, help="so many, from --seed on; default: 1, or 100")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="default: all cores")
-    parser.add_argument("--nodes", type=int, default=0, help="default: 3 or 5, by the seed")
+    parser.add_argument("--nodes", type=int, default=0, help="default: 2, 3 or 5, by the seed")
     parser.add_argument(
         "--faults",
         default="",

@@ -53,6 +53,8 @@ IN_MEMORY: Final = 0.15
 """In so many of the seeds without the loss of a disk, records count before they are synced."""
 GATHERING: Final = 0.15
 """In so many of the seeds records may wait for others."""
+PAIRS: Final = 0.1
+"""In so many of the seeds two nodes play, of which one votes."""
 TIMED_SKEW_S: Final = 0.02
 """Where times are looked at, but for runs in which clocks are moved."""
 
@@ -67,6 +69,8 @@ def settings_for(
     """`nodes` 0, `faults` and `casts` None: as the seed has it."""
     chance = random.Random(f"plan/{seed}")
     count = nodes or chance.choice((3, 3, 3, 5))
+    if not nodes and random.Random(f"pairs/{seed}").random() < PAIRS:
+        count = 2
     is_planned = faults is None
     if faults is None:
         faults = chance.choice(FAULTS)
@@ -99,6 +103,9 @@ def settings_for(
         snapshot_s = 1000.0
     reserve_bytes = chance.choice((0, 1500))
     durable = is_wiped or random.Random(f"memory/{seed}").random() >= IN_MEMORY
+    if count == 2:
+        # The other one has no majority without the one that votes.
+        loses_one = False
     if has_witness and loses_one:
         # One of two is left.
         min_insync = 1

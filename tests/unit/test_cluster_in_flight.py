@@ -548,3 +548,24 @@ def test_a_session_is_where_the_log_has_it(seed: int) -> None:
         image = bench.images.state.sessions.get(CLIENT)
         recorded = [node for node in bench.owned if node == (image and image.owner)]
         assert recorded == ([image.owner] if image is not None and image.owner else [])
+
+
+@pytest.mark.parametrize("asks", [1, 2])
+def test_a_session_that_waits_for_its_last_will_is_over(asks: int) -> None:
+    """It has expired, and a read barrier has to pass before its delayed will is published."""
+    bench = Bench()
+    without_owner(bench, delay_s=DELAY_S)
+    bench.commit()
+    bench.set_clock(bench.state.now + EXPIRY_S + 3)
+    bench.fire_timers()
+    for number in range(5, 5 + asks):
+        bench.ask(number, "n3", clean=False, expiry_s=EXPIRY_S)
+        bench.commit()
+        bench.take_replies()
+        assert not bench.replies
+        bench.leave(number - 1)
+    bench.settle()
+    assert not any(reply.present for reply in bench.replies.values())
+    assert bench.wills == 1
+    image = bench.images.state.sessions[CLIENT]
+    assert image.owner == "n3"

@@ -5,6 +5,7 @@ between the Raft leader and the leader of a partition, which would otherwise wai
 """
 
 import itertools
+from itertools import combinations
 
 import pytest
 
@@ -18,8 +19,8 @@ WITHIN_S = 10.0
 """The most seconds from the loss of a link until everything acknowledges."""
 
 
-def voting_stage() -> Stage:
-    found = Stage()
+def voting_stage(nodes: int = 3) -> Stage:
+    found = Stage(nodes)
     world = found.world
     for host in world.hosts.values():
         assert host.process is not None
@@ -101,6 +102,18 @@ def test_every_partition_acknowledges_through_every_node(pair: str, one_way: boo
     acknowledge_all(stage, 2)
     network.heal()
     stage.until(lambda: all(each.leader == each.replicas[0] for each in partitions(stage)))
+
+
+@pytest.mark.parametrize("pair", list(combinations("abcde", 2)))
+def test_five_nodes_go_on_without_a_link(pair: tuple[str, str]) -> None:
+    """Each node still hears three of the four others."""
+    stage = voting_stage(5)
+    first, second = (stage.names[each] for each in pair)
+    stage.world.network.cut(first, second)
+    stage.world.network.cut(second, first)
+    acknowledge_all(stage, 1)
+    stage.run(20.0)
+    acknowledge_all(stage, 2)
 
 
 def partitions(stage: Stage) -> tuple[PartitionInfo, ...]:

@@ -113,10 +113,10 @@ class Peer:
 
 
 class Stage:
-    """A cluster that is ready. Node "c" coordinates the group, "a" and "b" do not."""
+    """A cluster that is ready. Node "c" coordinates the group, "a", "b" and the others do not."""
 
-    def __init__(self) -> None:
-        self.world = World(7, Settings(outbox_messages=1000, casts=()))
+    def __init__(self, nodes: int = 3) -> None:
+        self.world = World(7, Settings(nodes=nodes, outbox_messages=1000, casts=()))
         for host in self.world.hosts.values():
             host.start()
         self.names: dict[str, str] = {}
@@ -132,7 +132,7 @@ class Stage:
         self.until(self.world.is_in_sync)
         coordinator = self._leader(GROUP)
         others = [name for name in self.world.hosts if name != coordinator]
-        self.names = dict(zip("cab", [coordinator, *others], strict=True))
+        self.names = dict(zip("cabde", [coordinator, *others], strict=False))
 
     def _leader(self, key: str) -> str:
         metadata = self.world.newest_metadata()

@@ -248,7 +248,9 @@ class SessionCoordinator:
         if image is not None:
             # After a start a session may have no timer yet. One that has expired ends first, and
             # `applied` goes on with the request.
-            is_over = not image.owner and not self._replicated.arm_timers(image)
+            is_over = not image.owner and (
+                self.endings.is_ending(client_id) or not self._replicated.arm_timers(image)
+            )
             if is_over and self.endings.due(image, SESSION_EXPIRY):
                 return
             if self.endings.will_comes_first(image, request.clean_start):

@@ -173,6 +173,10 @@ class Endings:
         self._confirming.pop(client_id, None)
         return DUE_STEPS
 
+    def is_ending(self, client_id: str) -> bool:
+        """True if the session has expired and its end waits for its will."""
+        return client_id in self._ending[self._replicated.home(client_id)]
+
     def will_comes_first(self, recorded: Session, is_clean: bool) -> bool:
         """Publishes the will that must precede the opening of a session. Returns True if the
         opening must wait for it, or for the end of an expired session.
