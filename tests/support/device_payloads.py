@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.pipeline.tables.rules import Rule
+from holdfast.pipeline.tables.topics import Topics
 from tests.support.fold_log import Found, Log, value
 
 
@@ -41,8 +42,9 @@ class Example:
         if rules is None:
             rules = [eval(rule, {"Rule": Rule}) for rule in self.rules]
         log = Log(*rules)
+        topics = Topics(log.rules)
         for topic, payload in self.messages:
-            log.add(topic, as_bytes(payload))
+            log.add(topic, as_bytes(payload), stream=topics[topic].stream)
         return log.read(together=together)
 
     def check(self, found: Found) -> None:

@@ -81,29 +81,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     for package in ("pyspark", "pyarrow", "numpy"):
         if find_spec(package) is None:
-            print(
-                f"holdfast: the pipeline needs {package}: pip install 'holdfast[spark]'",
-                file=sys.stderr,
-            )
+            text = f"holdfast: the pipeline needs {package}: pip install 'holdfast[spark]'"
+            print(text, file=sys.stderr)
             return EXIT_USAGE
+    from holdfast.client.admin_access import AdminAccessError
+    from holdfast.client.admin_connection import AdminError
     from holdfast.client.log.reading.offsets import DataLossError, OffsetError
+    from holdfast.log.files.data_directory import DataDirectoryError
     from holdfast.pipeline.lake.files.errors import LakeError, ObjectStoreError, RaceError
     from holdfast.pipeline.lake.table import TableError
     from holdfast.pipeline.session import JavaError
     from holdfast.pipeline.source.options import OptionError
+    from holdfast.pipeline.tables.profiles import ProfileError
 
     try:
         code: int = args.work(args)
-    except (
-        LakeError,
-        RaceError,
-        ObjectStoreError,
-        TableError,
-        OptionError,
-        DataLossError,
-        OffsetError,
-        JavaError,
-    ) as error:
+    except (LakeError, RaceError, ObjectStoreError, TableError, OptionError, DataLossError,
+            OffsetError, JavaError, AdminError, AdminAccessError, DataDirectoryError, ProfileError,
+            PermissionError) as error:  # fmt: skip
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
     return code

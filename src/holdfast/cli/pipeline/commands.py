@@ -173,15 +173,17 @@ def infer_rules(args: argparse.Namespace) -> int:
     from holdfast.pipeline.source.newest import newest_messages
     from holdfast.pipeline.source.options import parse
     from holdfast.pipeline.tables.inference import infer, tables_file
+    from holdfast.pipeline.tables.profiles import load_profiles
 
     output: Path = args.output
     source = source_options(args.source) if args.source else open_lake(args).source()
     source |= access_options(args)
     check_source([RECORDS], source)
+    profiles = load_profiles(args.profiles)
     messages = newest_messages(parse(source), args.messages)
-    topics = len({topic for topic, _ in messages})
+    topics = len({topic for topic, _, _ in messages})
     seen = f"{len(messages):,} messages of {topics:,} topics"
-    proposals = infer(messages)
+    proposals = infer(messages, profiles)
     if not proposals:
         print(f"no rule to propose from {seen}: the default rules fit, or there are too few")
         return 0
@@ -190,8 +192,7 @@ def infer_rules(args: argparse.Namespace) -> int:
         with output.open("x") as file:
             file.write(text)
     except OSError as error:
-        why = error.strerror or error
-        print(f"holdfast: {output} cannot be written: {why}", file=sys.stderr)
+        print(f"holdfast: {output} cannot be written: {error.strerror}", file=sys.stderr)
         return EXIT_USAGE
     print(
         f"wrote {output}: {len(proposals)} rules from {seen}. Read it, then use it:\n"

@@ -125,6 +125,12 @@ def add_inference(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many of the last messages are read (default 20000)",
     )
+    parser.add_argument(
+        "--profiles",
+        type=Path,
+        metavar="DIR",
+        help="a folder with profiles of your own (*.toml), looked at before those of the package",
+    )
     add_access(parser, is_remembered=False)
     add_output(parser, RULES, "FILE", "where to write the rules")
 

@@ -8,12 +8,13 @@ from holdfast.pipeline.source.options import SourceOptions
 from holdfast.pipeline.source.source import LogAccess, read_work
 
 
-def newest_messages(options: SourceOptions, count: int) -> list[tuple[str, bytes]]:
-    """Return topic and payload of the last messages, about `count`, an equal share per partition.
+def newest_messages(options: SourceOptions, count: int) -> list[tuple[str, bytes, int]]:
+    """Return topic, payload and time of the last messages, about `count`, an equal share per
+    partition. The time is that of storing, in microseconds since 1970.
 
     Raises the errors of the source.
     """
-    schema = pa.schema([SCHEMA.field(name) for name in ("topic", "payload")])
+    schema = pa.schema([SCHEMA.field(name) for name in ("topic", "payload", "timestamp")])
     access = LogAccess(options)
     try:
         bounds = access.bounds()
@@ -23,11 +24,12 @@ def newest_messages(options: SourceOptions, count: int) -> list[tuple[str, bytes
             for partition, bound in bounds.items()
             if bound.end > bound.first
         ]
-        found: list[tuple[str, bytes]] = []
+        found: list[tuple[str, bytes, int]] = []
         for work in access.plan_tasks(ranges, options.topics, tasks=1):
             for batch in read_work(options, work, schema):
-                topics, payloads = (batch.column(name).to_pylist() for name in schema.names)
-                found += zip(topics, payloads, strict=True)
+                times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+                topics, payloads = (batch.column(name).to_pylist() for name in schema.names[:2])
+                found += zip(topics, payloads, times, strict=True)
         return found
     finally:
         access.close()
