@@ -1,4 +1,4 @@
-"""The events of a test run: their names, their fields, and their form as records.
+"""Events of a test run: their names, their fields, and their form as records.
 
 An event is one JSON object, the payload of a record on the topic `experiment/<run>/<event>`. Every
 event has the fields of `COMMON`. The others are in `FIELDS`, and `EVENTS` lists which event has

@@ -1,4 +1,4 @@
-"""The effects of each fault: downtime, the timeline of the failover, and availability.
+"""Tabulates the effects of faults: downtime, the failover's timeline, and availability.
 
 Downtime is what clients see, as the studies that this reproduces measure it. It lasts from the last
 confirmation before the service stops to the first one after. It is meaningful if publishers send

@@ -1,4 +1,4 @@
-"""The violations of a run: the promises that it broke, proved from its events alone.
+"""Finds the promises that a run broke, proved from its events alone.
 
 Each check applies to a durable subscriber, or a shared group of them, and a message that its
 filters match with QoS 1 or 2:

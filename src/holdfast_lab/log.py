@@ -1,4 +1,4 @@
-"""The log of a test run's events: written to a file without delaying the measured program."""
+"""Writes a test run's events to a file without delaying the measured program."""
 
 import threading
 import time

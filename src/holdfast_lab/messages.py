@@ -1,4 +1,4 @@
-"""The fate of each message, as DataFrames from which the verdict and the tables are made.
+"""Derives each message's fate, as DataFrames for the verdict and the tables.
 
 All functions take the events of any number of runs (`stored_events`). The columns MESSAGE
 identify a message.

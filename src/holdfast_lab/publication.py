@@ -1,5 +1,4 @@
-"""The publication of a run's events from their file, so that they become records of a broker's
-log."""
+"""Publishes a run's events from their file, so that they become records of a broker's log."""
 
 import asyncio
 import hashlib

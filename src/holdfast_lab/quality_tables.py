@@ -1,4 +1,4 @@
-"""The quality of delivery: the latency of messages, and the reasons of repetitions."""
+"""Tabulates latencies of messages, and the reasons of repetitions."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F

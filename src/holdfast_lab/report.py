@@ -1,4 +1,4 @@
-"""The report's parts about test runs: one for each run, and one that compares them."""
+"""Adds test runs to the report: a part for each run, and one that compares them."""
 
 from collections.abc import Sequence
 from typing import Any, Final

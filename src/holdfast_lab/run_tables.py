@@ -1,4 +1,4 @@
-"""The tables of runs: their parameters, and their course from second to second."""
+"""Tabulates runs: their parameters, and their course from second to second."""
 
 from typing import Final
 

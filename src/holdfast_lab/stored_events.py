@@ -1,4 +1,4 @@
-"""The events as a DataFrame: from records of the log, or from the files of ExperimentLog."""
+"""Reads events as a DataFrame, from records of the log or the files of ExperimentLog."""
 
 from pathlib import Path
 from typing import Final

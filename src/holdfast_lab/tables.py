@@ -1,4 +1,4 @@
-"""The tables of experiments in the lake: one of events, and those that are recomputed from it.
+"""Builds the experiments' tables in the lake: one of events, and those recomputed from it.
 
 The others are recomputed for each run with new events.
 """

@@ -1,4 +1,4 @@
-"""The checks for broken promises on one topic. `judge` lists the promises."""
+"""Checks one topic for broken promises. `judge` lists the promises."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

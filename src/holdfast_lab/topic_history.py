@@ -1,4 +1,4 @@
-"""The history of the messages of one topic in one run, assembled from events.
+"""Assembles the history of one topic's messages in one run from events.
 
 Promises hold per topic, so one topic is judged at a time, in memory. Its events come with those
 that concern all topics: subscriptions, connections and faults.

@@ -1,4 +1,4 @@
-"""The verdict over a run, for programs and for people."""
+"""Verdict over a run, for programs and for people."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The HTTP application and server of the admin port.
+"""Serves the admin port over HTTP.
 
 - /healthz: the process runs.
 - /readyz: the node serves clients. It returns 503 from a standby, with its role, and from a cluster

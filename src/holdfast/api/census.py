@@ -1,4 +1,4 @@
-"""The regular census of sessions, and the dates of certificates, for metrics and `holdfast top`.
+"""Counts sessions and reads certificates' dates regularly, for metrics and `holdfast top`.
 
 Both cost too much for each scrape. They are taken in the background: the census in slices of the
 event loop, the dates in a thread.

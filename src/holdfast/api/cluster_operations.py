@@ -1,4 +1,4 @@
-"""The view and the operations of the cluster that an operator has at every node."""
+"""Shows and operates the cluster, at every node."""
 
 import asyncio
 import secrets

@@ -1,4 +1,4 @@
-"""The cluster operations of the admin port, and their HTTP form.
+"""Routes of the admin port for cluster operations.
 
 - `GET /cluster`: this node's view of the cluster, see `ClusterOperations.status`.
 - `POST /cluster/init`, `/cluster/rebalance`, `/cluster/resize` (see `REPLICATION`), and with

@@ -1,4 +1,4 @@
-"""The HTTP form of endpoints: their routes, and the way of a request to its handler."""
+"""Routes HTTP requests to endpoint handlers."""
 
 import json
 import logging

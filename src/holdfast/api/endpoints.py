@@ -1,4 +1,4 @@
-"""The declaration of an endpoint of the admin port, and of its parameters.
+"""Declares an endpoint of the admin port, and its parameters.
 
 One `Endpoint` per route is the only source of the route itself, of the check of its scope, of the
 validation of its parameters and body, and of its part of the OpenAPI document::

@@ -1,4 +1,4 @@
-"""The status of a broker's membership: `GET /api/v1/federation`.
+"""Status of a broker's membership: `GET /api/v1/federation`.
 
 With `?topic=NAME` it adds `mesh`: the members that want the topic, and the tree that reaches them,
 as this member knows them. The response is 404 without a federation.

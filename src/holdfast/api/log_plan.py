@@ -1,4 +1,4 @@
-"""The request of a large read of the log, and the plan of its response.
+"""Decodes the request of a large read of the log, and plans the response.
 
 The request is JSON::
 

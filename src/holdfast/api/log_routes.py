@@ -1,4 +1,4 @@
-"""The small reads of the log on the admin port. Large ones: `holdfast.api.log_sender`.
+"""Serves small reads of the log on the admin port. Large ones: `holdfast.api.log_sender`.
 
 - `GET /api/v1/log` -> {"node", "log", "partitions", "ranges": [[first offset, high watermark],
   ...], "leads": [partition, ...], "created": "", "generation",

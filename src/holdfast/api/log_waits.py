@@ -1,4 +1,4 @@
-"""The requests that wait for the log to grow.
+"""Lets requests wait for the log to grow.
 
 A reader at the end of the log asks once and receives the reply when something is committed. One
 task looks at the log for all of them, and only while there are any. So neither a message nor a node

@@ -1,4 +1,4 @@
-"""The values of a log line, taken from its format and its arguments.
+"""Finds the values of a log line, from its format and its arguments.
 
 Every line of the broker is an event with values: `event name=%r other=%d text='fixed'`. The test
 `test_every_line_is_an_event_with_values` enforces that form. Lines of libraries have other forms.

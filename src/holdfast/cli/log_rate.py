@@ -1,4 +1,4 @@
-"""The limits on log lines: their rate per event, and their length.
+"""Limits log lines: their rate per event, and their length.
 
 Peers cause log lines, so an event has at most 20 lines a second at one level. A summary with the
 number of suppressed lines follows 10 s after the first of them. No event is silent: each has its 20

@@ -1,4 +1,4 @@
-"""The log lines of a process, on standard error."""
+"""Writes a process's log lines to standard error."""
 
 import json
 import logging

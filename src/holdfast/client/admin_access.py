@@ -1,4 +1,4 @@
-"""The way to an admin port: its address, the token, and the check of its certificate."""
+"""Reads the address, token and CA file of an admin port, and checks its certificate."""
 
 import os
 import ssl

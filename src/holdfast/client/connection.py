@@ -1,5 +1,4 @@
-"""The connection of the asyncio client: dialing, loss, reconnection, and the effects of the
-core."""
+"""Connects the asyncio client: dials, detects loss, reconnects, carries out the core's effects."""
 
 import asyncio
 import ssl

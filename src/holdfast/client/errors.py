@@ -1,5 +1,6 @@
-"""The errors of a client. Each has the MQTT 5 reason code if there is one; return codes of MQTT 3
-are translated."""
+"""Errors of a client. Each has the MQTT 5 reason code if there is one; return codes of MQTT 3 are
+translated.
+"""
 
 from holdfast.protocol.mqtt import reasons
 

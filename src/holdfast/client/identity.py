@@ -1,4 +1,4 @@
-"""The identity of a message: producer, epoch and sequence, by which a broker drops repetitions.
+"""Identifies a message by producer, epoch and sequence, so that brokers drop repetitions.
 
 It is the MQTT 5 user property `hf-seq` with the value `<producer>:<epoch>:<sequence>`. The sequence
 counts a producer's messages over all topics. The epoch grows with each life of the producer, so a

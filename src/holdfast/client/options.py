@@ -1,4 +1,4 @@
-"""The options of a client's connection."""
+"""Options of a client's connections."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

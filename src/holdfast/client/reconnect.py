@@ -1,4 +1,4 @@
-"""The delays of a client's attempts, and the failures after which it does not try again."""
+"""Delays a client's attempts to connect, and names the failures that end them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

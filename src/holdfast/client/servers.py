@@ -1,4 +1,4 @@
-"""The servers of a client: addresses as URLs, and the references that servers send."""
+"""Parses a client's server URLs, and the references that servers send."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

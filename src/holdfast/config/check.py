@@ -1,4 +1,4 @@
-"""The problems of a broker's configuration that its types and ranges do not show, in words.
+"""Finds problems of a broker's configuration that types and ranges do not show.
 
 `contradictions` checks settings that do not go together. `warnings` lists settings that are allowed
 but probably a mistake.

@@ -1,4 +1,4 @@
-"""The settings of [cluster] that do not go together, or not with the rest."""
+"""Finds settings of [cluster] that contradict each other or the rest."""
 
 from collections.abc import Iterator
 from re import fullmatch

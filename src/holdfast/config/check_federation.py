@@ -1,4 +1,4 @@
-"""The settings of [federation] that do not go with the rest of a broker's."""
+"""Finds settings of [federation] that contradict the rest of a broker's."""
 
 from collections.abc import Iterator
 

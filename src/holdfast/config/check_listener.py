@@ -1,4 +1,4 @@
-"""The settings of a listener that do not go together, or not with the rest."""
+"""Finds settings of a listener that contradict each other or the rest."""
 
 import ssl
 from collections.abc import Iterator

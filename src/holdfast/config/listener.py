@@ -1,4 +1,4 @@
-"""The settings of one listener."""
+"""Settings of one listener."""
 
 from typing import Annotated, Final, Literal, TypeAlias
 from zlib import crc32

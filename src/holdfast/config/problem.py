@@ -1,4 +1,4 @@
-"""The problems of a configuration."""
+"""Problems of a configuration."""
 
 from typing import Final, TypeAlias
 

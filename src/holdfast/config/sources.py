@@ -1,4 +1,4 @@
-"""The sources of a program's settings: file, environment, command line; the later one wins.
+"""Loads a program's settings from file, environment and command line; the later one wins.
 
 - File: TOML, the tables of the program's schema. `include` lists further files, see `_Reader`.
 - Environment: `HOLDFAST_TABLE__KEY=value`; two underscores stand for the dot, list entries are

@@ -1,4 +1,4 @@
-"""The check of values against the types and ranges of a schema.
+"""Checks values against the types and ranges of a schema.
 
 A schema is the msgspec Struct of a program's settings. Every problem becomes one line with the key,
 the value and the allowed values.

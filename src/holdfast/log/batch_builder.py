@@ -1,4 +1,4 @@
-"""The records of one partition on their way into a batch."""
+"""Gathers the records of one partition into a batch."""
 
 from typing import Final
 from zlib import crc32

@@ -1,4 +1,4 @@
-"""The names of the kinds of records, as operators see and write them.
+"""Names the kinds of records, as operators see and write them.
 
 They are in the lists of `holdfast log`, in the records of the admin port and in the broker's own
 log. A name is a promise like a kind: it never changes, and a kind without a name here is shown by

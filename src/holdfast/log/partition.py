@@ -1,4 +1,4 @@
-"""The partition of a key. The rule is part of the log's format and never changes."""
+"""Maps a key to its partition. The rule is part of the log's format and never changes."""
 
 from zlib import crc32
 

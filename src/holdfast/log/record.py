@@ -1,4 +1,4 @@
-"""The records of the log: their kinds and flags, and a record's fields in memory."""
+"""Records of the log: their kinds and flags, and a record's fields in memory."""
 
 from typing import Final
 

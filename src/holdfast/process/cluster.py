@@ -1,4 +1,4 @@
-"""The membership of a node in a cluster: what it opens, when it is ready, how it leaves."""
+"""Joins a node to a cluster: what it opens, when it is ready, how it leaves."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The check of every file that the start of a broker opens."""
+"""Checks every file that the start of a broker opens."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The notifications to systemd, as its sd_notify sends them, without its library.
+"""Notifies systemd, as its sd_notify does, without its library.
 
 `NOTIFY_SOCKET` names the Unix socket of the service manager. Without it nothing is sent.
 """

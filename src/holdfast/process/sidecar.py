@@ -1,4 +1,4 @@
-"""The process of `holdfast federation sidecar`: a federator, its edge, and an admin port.
+"""Runs `holdfast federation sidecar`: a federator, its edge, and an admin port.
 
 - /healthz: this process runs. /readyz: the broker accepts publishes.
 - /metrics and /api/v1/federation: the same as for a broker with [federation].

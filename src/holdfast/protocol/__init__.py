@@ -1,4 +1,4 @@
-"""The protocols on the wire: MQTT packets, topic names and filters, WebSocket frames.
+"""Protocols on the wire: MQTT packets, topic names and filters, WebSocket frames.
 
 Both ends of a connection use these packages, so they depend on neither broker nor client.
 

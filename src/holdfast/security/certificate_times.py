@@ -1,4 +1,4 @@
-"""The end of validity of certificates and revocation lists in PEM files, read without a library.
+"""Reads when certificates and revocation lists in PEM files end, without a library.
 
 Python's `ssl` reads the dates of a peer's certificate only. The path to them in a certificate is
 short (RFC 5280, section 4.1): Certificate, TBSCertificate, then after the optional version the

@@ -1,5 +1,6 @@
-"""The names in a verified certificate. Certificates are as `getpeercert` of the standard library
-returns them: a dictionary, or an empty value for none."""
+"""Reads the names in a verified certificate. Certificates are as `getpeercert` of the standard
+library returns them: a dictionary, or an empty value for none.
+"""
 
 from typing import Final, cast
 

@@ -1,4 +1,4 @@
-"""The verdict of a client's rules on all topics of a filter: allowed, denied, or a part of them."""
+"""Decides whether a client's rules allow all topics of a filter, none, or a part."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

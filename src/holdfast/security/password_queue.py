@@ -1,4 +1,4 @@
-"""The password checks that wait for a thread, limited and fair between addresses.
+"""Queues password checks for a thread, limited and fair between addresses.
 
 A wrong password costs the client a packet and the broker milliseconds of CPU, or a hundred with
 argon2id. So a storm of them fills only its own address's part of the queue, and the addresses take

@@ -1,4 +1,4 @@
-"""The handshake of two nodes of a cluster, or two members of a federation, on a new connection.
+"""Handshake of two nodes of a cluster, or two members of a federation, on a new connection.
 
     dialler                                    acceptor
     preamble: magic, lowest version, nonce ─▶

@@ -1,5 +1,6 @@
-"""The description of a node, or of a member of a federation, in the handshake: its fields, their
-bytes, and the range of wire versions that it speaks."""
+"""Describes a node, or a member of a federation, in the handshake: its fields, their bytes, and the
+range of wire versions that it speaks.
+"""
 
 import json
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""The secret that the nodes of a cluster, or the members of a federation, share."""
+"""Reads the secret that the nodes of a cluster, or members of a federation, share."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The credentials of SCRAM users, and the file that has them.
+"""Credentials of SCRAM users, and the file that has them.
 
 The server stores no password, and no value that could be sent in its place. A user that does not
 exist gets a salt and iterations as if it did (see `ScramFile.lookup`). So the exchange fails at the

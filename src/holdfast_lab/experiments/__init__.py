@@ -1,4 +1,4 @@
-"""The experiments of the five papers, each against any target.
+"""Experiments of the five papers, each against any target.
 
 `EXPERIMENTS` is the registry: a new experiment is a module with a function `run`, and one entry
 there. An experiment gets a target that serves and a `Trial`, and returns a `Result`. It raises

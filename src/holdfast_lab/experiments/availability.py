@@ -1,4 +1,4 @@
-"""The downtime of a client when the broker is stopped, killed or paused.
+"""Measures a client's downtime when the broker is stopped, killed or paused.
 
 Downtime is the longest time without a confirmation from the fault to the end of its round. It ends
 with the first confirmation afterwards, so it contains the client's search for another server.

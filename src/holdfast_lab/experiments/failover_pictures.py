@@ -1,4 +1,4 @@
-"""The charts of a run with faults: a timeline of each kind of fault, and its messages by second."""
+"""Charts a run with faults: a timeline of each kind of fault, and its messages by second."""
 
 import time
 from collections import Counter

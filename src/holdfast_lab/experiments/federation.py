@@ -1,4 +1,4 @@
-"""The published federation on a LAN: twelve members, one publisher, two subscribers.
+"""Measures the published federation on a LAN: twelve members, a publisher, two subscribers.
 
 The publisher is at member 11, and the subscribers are one and three links away. First 1,000
 messages are sent without a fault: the study's Table 1. Then the last relay before the far

@@ -1,4 +1,4 @@
-"""The load of `holdfast bench` against a target, with its latencies."""
+"""Runs the load of `holdfast bench` against a target, with latencies."""
 
 from typing import Final
 

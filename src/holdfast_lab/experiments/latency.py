@@ -1,4 +1,4 @@
-"""The latency of publishers and subscribers with 20 to 100 clients that publish at a fixed rate.
+"""Measures publishers' and subscribers' latency with 20 to 100 clients at a fixed rate.
 
 A message's latency counts from the time at which it was due, so a broker that stalls cannot hide
 it. The publisher's side is the time to its confirmation, the subscriber's side that to its arrival.

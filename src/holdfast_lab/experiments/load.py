@@ -1,4 +1,4 @@
-"""The CPU, memory and network of a broker with 0 to 10,000 clients, over time.
+"""Measures CPU, memory and network of a broker with 0 to 10,000 clients, over time.
 
 Each client subscribes to a topic of its own. Ten publishers share a fixed rate of messages over
 these topics, so that a broker's cost of idle clients and of messages can be told apart.

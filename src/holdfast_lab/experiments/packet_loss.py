@@ -1,4 +1,4 @@
-"""The loss of 50 messages, one a second, when the broker stops after the 24th.
+"""Counts lost messages of 50, one a second, when the broker stops after the 24th.
 
 A broker that nothing takes over from stays down, as in the study: its operator is not there.
 """

@@ -1,4 +1,4 @@
-"""The figures of the published studies, to stand beside ours.
+"""Figures of the published studies, to stand beside ours.
 
 Sources: "failover" is the study of an ActiveMQ pair on Raspberry Pi 3 with NFS; "queue" the Publish
 Queue client; "core" the broker with its last 100 messages a topic; "federation" the self-managed

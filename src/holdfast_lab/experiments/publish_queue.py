@@ -1,4 +1,4 @@
-"""The time of 1,000 messages of 26 bytes, one at a time: QoS 1, QoS 2 and the publish queue.
+"""Times 1,000 messages of 26 bytes, one at a time: QoS 1, QoS 2 and the publish queue.
 
 The variants take turns in each of five rounds, so that a disturbance of the machine hits all.
 """

@@ -1,4 +1,4 @@
-"""The published federation in the cloud: a member loses both its neighbours.
+"""Cuts a member of the published federation in the cloud off both its neighbours.
 
 Members 0 and 7 are the only neighbours of member 8, and fail at once. The study's Figures 11 and 12
 show the links before and after. Meanwhile a client of member 3 publishes to clients of members 5

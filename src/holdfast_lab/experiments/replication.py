@@ -1,4 +1,4 @@
-"""The replicas of a cluster under faults: every one has the same messages in the same order.
+"""Checks a cluster's replicas under faults: each has the same messages in the same order.
 
 Two publishers write to one topic, m1 and m2 by turns, while the leader of its partition and a
 follower are killed. Afterwards the logs of all nodes are compared, record by record.

@@ -1,4 +1,4 @@
-"""The circumstances of one experiment: how long it may take, where its files go, who watches."""
+"""Circumstances of one experiment: how long it may take, where its files go, who watches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

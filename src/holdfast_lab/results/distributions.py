@@ -1,4 +1,4 @@
-"""The charts that several experiments have: distributions, and latency over time."""
+"""Charts that several experiments have: distributions, and latency over time."""
 
 import math
 from collections.abc import Mapping, Sequence

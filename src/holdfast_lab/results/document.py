@@ -1,4 +1,4 @@
-"""The results of a run as a document: for each experiment a table of the study, ours and others.
+"""Writes a run's results as a document: for each experiment a table of the study, ours and others.
 
 `docs/experiments.md` is such a document. Its results are kept beside it without their charts, and a
 test makes the document from them again.

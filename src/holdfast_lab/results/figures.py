@@ -1,4 +1,4 @@
-"""The main figures of each experiment, those of its study, and how a figure is written."""
+"""Main figures of each experiment, those of its study, and how a figure is written."""
 
 import statistics
 from typing import Final

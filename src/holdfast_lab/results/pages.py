@@ -1,4 +1,4 @@
-"""The report of a run of the lab: one HTML page without network."""
+"""Writes the report of a run of the lab: one HTML page without network."""
 
 from collections.abc import Iterator, Mapping
 from html import escape

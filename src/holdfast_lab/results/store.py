@@ -1,4 +1,4 @@
-"""The results of a run of the lab, in one directory.
+"""Stores the results of a run of the lab in one directory.
 
 `run.json` has the machine, the versions, the command and one result for each experiment and target.
 It is written after each of them, so that a run that is interrupted keeps what it has, and

@@ -1,4 +1,4 @@
-"""The CPU and memory of a target's processes over time."""
+"""Samples CPU and memory of a target's processes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The brokers that experiments run against, each started as processes of its own.
+"""Brokers that experiments run against, each started as processes of its own.
 
 `TARGETS` is the registry: a new broker is a subclass of `Target` and one line there. Any broker
 that runs already is a target by its address, `HOST:PORT` or `HOST:PORT,pid=N`; without the process

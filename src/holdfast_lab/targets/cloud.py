@@ -1,4 +1,5 @@
-"""The published federation in the cloud: nine members on four continents, and a topology manager.
+"""Runs the published federation in the cloud: nine members on four continents, one topology
+manager.
 
 Each member has a host with a network of its own, and packets between two hosts take as long as
 between their continents. Member 8 has two neighbours, 0 and 7, both of which fail at once. With

@@ -1,4 +1,4 @@
-"""The graph of a federation under measurement: members, links, publisher and subscribers."""
+"""Graph of a federation under measurement: members, links, publisher and subscribers."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping

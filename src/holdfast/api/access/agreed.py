@@ -1,4 +1,4 @@
-"""The agreement of a cluster's nodes on the users and tokens of their admin ports.
+"""Agrees on the users and tokens of the admin ports of a cluster's nodes.
 
 A change over the admin port of any node is proposed as the successor of the agreed users and
 tokens, and replied when the nodes have agreed on it and it is in force here. The other nodes put it

@@ -1,4 +1,4 @@
-"""The gate of a broker's admin port: who may call which endpoint, and the record of changes.
+"""Guards a broker's admin port: decides who may call which endpoint, and records changes.
 
 Without users and tokens the port serves processes of this machine only, with every scope, as the
 data directory is theirs anyway. Requests from other machines then receive 403, except for the

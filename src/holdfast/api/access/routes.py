@@ -1,4 +1,4 @@
-"""The endpoints of access: login, users, tokens and the audit."""
+"""Endpoints of access: login, users, tokens and the audit."""
 
 import asyncio
 import logging

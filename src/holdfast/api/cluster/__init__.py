@@ -1,1 +1,1 @@
-"""The routes of the admin port about the past and the future of a cluster."""
+"""Routes of the admin port about the past and the future of a cluster."""

@@ -1,4 +1,4 @@
-"""The clients of each node, the pace at which a drain moves them, and their balance.
+"""Counts the clients of each node, paces their drain, and balances them.
 
 The node that is asked counts the clients of all nodes, decides on the shares, and gives every node
 its own. Without a command the node that leads the metadata does the same, if

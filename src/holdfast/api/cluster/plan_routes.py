@@ -1,4 +1,4 @@
-"""The partitions of the cluster with the lag of each replica, and the plan of an operation."""
+"""Reports partitions with the lag of each replica, and the plan of an operation."""
 
 import asyncio
 from typing import Final

@@ -1,4 +1,4 @@
-"""The files of the console, over HTTP.
+"""Serves the files of the console.
 
 They are public, like the login: everything that a page shows comes from the admin API, which checks
 the credentials of each request. The files are read and compressed in a thread at the first request,

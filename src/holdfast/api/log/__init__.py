@@ -1,1 +1,1 @@
-"""The routes about the log as people read it: records, one record, counts over time, its disk."""
+"""Routes about the log as people read it: records, one record, counts over time, its disk."""

@@ -1,4 +1,4 @@
-"""The disk of each node with the time until it is full, and the last notes of all nodes."""
+"""Reports each node's disk with the time until it is full, and the last notes of all nodes."""
 
 from typing import Final
 

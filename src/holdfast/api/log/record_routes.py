@@ -1,5 +1,6 @@
-"""The records of the log as JSON, page by page, newest or oldest first; and its messages as Arrow,
-for programs such as DuckDB and Polars."""
+"""Serves the log's records as JSON, page by page, newest or oldest first; and its messages as
+Arrow, for programs such as DuckDB and Polars.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

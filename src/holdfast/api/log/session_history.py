@@ -1,4 +1,4 @@
-"""The history of one client: connects, disconnects, takeovers, subscriptions and refusals.
+"""Reports one client's history: connects, disconnects, takeovers, subscriptions, refusals.
 
 Two sources know parts of it. The log has a record of each open, subscribe, unsubscribe, close and
 end of a session that outlives its connection, as long as retention keeps it. The memory of each

@@ -1,4 +1,4 @@
-"""The newest messages of one topic, found by the log's list of each topic's messages."""
+"""Finds the newest messages of one topic, by the log's list of each topic's messages."""
 
 from typing import Final
 

@@ -1,1 +1,1 @@
-"""The Prometheus metrics of a node, its cluster and its federation."""
+"""Prometheus metrics of a node, its cluster and its federation."""

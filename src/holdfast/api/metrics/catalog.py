@@ -1,4 +1,4 @@
-"""The declaration of every metric of a broker and a federation's sidecar: kind, labels, meaning.
+"""Declares every metric of a broker and a federation's sidecar: kind, labels, meaning.
 
 Collectors make their families here, so a metric that is not declared does not exist. The tests
 compare docs/metrics.md, the dashboard and the alert rules with these declarations.

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a node's cluster.
+"""Prometheus metrics of a node's cluster.
 
 All nodes report the figures that all of them know, for example under-replicated partitions. A query
 must take their maximum, not their sum.

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a broker's membership of a federation."""
+"""Prometheus metrics of a broker's membership of a federation."""
 
 from collections.abc import Iterable, Mapping
 

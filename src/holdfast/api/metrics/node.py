@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a node, computed from its counters at each request."""
+"""Prometheus metrics of a node, computed from its counters at each request."""
 
 from collections.abc import Iterable
 from math import inf

@@ -1,4 +1,4 @@
-"""The metrics of the process itself: build, CPU, memory, descriptors. Linux only, from /proc."""
+"""Metrics of the process itself: build, CPU, memory, descriptors. Linux only, from /proc."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""The reply to a scrape, in the form that the client accepts."""
+"""Replies to a scrape in the form that the client accepts."""
 
 import asyncio
 from collections.abc import Iterable

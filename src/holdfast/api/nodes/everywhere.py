@@ -1,4 +1,4 @@
-"""Requests that any node of a cluster answers for all nodes.
+"""Sends a question to all nodes and merges the replies.
 
 A route offers a view under a name. The node that is asked reads its own view and asks the other
 data nodes for theirs. A node that is down, or does not answer in time, is named in the reply.

@@ -1,1 +1,1 @@
-"""The status of data pipelines, as their jobs report it."""
+"""Status of data pipelines, as their jobs report it."""

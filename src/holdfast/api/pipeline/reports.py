@@ -1,4 +1,4 @@
-"""The reports that the jobs of data pipelines send, kept by the node that receives them.
+"""Keeps the reports that jobs of data pipelines send to this node.
 
 A broker does not own a lake, and cannot read one on another machine. So each job reports its tables
 to a server of its log. The newest report of each pipeline is in memory and in a file of the data

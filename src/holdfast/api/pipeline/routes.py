@@ -1,4 +1,4 @@
-"""The routes of data pipelines: the status of all, the report of one, and its end."""
+"""Routes of data pipelines: the status of all, the report of one, and its end."""
 
 import asyncio
 from functools import partial

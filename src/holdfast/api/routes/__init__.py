@@ -1,1 +1,1 @@
-"""The routes of the admin port about clients, topics, messages and the log."""
+"""Routes of the admin port about clients, topics, messages and the log."""

@@ -1,4 +1,4 @@
-"""The committed offsets of consumer groups, which read the log and are no MQTT clients.
+"""Commits and serves offsets of consumer groups, which read the log and are no MQTT clients.
 
 A group's offset of a partition is the retained message of a topic that only the broker publishes
 to. So it is a record of the log: as durable as the messages, on every replica, in every snapshot,

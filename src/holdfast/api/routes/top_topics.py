@@ -1,4 +1,4 @@
-"""The topics and clients with the most publishes, from samples, in sketches of a fixed size.
+"""Ranks topics and clients by publishes, from samples, in sketches of a fixed size.
 
 A sketch (datasketches, "frequent items") has room for some thousand topics however many there are,
 and knows the error of its counts. It is in an extra: without it the reply says how to install it.

@@ -1,4 +1,4 @@
-"""The changes at a node, gathered tick by tick for readers who watch."""
+"""Gathers the changes at a node, tick by tick, for readers who watch."""
 
 from typing import Any, Final
 

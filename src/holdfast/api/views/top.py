@@ -1,4 +1,4 @@
-"""The reply to `GET /api/v1/top`."""
+"""Replies to `GET /api/v1/top`."""
 
 from msgspec import Struct
 

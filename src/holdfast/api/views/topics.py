@@ -1,4 +1,4 @@
-"""The tree of topics, one level at a time, with rates and last values.
+"""Reads the tree of topics, one level at a time, with rates and last values.
 
 Nothing counts topics while nobody asks. The names are those of retained messages, of routes that
 the broker remembers, and of the newest records of the log; rates and last values come from these

@@ -1,4 +1,4 @@
-"""The way of one message, told after the fact from the log and the present state.
+"""Reconstructs what happened to one message from the log and the present state.
 
 The log has the message with its publisher, its offset and its time. A session's cursor says which
 records it has been sent. The log has neither acknowledgements of publishers, nor deliveries at QoS

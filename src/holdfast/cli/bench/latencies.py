@@ -1,4 +1,4 @@
-"""The distribution of latencies: their counts by size, in bounded memory."""
+"""Counts latencies by size, in bounded memory."""
 
 from typing import Final
 

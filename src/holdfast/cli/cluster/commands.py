@@ -1,4 +1,4 @@
-"""The subcommands of `holdfast cluster` that use a node's admin port, except `watch`."""
+"""Subcommands of `holdfast cluster` that use a node's admin port, except `watch`."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The directory of a local cluster.
+"""Directory of a local cluster.
 
 It contains `cluster.json`, `cluster.secret`, and per node a data directory and a log file.
 `cluster.json` names nodes and ports, so that the cluster can be started again.

@@ -1,4 +1,4 @@
-"""The status of a cluster (`GET /cluster`) as values, a verdict on it, and its changes."""
+"""Reads a cluster's status (`GET /cluster`), gives a verdict on it, and lists changes."""
 
 from dataclasses import dataclass
 from typing import Final

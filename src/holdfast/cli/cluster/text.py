@@ -1,4 +1,4 @@
-"""The tables of a cluster, for people."""
+"""Tables of a cluster, for people."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final

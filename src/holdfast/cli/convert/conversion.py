@@ -1,5 +1,4 @@
-"""The conversion of the data directory of a broker without others into that of the first node of a
-cluster.
+"""Converts a single broker's data directory into that of the first node of a cluster.
 
 The old directory is only read. The new one gets its name when it is complete and checked.
 """

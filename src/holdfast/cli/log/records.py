@@ -1,4 +1,4 @@
-"""The selection and form of the records that `holdfast log dump` and `tail` print.
+"""Selects and formats the records that `holdfast log dump` and `tail` print.
 
 A text line never contains a control character of a topic, client id or payload. Otherwise a
 stranger's message could control the terminal of the reader.

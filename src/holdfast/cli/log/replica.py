@@ -1,4 +1,4 @@
-"""The journal of a cluster's replica, read from outside: valid and committed records.
+"""Reads the journal of a cluster's replica from outside: valid and committed records.
 
 Truncated records are recognised in the same way as by the node when it opens the directory. Only
 records below its checkpoint of the high watermarks are shown, which a node writes about once a

@@ -1,4 +1,4 @@
-"""The text form of a directory's report, which `holdfast log inspect` prints."""
+"""Formats a directory's report, which `holdfast log inspect` prints."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""The subcommands of `holdfast pipeline`, except `run`. Each imports Spark only if it needs it."""
+"""Subcommands of `holdfast pipeline`, except `run`. Each imports Spark only if it needs it."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The state of a lake as metrics for Prometheus, as a text or over HTTP."""
+"""Serves the state of a lake as metrics for Prometheus, as a text or over HTTP."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The options that several commands of `holdfast pipeline` share."""
+"""Options that several commands of `holdfast pipeline` share."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""The report of a run's progress to the servers of its log, where operators and the console see it.
+"""Reports a run's progress to the servers of its log, where operators and the console see it.
 
 A report changes nothing in the log. A run never fails because of one. At its end it waits for the
 servers, ANSWER_S for each request.

@@ -1,4 +1,4 @@
-"""The texts of `holdfast pub --help` and `holdfast sub --help`."""
+"""Texts of `holdfast pub --help` and `holdfast sub --help`."""
 
 from typing import Final
 

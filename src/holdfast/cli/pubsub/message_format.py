@@ -1,4 +1,4 @@
-"""The output form of `holdfast sub`: payload, topic and payload, or a -F format string.
+"""Formats messages for `holdfast sub`: payload, topic and payload, or a -F format string.
 
 A format is compiled once into a list of functions. `%` begins a part of the message (with flags,
 width and precision as in printf), `@` a part of the time, a backslash a character.

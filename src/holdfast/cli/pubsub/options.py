@@ -1,4 +1,4 @@
-"""The common options of `holdfast pub` and `holdfast sub`, identical to mosquitto's.
+"""Parses the options that `holdfast pub` and `sub` share, identical to mosquitto's.
 
 argparse is not used, because `-h` is the host, `-D` takes a varying number of values, and the
 messages and exit codes are mosquitto's. An option is one argument, and its values are the next

@@ -1,4 +1,4 @@
-"""The common part of `holdfast pub` and `holdfast sub`: TLS, exit codes, errors and traces."""
+"""Code that `holdfast pub` and `holdfast sub` share: TLS, exit codes, errors and traces."""
 
 import errno
 import socket

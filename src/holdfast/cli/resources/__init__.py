@@ -1,1 +1,1 @@
-"""The commands about clients, topics and messages, over the admin port of any node."""
+"""Commands about clients, topics and messages, over the admin port of any node."""

@@ -1,4 +1,4 @@
-"""The text of `holdfast clients`, `sessions`, `groups` and `delayed` about one row.
+"""Describes a row of `holdfast clients`, `sessions`, `groups` or `delayed` in a sentence.
 
 `--json` prints the reply of the admin port in place of it.
 """

@@ -1,4 +1,4 @@
-"""The log for Python programs: every message that the broker keeps, by topic and time, and live.
+"""Reads the log from Python: every message that the broker keeps, by topic and time, and live.
 
     from holdfast.client.log import LogClient
 

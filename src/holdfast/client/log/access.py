@@ -1,4 +1,4 @@
-"""The two places of a log: the admin ports of its nodes, and a data directory."""
+"""Reads a log at the admin ports of its nodes, or in a data directory."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The log for asyncio programs: `AsyncLogClient`.
+"""Reads the log from asyncio programs: `AsyncLogClient`.
 
 A read does its requests and its decoding in a thread of its own, one list or Arrow batch at a time,
 and only when the program asks for the next one. So neither the event loop nor the other reads wait.

@@ -1,4 +1,4 @@
-"""The log for Python programs: `LogClient`."""
+"""Reads the log from Python: `LogClient`."""
 
 import os
 from collections.abc import Collection, Sequence

@@ -1,5 +1,4 @@
-"""The cursor of one read of the log: messages, lists of them, or Arrow batches, and the position
-behind what it has handed out.
+"""Reads the log once, as messages, lists or Arrow batches, and tracks the position behind them.
 
 Invariant: each matching message below `position` was handed out, once and in order within its
 partition, or its loss was reported; none at or above it was. So a program that stores its results

@@ -1,4 +1,4 @@
-"""The errors of the log's readers, and the gaps in the log that they report."""
+"""Errors of the log's readers, and the gaps in the log that they report."""
 
 from dataclasses import dataclass
 

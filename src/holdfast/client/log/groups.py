@@ -1,4 +1,4 @@
-"""The committed offsets of a consumer group at the broker."""
+"""Loads and commits a consumer group's offsets at the broker."""
 
 from collections.abc import Collection, Mapping
 from typing import Final

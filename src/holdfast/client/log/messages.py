@@ -1,4 +1,4 @@
-"""The messages of the log as Python objects, decoded without numpy and pyarrow."""
+"""Decodes messages of the log to Python objects, without numpy and pyarrow."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

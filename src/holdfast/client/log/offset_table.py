@@ -1,4 +1,4 @@
-"""The position of a sink, in a table of the sink's own database.
+"""Stores a sink's position in a table of its own database.
 
 A program that writes its results and the position in one transaction has each message exactly once:
 after a crash it goes on at the position of its last transaction.

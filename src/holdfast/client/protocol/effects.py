@@ -1,4 +1,4 @@
-"""The effects of the client core for its driver, in the order in which they happened."""
+"""Effects of the client core, which its driver carries out in this order."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""The times of pings, and the time at which a silent server counts as down."""
+"""Decides when to ping, and when a silent server counts as down."""
 
 from math import inf
 from typing import Final

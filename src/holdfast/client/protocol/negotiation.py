@@ -1,4 +1,4 @@
-"""The CONNECT of a client, the limits of the server's CONNACK, and the fields of its replies."""
+"""Builds CONNECT, reads the limits in CONNACK, and the fields of later replies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The sending half of the client core: messages within their window, and requests."""
+"""Sends a client's messages within their window, and its requests."""
 
 from dataclasses import dataclass
 from typing import Final

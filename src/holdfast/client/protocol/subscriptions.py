@@ -1,4 +1,4 @@
-"""The subscriptions of the client, to repeat them to a server without its session."""
+"""Tracks granted subscriptions, to repeat them to a server without its session."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The order in which a publish queue sends: window, refusals, back-off. Pure.
+"""Decides what a publish queue sends next: window, refusals, back-off. Pure.
 
 Order: messages leave by ascending sequence. After a temporary refusal no message is sent until
 everything inflight is settled. Then sending begins again at the lowest unconfirmed one, alone until

@@ -1,4 +1,4 @@
-"""The two forms in which a publish queue's messages contain their ids.
+"""Encodes the ids of a publish queue's messages, in two forms.
 
 Default: the payload is the application's, the id is the user property of `identity` (MQTT 5).
 Compatible: `PaperFormat`, JSON payloads with an id in milliseconds, also for MQTT 3.1.1.

@@ -1,4 +1,4 @@
-"""The messages of a publish queue, the checks before they enter it, and its errors.
+"""Messages of a publish queue, their checks, and the queue's errors.
 
 `client.errors.QueueFull` is the error that callers normally handle.
 """

@@ -1,5 +1,5 @@
-"""The subscriber's side of the publish queue: order by id, no repetitions, with any broker in
-between. Pure: messages are any objects, `now` is monotonic seconds.
+"""Orders received messages by id and drops repetitions, with any broker in between. Pure: messages
+are any objects, `now` is monotonic seconds.
 
 A producer's sequences run over all its topics, so a subscriber to some of them sees gaps although
 no message is missing. `Deduplicate` therefore never waits: it drops a message older than the

@@ -1,4 +1,4 @@
-"""The limits of a publish queue, and the messages that wait for room, first come, first served."""
+"""Limits a publish queue, and lets messages wait for room, first come, first served."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""The sending half of a publish queue: from the store to the client, and the outcomes back.
+"""Sends a publish queue's messages from its store to the client, and records the outcomes.
 
 One task (the pump) does everything that has to wait: loading, checkpoints, renewals, a congested
 client. If none of that is needed, the acknowledgement that empties the window sends the next

@@ -1,4 +1,4 @@
-"""The messages of a publish queue in an SQLite file."""
+"""Stores a publish queue's messages in an SQLite file."""
 
 import sqlite3
 from contextlib import suppress

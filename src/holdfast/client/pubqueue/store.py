@@ -1,4 +1,4 @@
-"""The interface of a publish queue's store, and the store in memory."""
+"""Interface of a publish queue's store, and the store in memory."""
 
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The path from a publish queue to its store: it gives messages their ids and makes them durable.
+"""Gives a publish queue's messages their ids and makes them durable in its store.
 
 A blocking store works in a thread of its own. Messages put while it writes are its next transaction
 (group commit). Removals of confirmed messages wait for the next transaction or `REMOVAL_DELAY_S`. A

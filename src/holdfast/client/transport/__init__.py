@@ -1,1 +1,1 @@
-"""The asyncio edge of a client: dialing servers, sockets, WebSocket, deadlines."""
+"""Connects a client with asyncio: dialing, sockets, WebSocket, deadlines."""

@@ -1,4 +1,4 @@
-"""The helpers with which the asyncio client waits."""
+"""Helpers with which the asyncio client waits."""
 
 import asyncio
 from collections.abc import AsyncIterator

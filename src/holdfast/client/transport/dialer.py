@@ -1,4 +1,4 @@
-"""The choice of servers: a client's way from no connection to the first CONNACK.
+"""Chooses servers, from no connection to the first CONNACK.
 
 Sockets are raced, CONNECT is not. The servers of a round are opened one after another: the next one
 as soon as one fails, or beside it after `stagger_s`. Only one of the open ones at a time is sent

@@ -1,4 +1,4 @@
-"""The asyncio driver of a Dialer: it opens sockets, aborts them and runs its timer."""
+"""Drives a Dialer with asyncio: opens sockets, aborts them and runs its timer."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""The asyncio driver of the client core: one socket, one timer."""
+"""Drives the client core with asyncio: one socket, one timer."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The client's half of MQTT over WebSocket. MQTT 5.0, section 6; RFC 6455, section 4.1."""
+"""Client's half of MQTT over WebSocket. MQTT 5.0, section 6; RFC 6455, section 4.1."""
 
 import asyncio
 import logging

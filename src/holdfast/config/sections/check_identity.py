@@ -1,4 +1,4 @@
-"""The problems of the settings of identity that their types do not show."""
+"""Finds problems of the identity settings that their types do not show."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The settings of the sources of identity: tokens, the HTTP check, hooks."""
+"""Settings of the sources of identity: tokens, the HTTP check, hooks."""
 
 from typing import Annotated, Literal
 

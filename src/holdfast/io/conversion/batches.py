@@ -1,4 +1,4 @@
-"""The batches of a log in the form of a cluster's node.
+"""Rewrites a log's batches in the form of a cluster's node.
 
 Invariant: the offset, the time and the content of each message stay, and so do positions and length
 of each batch. Only these change:

@@ -1,4 +1,4 @@
-"""The state of a broker as both kinds of nodes can have it: sessions, groups, and entries.
+"""State of a broker that both kinds of nodes can have: sessions, groups, and entries.
 
 It is what recovery makes of a directory whose node has ended, in a form that says the same of a
 single broker and of a cluster.

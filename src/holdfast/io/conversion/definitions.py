@@ -1,4 +1,4 @@
-"""The records that define a carried state again, at the end of a converted log.
+"""Writes records that define a carried state again, at the end of a converted log.
 
 All records of a session or group are in its home partition. So the state is a function of that
 partition, as a cluster requires: a node that follows the log gets the same state as the node that

@@ -1,4 +1,4 @@
-"""The data directory that a conversion makes: its log, snapshot and watermarks."""
+"""Writes the new data directory: its log, snapshot and watermarks."""
 
 from collections.abc import Iterable
 from typing import Final

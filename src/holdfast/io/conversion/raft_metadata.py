@@ -1,4 +1,4 @@
-"""The metadata of the cluster in a data directory: founded by a conversion, and read by one."""
+"""Founds and reads the metadata of a cluster in a data directory."""
 
 import secrets
 import shutil

@@ -1,4 +1,4 @@
-"""The data directory that a conversion reads. It stays as it is."""
+"""Reads the data directory that is converted. It stays as it is."""
 
 import time
 from collections.abc import Iterator

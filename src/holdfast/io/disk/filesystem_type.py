@@ -1,4 +1,4 @@
-"""The type of a shared directory's file system, and whether a lease is safe there."""
+"""Finds a shared directory's file system, and whether a lease is safe there."""
 
 import os
 from pathlib import Path

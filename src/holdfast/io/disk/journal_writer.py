@@ -1,4 +1,4 @@
-"""The threads of the journal: one writes groups, a worker does the rest.
+"""Runs the journal's threads: one writes groups, a worker does the rest.
 
 `JournalWriter` writes one group after the other. With durability "fsync" it reports a group only
 after fdatasync. Work that a group must not wait for (indexes, reads) runs in a `Worker`. Callbacks

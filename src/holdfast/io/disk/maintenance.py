@@ -1,4 +1,4 @@
-"""The background work of a node: checks of free space, snapshots, retention.
+"""Checks free space, writes snapshots and applies retention, in the background.
 
 Each kind is done in small pieces, so that no client waits for it.
 """

@@ -1,4 +1,4 @@
-"""The threads of a shared directory's lease: one watches and takes over, one renews it.
+"""Runs a shared directory's lease: one thread watches and takes over, one renews it.
 
     watching ──(holder down)──▶ taking over ──▶ holding ──▶ released, or lost
         ▲                            │

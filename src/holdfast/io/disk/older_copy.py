@@ -1,4 +1,4 @@
-"""The new start of a node whose disk was restored from an older copy.
+"""Restarts a node with a disk that was restored from an older copy.
 
 The copy lacks votes and acknowledged entries, so the node takes another incarnation, as with an
 empty disk. It leaves all in-sync sets and the voters, and joins again as another Raft peer.

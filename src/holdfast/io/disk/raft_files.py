@@ -1,4 +1,4 @@
-"""The files of the metadata's Raft, under DIR/raft.
+"""Files of the metadata's Raft, under DIR/raft.
 
     log         groups, one per write: durable length before it, term, vote, commit index, entries
     snapshot    written whole, then renamed

@@ -1,4 +1,4 @@
-"""The thread that writes Raft's files.
+"""Writes Raft's files in a thread.
 
 `MetaStore` bounds its queue: it accepts no input while too many writes are in progress.
 """

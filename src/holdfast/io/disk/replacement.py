@@ -1,4 +1,4 @@
-"""The data directory that was set aside for its damage, until the node has everything again."""
+"""Keeps a damaged data directory aside until the node has everything again."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The use of a shared data directory: the lease, and its part in the event loop."""
+"""Connects the lease of a shared data directory with the event loop."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The mark of a data directory whose newest records may not be on the disk.
+"""Marks a data directory when its newest records may not be on the disk.
 
 With `log.durability = "memory"` a node of a cluster acknowledges records that are in the file, and
 syncs them later. The operating system keeps them when the process dies, and may lose them when the

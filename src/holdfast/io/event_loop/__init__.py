@@ -1,1 +1,1 @@
-"""The event loop of a node: turns, timers, descriptors and unexpected exceptions."""
+"""Event loop of a node: turns, timers, descriptors and unexpected exceptions."""

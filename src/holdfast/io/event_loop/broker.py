@@ -1,4 +1,4 @@
-"""The event loop of a node: it runs one turn per iteration.
+"""Runs a node's turns, one per iteration of the event loop.
 
 Sockets hand their bytes to the node as they arrive, and the first one schedules a turn. The turn
 (`node.runtime.runtime`) carries out everything that the iteration produced at once: due timers,

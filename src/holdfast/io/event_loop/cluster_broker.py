@@ -1,4 +1,4 @@
-"""The event loop of a cluster node, with the links to the other nodes and Raft's writer."""
+"""Event loop of a cluster node, with the links to the other nodes and Raft's writer."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The file descriptors of the process: their number, and the share of the clients.
+"""Divides the process's file descriptors between clients and the broker.
 
 Clients may use all but a reserve. The reserve belongs to the broker: segments, snapshots, reads of
 the log, other nodes and the admin port. Without it, silent connections could take the descriptor

@@ -1,4 +1,4 @@
-"""The handling of unexpected exceptions.
+"""Handles unexpected exceptions.
 
 There are two ways. An exception is *contained* if everything that may be incomplete belongs to one
 part of the node. A connection is cut, and its session continues from the log. A partition of a

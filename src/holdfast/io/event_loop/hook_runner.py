@@ -1,4 +1,4 @@
-"""The calls of hooks, in threads.
+"""Calls hooks in threads.
 
 Invariants
 - No call runs in the event loop. Each that somebody waits for has a timeout, and fails closed.

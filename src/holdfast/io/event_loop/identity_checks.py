@@ -1,4 +1,4 @@
-"""The questions to the sources of identity: tokens, the HTTP check, hooks. None blocks the loop."""
+"""Asks the sources of identity: tokens, the HTTP check, hooks. None blocks the loop."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The reads of the log, in a thread of their own."""
+"""Reads the log in a thread of its own."""
 
 import asyncio
 import logging

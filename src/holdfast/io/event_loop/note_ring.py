@@ -1,5 +1,4 @@
-"""The notes of the broker's core: lines in the log of the process, and the last ones for the admin
-port.
+"""Logs the notes of the broker's core, and keeps the last ones for the admin port.
 
 A note is a line for the log of the process: a client that connected, a refusal, a leader that
 changed. The ring has them whatever the level of the log, so that a reader may begin with the past.

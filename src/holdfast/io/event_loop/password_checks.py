@@ -1,4 +1,4 @@
-"""The checks of clients' passwords, in threads: a hash costs milliseconds, or a hundred of them."""
+"""Checks clients' passwords in threads: a hash costs milliseconds, or a hundred of them."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The turns of replays beside live messages.
+"""Paces replays beside live messages.
 
 A read of 500 records keeps the interpreter busy for about a millisecond, and a replay at full speed
 leaves no gap between two reads. Each live publish then waits for the interpreter three times: when

@@ -1,4 +1,4 @@
-"""The questions about topics, asked of a service off the event loop.
+"""Asks a service about topics, off the event loop.
 
 Invariants
 - A client has one question open at most (`node.topic_rights.questions`), so what waits is

@@ -1,4 +1,4 @@
-"""The credentials of a node and its requirements for peers.
+"""Credentials of a node and its requirements for peers.
 
 These are a secret, certificates, both, or (on loopback) neither.
 """

@@ -1,4 +1,4 @@
-"""The creation of a cluster without a command, `cluster.wait_for_init = false`."""
+"""Creates a cluster without a command, `cluster.wait_for_init = false`."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The links of a node to the other nodes of its cluster: one TCP connection per pair.
+"""Links a node to the other nodes of its cluster: one TCP connection per pair.
 
 Both ends dial. A `PeerHandler` receives the events in the event loop, and may send from within its
 methods.

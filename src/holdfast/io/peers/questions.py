@@ -1,4 +1,4 @@
-"""The questions of one node's admin port to the other nodes of its cluster, and their answers.
+"""Carries questions of one node's admin port to the other nodes, and their answers.
 
 A question has a name and parameters; the answer is JSON, or the reason why there is none. An answer
 is a snapshot of one node without any guarantee of order, so nothing of the cluster's agreement may

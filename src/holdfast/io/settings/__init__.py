@@ -1,1 +1,1 @@
-"""The parts of a node made from its configuration and its security files."""
+"""Makes the parts of a node from its configuration and its security files."""

@@ -1,4 +1,4 @@
-"""The addresses of this node, as other nodes announce them to clients and operators."""
+"""Addresses of this node, as other nodes announce them to clients and operators."""
 
 import socket
 from typing import Final

@@ -1,4 +1,4 @@
-"""The sources of identity that the configuration names."""
+"""Makes the sources of identity that the configuration names."""
 
 import asyncio
 from importlib.metadata import entry_points

@@ -1,4 +1,4 @@
-"""The node's part of the configuration, and a new node by it."""
+"""Makes a node from its part of the configuration."""
 
 import secrets
 import time

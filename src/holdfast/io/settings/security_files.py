@@ -1,4 +1,4 @@
-"""The files of passwords, rights and certificates that the settings name."""
+"""Loads the files of passwords, rights and certificates that the settings name."""
 
 import logging
 import ssl

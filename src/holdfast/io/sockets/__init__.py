@@ -1,1 +1,1 @@
-"""The connections of clients: listeners, TCP, TLS, WebSocket, and one without a socket."""
+"""Connections of clients: listeners, TCP, TLS, WebSocket, and one without a socket."""

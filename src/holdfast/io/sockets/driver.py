@@ -1,4 +1,4 @@
-"""The part of a client's transport that all kinds of sockets share: admission, input, output."""
+"""Connects any kind of client socket to the node: admission, input, output."""
 
 from asyncio import BaseTransport
 

@@ -1,4 +1,4 @@
-"""The files of one listener: its certificates, its users and its rights."""
+"""Files of one listener: its certificates, its users and its rights."""
 
 import ssl
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The transport of a client inside the broker's process, without a socket."""
+"""Transport of a client inside the broker's process, without a socket."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,6 @@
-"""The port between a listener's sockets and the process that its clients are received in: the
-broker itself, or an I/O worker."""
+"""Port between a listener's sockets and the process that receives its clients: the broker itself,
+or an I/O worker.
+"""
 
 import asyncio
 import logging

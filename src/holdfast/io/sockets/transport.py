@@ -1,4 +1,4 @@
-"""The interface between the broker's loop and a client's socket."""
+"""Interface between the broker's loop and a client's socket."""
 
 from collections.abc import Callable
 

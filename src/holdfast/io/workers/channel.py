@@ -1,4 +1,4 @@
-"""The broker's end of the stream to one I/O worker, and the transports of the clients behind it."""
+"""Broker's end of the stream to one I/O worker, with its clients' transports."""
 
 import logging
 from asyncio import AbstractEventLoop, TimerHandle

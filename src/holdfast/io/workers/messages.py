@@ -1,4 +1,4 @@
-"""The messages between the broker and an I/O worker that are more than bytes of clients."""
+"""Messages between the broker and an I/O worker that are more than bytes of clients."""
 
 from typing import Annotated, Final
 

@@ -1,4 +1,4 @@
-"""The I/O workers of a broker: their start, their replacement, and the listeners they serve."""
+"""Starts and replaces a broker's I/O workers, and gives them their listeners."""
 
 import asyncio
 import logging

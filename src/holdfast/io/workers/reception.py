@@ -1,4 +1,4 @@
-"""The reception of clients in a worker."""
+"""Receives clients in a worker."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The process of an I/O worker: `python -m holdfast.io.workers.worker DATA_FD CONTROL_FD`.
+"""Process of an I/O worker: `python -m holdfast.io.workers.worker DATA_FD CONTROL_FD`.
 
 `pool` starts it. The stream on DATA_FD has the clients' bytes. The socket on CONTROL_FD has one
 message for each change of the listeners, with the listening sockets.

@@ -1,4 +1,4 @@
-"""The CRC-32 of readers: of every byte that they read, so zlib-ng, if it is there, pays off."""
+"""Computes CRC-32 for readers, with zlib-ng if it is there: they check every byte."""
 
 try:
     from zlib_ng.zlib_ng import crc32 as crc32

@@ -1,4 +1,4 @@
-"""The decoder from record batches to Arrow, without a Python loop per record.
+"""Decodes record batches to Arrow, without a Python loop per record.
 
 numpy gathers the fixed-size record heads of all batches of a chunk at once. Arrow copies the
 variable parts from views (`binary_view`: buffer, position, length). A record takes about 100 ns, so

@@ -1,4 +1,4 @@
-"""The headers of many batches at once, with numpy."""
+"""Reads the headers of many batches at once, with numpy."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The interface between the log and the operating system. Uses os.
+"""Interface between the log and the operating system. Uses os.
 
 OsFileSystem is the real one. The crash tests have another in memory, which tears writes and forgets
 what was not synced. Names are relative to the data directory.

@@ -1,4 +1,4 @@
-"""The JSON objects of small files, such as the manifest."""
+"""Decodes the JSON of small files, such as the manifest."""
 
 import json
 from typing import Any

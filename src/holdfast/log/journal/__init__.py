@@ -1,4 +1,4 @@
-"""The writing side of the log: open batches, segments, recovery, retention.
+"""Writes the log: open batches, segments, recovery, retention.
 
 Readers outside the broker, such as Spark, import none of it.
 """

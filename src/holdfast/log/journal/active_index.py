@@ -1,4 +1,4 @@
-"""The index of the segment that is being written."""
+"""Indexes the segment that is being written."""
 
 from array import array
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The journal of a directory that several nodes share: one folder per epoch.
+"""Divides the journal of a shared directory into folders, one per epoch.
 
     manifest.json                      as in any data directory
     epochs/<epoch>/epoch.json          from when on the epoch counts, and what it sealed

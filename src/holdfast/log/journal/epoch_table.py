@@ -1,4 +1,4 @@
-"""The epochs of a partition's log: which leader's epoch each stretch was appended under.
+"""Lists the epochs of a partition: which leader's epoch each stretch was appended under.
 
 A replica uses them to find where its log and its leader's differ (KIP-101, KIP-279). They come from
 the headers of batches, one entry (epoch, first offset) for each change. Epochs grow along a log, so

@@ -1,4 +1,4 @@
-"""The opening of a journal: it makes a Journal of the files that a crash or a bad disk has left.
+"""Opens a journal from the files that a crash or a bad disk has left.
 
 - A sealed segment is trusted if its index is valid (checksum of the head, length of the segment).
   Otherwise it is scanned and its index is built again.

@@ -1,5 +1,5 @@
-"""The segments of a journal as a list, oldest first: adding to the last one, overriding in earlier
-ones, and removal from the front.
+"""Lists a journal's segments, oldest first: adds to the last one, overrides in earlier ones, and
+removes from the front.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""The reading side of the log: indexes, cursors, and scans of segment files."""
+"""Reads the log: indexes, cursors, and scans of segment files."""

@@ -1,4 +1,4 @@
-"""The memory that readers of the journal share: open files, indexes, and verified batches.
+"""Shares memory between readers of the journal: open files, indexes, verified batches.
 
 Each kind is bounded, and the least recently used goes first. Accesses take `lock`; reads of the
 disk do not, so a slow disk delays only the reader that needs it. Two readers may therefore load the

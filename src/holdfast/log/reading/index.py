@@ -1,4 +1,4 @@
-"""The index of a segment: its batches, their times, and the messages of every topic.
+"""Indexes a segment: its batches, their times, and the messages of every topic.
 
 Batches are numbered from 0 in file order. A *posting* names one record of the segment as `batch
 number << INDEX_BITS | index in the batch`. So postings sort in journal order, and the batch arrays

@@ -1,4 +1,4 @@
-"""The filters of a session's read, and the topics of a segment that they match."""
+"""Finds the topics of a segment that the filters of a session's read match."""
 
 from collections.abc import Collection, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""The scan of a segment from end to end: it builds the index again and finds damage.
+"""Scans a segment from end to end: rebuilds the index and finds damage.
 
 Bytes that are no valid batch are *damage* if a valid batch follows. Otherwise they are the *torn
 end* that a write cut short leaves behind. Zeros at the end are neither, because preallocated space

@@ -1,4 +1,4 @@
-"""The batches of segment files, read from outside, whether a broker writes them or not.
+"""Reads batches of segment files from outside, whether a broker writes them or not.
 
 The broker's recovery (scan.py) shares no reading code with this module. So `holdfast log verify` is
 a second opinion on recovery.

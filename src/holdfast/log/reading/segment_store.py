@@ -1,4 +1,4 @@
-"""The segments and indexes that a LogReader reads, by sequence. Uses os, through files.
+"""Opens the segments and indexes that a LogReader reads, by sequence. Uses os, through files.
 
 A missing or damaged index is built again from its segment whenever that is noticed.
 """

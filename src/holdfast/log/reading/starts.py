@@ -1,4 +1,4 @@
-"""The offsets at which a reader of the past begins.
+"""Finds the offsets at which a reader of the past begins.
 
 A start is per partition the first offset to read. For the last records of each topic there is also
 a floor per topic: the offset of the first of them. A topic without a floor has no record yet, so

@@ -1,4 +1,4 @@
-"""The topics of a read: the option `topics`, and the topics that Spark pushes down.
+"""Selects a read's topics by the option `topics` and the topics that Spark pushes down.
 
 A filter is a conjunction of clauses. A topic meets a clause if it matches one of its MQTT filters
 or begins with one of its prefixes. A scan may return other rows as well, because Spark filters

@@ -1,4 +1,4 @@
-"""The batches of a segment that contain messages of some topics, found by the segment's index."""
+"""Finds the batches of a segment that contain some topics, by the segment's index."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence

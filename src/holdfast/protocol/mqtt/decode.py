@@ -1,4 +1,4 @@
-"""The decoders from bytes to packets, for both ends of a connection.
+"""Decodes bytes to packets, for both ends of a connection.
 
 Each gets the fixed header's first byte and the body buf[start:end]. It checks everything that a
 single packet can be checked for, and consumes exactly the body. The caller checks what depends on

@@ -1,4 +1,4 @@
-"""The encoders from packets to bytes, for both ends of a connection.
+"""Encodes packets to bytes, for both ends of a connection.
 
 Encoders leave out the fields that a version does not have and translate reasons into its return
 codes. They check only what would otherwise be decoded as another packet (`ValueError`). The caller

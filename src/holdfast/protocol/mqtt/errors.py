@@ -1,4 +1,4 @@
-"""The errors of a decoder for input that breaks the protocol.
+"""Errors of a decoder for input that breaks the protocol.
 
 `reason` is the MQTT 5 reason code for closing the connection. The text describes the error,
 contains nothing of a payload, and is short enough for a reason string.

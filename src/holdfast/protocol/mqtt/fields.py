@@ -1,4 +1,4 @@
-"""The data representations in packets. MQTT 5.0, section 1.5.
+"""Data representations in packets. MQTT 5.0, section 1.5.
 
 Readers take the buffer, the position of the field and the end of the readable part (the buffer
 continues after it). They return the value and the position after it, or raise `MalformedPacket`.

@@ -1,4 +1,4 @@
-"""The cutting of a byte stream into packets. MQTT 5.0, section 2.1.
+"""Cuts a byte stream into packets. MQTT 5.0, section 2.1.
 
 A frame is returned in place: input is not copied as long as each read ends with a packet. A packet
 that arrives in pieces is joined once. So its cost grows with its size and not with the number of

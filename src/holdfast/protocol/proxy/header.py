@@ -1,4 +1,4 @@
-"""The header of the PROXY protocol, version 1 (text) or 2 (binary)."""
+"""Parses the header of the PROXY protocol, version 1 (text) or 2 (binary)."""
 
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Final

@@ -1,4 +1,4 @@
-"""The credit of one direction of a connection: how much may be on the way between two processes.
+"""Limits how much of a connection may be on the way between two processes.
 
 Invariants
 - A sender that stops when it is told to has at most its window and one write unconfirmed.

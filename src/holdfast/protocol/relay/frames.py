@@ -1,4 +1,4 @@
-"""The frames that the broker and an I/O worker exchange over a stream of bytes.
+"""Frames that the broker and an I/O worker exchange over a stream of bytes.
 
 A frame is a kind, the number of a connection, a length, and so many bytes. Numbers are chosen by
 the worker. Frames of one connection arrive in the order in which they were sent.

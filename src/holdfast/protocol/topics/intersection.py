@@ -1,4 +1,4 @@
-"""The topics that two filters have in common."""
+"""Intersects topic filters."""
 
 
 def intersection(one: str, other: str) -> str | None:

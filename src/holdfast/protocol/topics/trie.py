@@ -1,4 +1,4 @@
-"""The subscribers of each filter: the keys that subscribed to it, with one value per pair.
+"""Finds subscribers by topic: each filter's keys, with one value per pair.
 
 A filter without wildcards is found by one look-up in `_entries`, whatever their number. One with
 wildcards is also in the trie: a dict per branching point, from a level to its children. These are

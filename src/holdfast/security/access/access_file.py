@@ -1,4 +1,4 @@
-"""The file of the admin port's users and tokens, `access.json` in the data directory.
+"""Reads and replaces `access.json`, the file of the admin port's users and tokens.
 
 The file is JSON and its format is a promise::
 

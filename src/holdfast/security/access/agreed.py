@@ -1,4 +1,4 @@
-"""The users and tokens that the nodes of a cluster agree on, beside those of a node's own file.
+"""Merges the users and tokens that a cluster agrees on with those of a node's own file.
 
 The file of a node has the agreed ones, so that a restart knows them before the node has met the
 others. `AgreedMark` names the cluster and the version, and the names that the command line has

@@ -1,4 +1,4 @@
-"""The check of credentials: the users and tokens as they are now, sessions and logins."""
+"""Checks credentials: users and tokens as they are now, sessions and logins."""
 
 import hmac
 import logging

@@ -1,4 +1,4 @@
-"""The scopes of the admin port: the rights that an endpoint needs and that a role gives."""
+"""Scopes of the admin port: the rights that an endpoint needs and that a role gives."""
 
 from enum import IntEnum
 from typing import Final

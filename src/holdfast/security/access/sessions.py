@@ -1,4 +1,4 @@
-"""The sessions of browsers. They are in memory, so a restart of the broker ends them all."""
+"""Sessions of browsers. They are in memory, so a restart of the broker ends them all."""
 
 import secrets
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The throttle of logins, by address and by user."""
+"""Throttles logins, by address and by user."""
 
 from ipaddress import IPv6Address, ip_address
 from typing import Final

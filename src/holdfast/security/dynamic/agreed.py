@@ -1,4 +1,4 @@
-"""The users that the nodes of a cluster agree on: their packed form, and the users who differ."""
+"""Packs the users that a cluster's nodes agree on, and finds the users who differ."""
 
 import zlib
 from dataclasses import replace

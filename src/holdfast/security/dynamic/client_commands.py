@@ -1,4 +1,4 @@
-"""The commands of dynamic security about clients."""
+"""Dynamic security commands about clients."""
 
 from collections.abc import Callable
 from typing import Final

@@ -1,4 +1,4 @@
-"""The commands of Mosquitto's dynamic security, applied to a document.
+"""Applies the commands of Mosquitto's dynamic security to a document.
 
 A message is `{"commands": [{"command": NAME, ...}, ...]}`, and its response `{"responses":
 [{"command": NAME, "data" or "error": ..., "correlationData": ...}, ...]}`. The names, the keys and

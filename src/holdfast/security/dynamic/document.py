@@ -1,4 +1,4 @@
-"""The users, groups and roles of dynamic security, and their file in Mosquitto's format.
+"""Users, groups and roles of dynamic security, and their file in Mosquitto's format.
 
 Mosquitto's plugin and `mosquitto_ctrl dynsec init` write the same JSON, so either broker reads the
 file of the other. A value of this module never changes, except `SecurityDocument`, which one thread

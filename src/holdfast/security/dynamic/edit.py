@@ -1,4 +1,4 @@
-"""The parts that the commands of dynamic security share: what they name, and what they change."""
+"""Looks up what dynamic security commands name, and changes a document by them."""
 
 import msgspec
 

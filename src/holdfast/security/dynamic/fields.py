@@ -1,4 +1,4 @@
-"""The fields of commands and responses of dynamic security."""
+"""Fields of dynamic security's commands and responses."""
 
 from collections.abc import Callable, Collection
 from typing import TypeAlias

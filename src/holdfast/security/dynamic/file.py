@@ -1,4 +1,4 @@
-"""The file of dynamic security, which the broker replaces as a whole with each change.
+"""Reads the file of dynamic security, and replaces it as a whole with each change.
 
 Invariant: the file that a change replaces is the one that this process wrote or read last. So a
 change by another program is never overwritten, and two brokers never share a file.

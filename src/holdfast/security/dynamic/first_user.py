@@ -1,4 +1,4 @@
-"""The first user of a new file of dynamic security, with the role that Mosquitto gives it."""
+"""Makes a new file of dynamic security with its first user, in Mosquitto's default role."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The commands of dynamic security about groups."""
+"""Dynamic security commands about groups."""
 
 from collections.abc import Callable
 from typing import Final

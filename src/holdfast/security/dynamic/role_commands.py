@@ -1,4 +1,4 @@
-"""The commands of dynamic security about roles and the default access."""
+"""Dynamic security commands about roles and the default access."""
 
 from collections.abc import Callable
 from typing import Final

@@ -1,4 +1,4 @@
-"""The rights of clients by a document of dynamic security, with Mosquitto's meaning.
+"""Decides the rights of clients by a document of dynamic security, as Mosquitto does.
 
 The roles of a user count in the order of their priority, then those of its groups. Within a role
 the rules of the wanted kind count in the order of their priority, and the first one that is about

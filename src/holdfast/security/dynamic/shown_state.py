@@ -1,4 +1,4 @@
-"""The state that a command of dynamic security changes, as the audit shows it: without passwords.
+"""Shows the audit the state that a dynamic security command changes, without passwords.
 
 A password is "set", "none" or "changed". A command about several things shows the one that it
 changes: `addGroupClient` shows the client with its groups, `addGroupRole` the group.

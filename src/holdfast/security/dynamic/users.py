@@ -1,4 +1,4 @@
-"""The users in force by dynamic security, made of its file, the password file and the ACL file."""
+"""Users in force by dynamic security, made of its file, the password file and the ACL file."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The refusal of web pages' requests, in front of an ASGI application."""
+"""Refuses requests of web pages, in front of an ASGI application."""
 
 import json
 import logging

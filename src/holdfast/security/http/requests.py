@@ -1,4 +1,4 @@
-"""The requests that a port without passwords accepts. Pure.
+"""Decides which requests a port without passwords accepts. Pure.
 
 A browser on the operator's machine reaches loopback addresses, too. A page can make it send
 requests in two ways. The page may name the port's address: then the browser adds Origin or

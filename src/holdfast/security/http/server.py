@@ -1,4 +1,4 @@
-"""The start of an HTTP server inside the event loop of a process."""
+"""Starts an HTTP server inside the event loop of a process."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The rights of a client about which a service decides, one topic at a time.
+"""Keeps a service's decisions about one client's rights, one topic at a time.
 
 The rules have the decisions that the service has made so far. A topic without a decision is denied;
 the gate (`node.topic_rights.questions`) has the service asked before it lets a packet in.

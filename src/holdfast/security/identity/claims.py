@@ -1,4 +1,4 @@
-"""The claims of a verified token as an identity. Pure: the clock is an argument."""
+"""Reads an identity from the claims of a verified token. Pure: the clock is an argument."""
 
 import math
 from dataclasses import dataclass

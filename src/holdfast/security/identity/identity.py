@@ -1,4 +1,4 @@
-"""The question who a client is, and the replies of the sources that may know.
+"""Asks who a client is, with the replies of the sources that may know.
 
 A source replies with a `ClientIdentity`, with a `LoginRefusal`, or with None for "not mine". The
 first reply that is not None counts. A source that fails or times out refuses: no later source is

@@ -1,4 +1,4 @@
-"""The keys that sign tokens: a JSON Web Key Set from a file or a URL, cached and rotated.
+"""Fetches, caches and rotates the keys that sign tokens: a JSON Web Key Set.
 
 Invariants
 - A token's signature is checked by the key that its header names (`kid`). A key that is unknown is

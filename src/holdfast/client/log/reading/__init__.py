@@ -1,1 +1,1 @@
-"""The readers of raw batches, from admin ports or files, and the proof that none is missing."""
+"""Reads raw batches from admin ports or files, and proves that none is missing."""

@@ -1,5 +1,4 @@
-"""The driver's map of the journal of a data directory: its offsets, and their positions in the
-files.
+"""Maps the offsets of a data directory's journal to positions in its files.
 
 The driver only reads, and takes no lock. In the directory of a running node every complete, valid
 batch counts. The journal has no mark of the records that the node has *committed*: only the network

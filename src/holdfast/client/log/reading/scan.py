@@ -1,5 +1,4 @@
-"""The search for the batches of wanted offsets in raw log bytes, and the proof that none is
-missing.
+"""Finds batches of wanted offsets in raw log bytes, and proves that none is missing.
 
 `Coverage` makes a read exact. It hands out each wanted offset once, in order within its partition.
 A hole or a damaged batch raises DataLossError, unless the reader may skip it.

@@ -1,5 +1,4 @@
-"""The driver's map of one segment: the offsets that each partition has reached, at marks in the
-file.
+"""Maps one segment: which offset each partition has reached at marks in the file.
 
 A finished segment is known by the head of its index alone, until a query needs positions in it. A
 segment that is still written, or has no valid index, is walked batch by batch.

@@ -1,4 +1,4 @@
-"""The driver's view of the log over the network, for `option("servers", "host:adminport,...")`.
+"""Views the log over the network, for `option("servers", "host:adminport,...")`.
 
 The driver asks all given servers. So a dead leader, or a follower that learns of commits late, does
 not change the result. In a cluster every node has all committed records. Tasks read from nodes that

@@ -1,4 +1,4 @@
-"""The vectorised part of `Coverage.scan`, with numpy: a stretch of batches without a fault."""
+"""Scans a stretch of batches without a fault, with numpy, for `Coverage.scan`."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,1 +1,1 @@
-"""The commands of dynamic security at a node, and the users they change."""
+"""Runs commands of dynamic security at a node, and changes its users."""

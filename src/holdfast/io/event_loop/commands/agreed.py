@@ -1,4 +1,4 @@
-"""The commands of dynamic security at a node of a cluster, whose nodes agree on the users.
+"""Runs dynamic security commands in a cluster, whose nodes agree on the users.
 
 A node runs commands on the users in force here, and proposes the result as the successor of their
 version. The metadata accepts it if no other node was first. Otherwise the node waits for the other

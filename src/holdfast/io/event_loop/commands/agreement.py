@@ -1,5 +1,4 @@
-"""The agreement of a cluster's nodes on the users of dynamic security, and on those of the admin
-port: parts of the metadata."""
+"""Agrees, through the metadata, on a cluster's users of dynamic security and of the admin ports."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""The queue of messages with commands of dynamic security. One batch at a time is run."""
+"""Queues messages with commands of dynamic security. One batch at a time is run."""
 
 from collections import deque
 from collections.abc import Callable

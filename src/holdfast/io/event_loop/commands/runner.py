@@ -1,4 +1,4 @@
-"""The run of the commands of dynamic security, in a thread, and their entry into force.
+"""Runs commands of dynamic security in a thread and applies the result.
 
 Invariants
 - A command is answered after its change is on disk and in force: no client has rights, or keeps a

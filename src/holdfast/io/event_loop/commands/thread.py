@@ -1,4 +1,4 @@
-"""The thread in which a node runs the commands of dynamic security."""
+"""Thread in which a node runs commands of dynamic security."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
