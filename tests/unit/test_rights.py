@@ -18,6 +18,7 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.connections.reauthorize import STEPS_PER_CLOSE, Reauthorization
 from holdfast.node.delivery.retained import send_late_retained
 from holdfast.node.effects import ReadLog
+from holdfast.node.groups.groups import Groups
 from holdfast.node.node_state import STEPS_AT_ONCE
 from holdfast.node.rights import replace_rules
 from holdfast.node.session.listener_rules import ListenerRules
@@ -966,6 +967,55 @@ def test_packets_that_wait_for_the_disk_are_asked_for_again(
         bench.advance(0.3)
         # At QoS 2 it stays with the session that it was given to.
         assert other.payloads() == [b"secret"] * (narrows and qos == 1)
+
+
+@pytest.mark.parametrize("event", ["unsubscribes", "may read again", "leaves"])
+def test_a_groups_message_that_is_withheld_is_not_forgotten(event: str) -> None:
+    """It waits behind a QoS 2 message when the rules change. Its member leaves the group,
+    or may read it again, before the message has gone back."""
+    bench = Bench(OPEN_RULES)
+    source = bench.login("alice", "source")
+    reader = bench.login("mallory", expiry_s=WEEK_S)
+    subscribe(reader, "public/#")
+    subscribe(reader, "$share/g/secret/#", qos=1)
+    other = bench.login("bob", expiry_s=WEEK_S)
+    subscribe(other, "$share/g/secret/#", qos=1)
+    other.lose()
+    bench.auto_commit = False
+    source.send(
+        publication("public/x", b"public", 2, packet_id=1),
+        publication("secret/x", b"secret", 1, packet_id=2),
+    )
+    bench.commit()
+    bench.run()
+    state = bench.node.state
+    replace_rules(state, AclFile.parse(RULES, "acl"), state.sessions.values())
+    bench.run()
+    bench.auto_commit = True
+    bench.settle()
+    assert bench.session("mallory").unsent
+    if event == "unsubscribes":
+        reader.send(m.Unsubscribe(9, ["$share/g/secret/#"]))
+    elif event == "leaves":
+        reader.lose()
+    else:
+        replace_rules(state, AclFile.parse(OPEN_RULES, "acl"), state.sessions.values())
+    bench.settle()
+    bench.advance(0.1)
+    if event != "leaves":
+        acknowledge(reader)
+    bench.advance(0.3)
+    other = bench.login("bob", clean=False, expiry_s=WEEK_S)
+    bench.settle()
+    bench.advance(0.3)
+    assert payloads(other) == [b"secret"] * (event != "may read again")
+    bench.advance(0.3)
+    groups = state.cluster.groups
+    assert isinstance(groups, Groups)
+    (coordination,) = [
+        each for home in groups.coordinator.homes.led.values() for each in home.groups.values()
+    ]
+    assert not coordination.holders.assigned
 
 
 def test_other_rules_reach_a_client_that_is_away() -> None:

@@ -323,6 +323,9 @@ def _return_to_group(
     message = entry.message
     assert message is not None
     entry.message = None
+    if entry.qos == 1:
+        # The group gives it to another member, so it is not finished.
+        entry.group = None
     _abandon_message(state, connection, session, packet_id, entry)
     if entry.qos == 2 or not entry.group_tag or session.groups is None:
         return

@@ -93,6 +93,8 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) 
             continue
         if entry.qos == 1:
             del session.inflight[packet_id]
+            if session.unsent is not None and packet_id in session.unsent:
+                session.unsent.remove(packet_id)
             if session.is_durable():
                 session.note_change(packet_id, None)
             returned.setdefault(group, []).append(entry)

@@ -182,19 +182,10 @@ class SendPromise(Promise):
             state.stats.publish_sent += 1
             connection.send(self.frame, state.dirty)
         elif self.packet_id:
-            self._withhold(state, connection)
+            if self.packet_id in session.inflight:
+                withhold(state, session, connection, self.packet_id)
         else:
             state.stats.reads_denied += 1
-
-    def _withhold(self, state: NodeState, connection: Connection) -> None:
-        session = self.session
-        entry = session.inflight.get(self.packet_id)
-        if entry is None:
-            return
-        if entry.qos == 1:
-            # Its group gives it to another member.
-            entry.group = None
-        withhold(state, session, connection, self.packet_id)
 
 
 def withhold(state: NodeState, session: Session, connection: Connection, packet_id: int) -> None:

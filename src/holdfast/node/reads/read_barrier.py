@@ -6,6 +6,13 @@ ends. A deposed leader that does not know of its successor would report too low 
 metadata is read as well (`read_index`). A reply counts only if its epoch is not below the one that
 the metadata then has. A node that is cut off from the majority together with such a leader waits.
 
+The end that counts is that of the log, not the high watermark, because a new leader does not know
+yet which of its records were committed before it. Counter-example: A commits record 11, which
+acknowledges a PUBREL, and dies. B leads with a high watermark of 10. A session that is resumed
+after a barrier at 10 has the packet id again. The price: a barrier also waits for records that are
+not committed yet, at most as long as their publishers do. Records that the next leader does not
+have are waited for no longer, because its epoch replaces the reply.
+
 This is the read index of Raft (thesis, section 6.4), for partitions that do not use Raft.
 """
 
