@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -16,6 +17,7 @@ from holdfast.federation.sidecar.edge_broker.origin_offset import (
 )
 from holdfast.io.disk.journal_writer import GroupWriter
 from holdfast.log.journal.segment import WriteGroup
+from holdfast.node import federation_session as federating
 from holdfast.node.publish.admission import Admission
 from holdfast.protocol.mqtt.packets import PUBLISH, Properties
 from holdfast.protocol.mqtt.properties import (
@@ -80,6 +82,31 @@ def test_quality_flag_and_properties_go_out_whole(tmp_path: Path) -> None:
                 CORRELATION_DATA: b"\x26\x00\x08hf-place",
                 USER_PROPERTY: [("a", "1"), ("b", "2")],
             }
+
+    run(tmp_path, scenario)
+
+
+def test_a_session_that_is_taken_away_gives_no_more(tmp_path: Path) -> None:
+    """Another node takes it over while messages for the edge are under way within this process."""
+
+    async def scenario(site: Site) -> None:
+        await site.start()
+        await site.want("#")
+        edge, state = site.edge, site.loop_broker.broker.node.state
+        with patch.object(edge, "_schedule"):
+            async with site.client("c") as client:
+                for number in range(5):
+                    await client.publish("t", b"%d" % number, qos=1)
+            connection = edge._connection
+            assert connection is not None
+            assert connection.session is not None
+            assert len(connection.session.inflight) == 5
+            site.loop_broker.broker.touch()
+            federating.disconnect(state, connection)
+        assert connection.session is None
+        edge._run()
+        assert site.host.published == []
+        await until(lambda: edge.has_lost_session)
 
     run(tmp_path, scenario)
 

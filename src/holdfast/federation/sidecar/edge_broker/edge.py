@@ -278,8 +278,10 @@ class BrokerEdge:
     # From the broker
 
     def _read_packets(self) -> None:
-        reader = self._reader
-        while self._connection is not None and reader.next():
+        """Read what the session was sent. Without a session, because another node has it now or
+        the broker refuses it, nothing counts: its next owner is sent the same again."""
+        reader, connection = self._reader, self._connection
+        while connection is not None and connection.session is not None and reader.next():
             kind = reader.first >> 4
             if kind == PUBLISH:
                 self._export(
@@ -297,9 +299,7 @@ class BrokerEdge:
         assert self._host is not None
         connection = self._connection
         assert connection is not None
-        if connection.session is None:
-            # The broker refuses it, and closes the connection.
-            return
+        assert connection.session is not None
         self._subscribed = set(connection.session.subscriptions)
         self._start_offsets = list(self._broker.node.state.delivered)
         self._is_up = True
@@ -429,7 +429,7 @@ class BrokerEdge:
 
     def _change_subscriptions(self) -> None:
         connection = self._connection
-        if not self._is_up or connection is None:
+        if not self._is_up or connection is None or connection.state != OPEN:
             return
         if self._wanted is not None:
             self._target = self._target_of(self._wanted)
