@@ -256,21 +256,6 @@ def _holdfast(*arguments: str) -> str:
 # Configuration
 
 
-def test_a_cluster_is_sent_to_the_federator(tmp_path: Path) -> None:
-    file = tmp_path / "h.toml"
-    file.write_text('[cluster]\npeer_bind = "127.0.0.1"\n[federation]\nname = "x"\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", "serve", "-c", str(file), "--check-config"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"},
-    )
-    assert done.returncode == 2
-    assert "holdfast federation sidecar" in done.stderr
-
-
 def test_a_port_that_is_taken_is_told_at_the_start(members: list[Member], tmp_path: Path) -> None:
     member = Member(tmp_path, "late")
     member.settings["federation"]["listen"] = f"127.0.0.1:{members[0].federation_port}"

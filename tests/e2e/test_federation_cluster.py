@@ -80,8 +80,9 @@ class MemberSite:
 
     def node_of_federator(self) -> str:
         """Empty: it is at none."""
-        names = [name for name, each in self.statuses().items() if each["running"]]
-        return names[0] if len(names) == 1 else ""
+        found = self.statuses()
+        names = {each["node"] for each in found.values() if each["running"]}
+        return names.pop() if len(names) == 1 and names <= found.keys() else ""
 
     def is_settled(self) -> bool:
         name = self.node_of_federator()
@@ -344,6 +345,120 @@ def test_all_nodes_are_killed(member_site: MemberSite) -> None:
     arrived = asyncio.run(flow(site, kill, is_sent_before=True))
     check_same_member(site, arrived, id)
     site.cluster.wait_healthy()
+
+
+collected: dict[Client, list[str]] = {}
+"""What each visitor has received."""
+
+
+@contextlib.asynccontextmanager
+async def visitor(name: str, port: int) -> AsyncIterator[Client]:
+    """A client without a session."""
+    found: list[str] = []
+    async with Client(
+        "127.0.0.1", port, client_id=name, on_message=lambda m: found.append(m.payload.decode())
+    ) as client:
+        collected[client] = found
+        yield client
+
+
+def test_clients_at_every_node_are_clients_of_the_member(member_site: MemberSite) -> None:
+    """Sessions that end with their connection, a shared group, QoS 0 and retained messages, at all
+    nodes; then again with another node that runs the member."""
+    site = member_site
+
+    async def go(round: str, names: list[str]) -> None:
+        ports = site.cluster.ports
+        async with contextlib.AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            here = {name: await enter(visitor(f"{round}-{name}", ports[name])) for name in names}
+            there = await enter(visitor(f"{round}-b", site.member.port))
+            grouped = [
+                await enter(visitor(f"{round}-group-{port}", port))
+                for port in (*(ports[name] for name in names), site.member.port)
+            ]
+            for client in (*here.values(), there):
+                await client.subscribe((f"{round}/all/#", 1))
+            for client in grouped:
+                await client.subscribe((f"$share/g/{round}/group/#", 1))
+            await there.subscribe((f"{round}/out/#", 1))
+            found = await asyncio.to_thread(site.statuses)
+            assert found.keys() == set(names), "every node replies"
+            assert len({each["id"] for each in found.values()}) == 1
+            node = site.node_of_federator()
+            await until(
+                lambda: (
+                    f"{round}/all/#" in site.member.federation()["edge"]["export_filters"]
+                    and {f"{round}/all/#", f"{round}/group/#", f"{round}/out/#"}
+                    <= set(site.statuses()[node]["edge"]["export_filters"])
+                ),
+                "interest",
+            )
+            sent = []
+            for number in range(30):
+                for publisher, client in (("b", there), *here.items()):
+                    sent.append(f"{publisher} {number}")
+                    await client.publish(f"{round}/all/{publisher}", sent[-1].encode(), qos=1)
+                    await client.publish(f"{round}/group/{publisher}", sent[-1].encode(), qos=1)
+            await until(
+                lambda: all(
+                    len(collected[client]) >= len(sent) for client in (*here.values(), there)
+                ),
+                "all messages",
+            )
+            await until(
+                lambda: sum(len(collected[client]) for client in grouped) >= len(sent),
+                "all messages of the group",
+            )
+            for name in names:
+                await here[name].publish(f"{round}/out/{name}", b"quick", qos=0)
+                await here[name].publish(f"{round}/out/{name}", b"last", qos=1)
+            await until(lambda: collected[there].count("last") == len(names), "the last ones")
+            for client in here.values():
+                assert sorted(collected[client]) == sorted(sent)
+            assert collected[there].count("quick") == len(names)
+            assert sorted(collected[there][: len(sent)]) == sorted(sent)
+            taken = [text for client in grouped for text in collected[client]]
+            assert sorted(taken) == sorted(sent), "each once"
+            at_b = collected[grouped[-1]]
+            assert {text[0] for text in at_b} == {"b"}, "each member serves its own clients first"
+            await there.publish(f"{round}/all/kept", b"kept at b", qos=1, retain=True)
+            await here[names[0]].publish(f"{round}/all/own", b"kept here", qos=1, retain=True)
+            await until(lambda: "kept here" in collected[there], "it is there")
+            await until(
+                lambda: all("kept at b" in collected[client] for client in here.values()),
+                "it is here",
+            )
+            for port in (ports[names[-1]], site.member.port):
+                late = await enter(visitor(f"{round}-late-{port}", port))
+                await late.subscribe((f"{round}/all/#", 1))
+                await until(
+                    lambda late=late: sorted(collected[late]) == ["kept at b", "kept here"],  # type: ignore[misc]
+                    "what is retained",
+                )
+
+    names = sorted(site.cluster.nodes)
+    asyncio.run(go("first", names))
+    killed = site.node_of_federator()
+    site.cluster.kill9(killed)
+    asyncio.run(await_move(site, killed))
+    asyncio.run(go("second", [name for name in names if name != killed]))
+
+
+def test_a_cluster_leaves_when_no_node_has_the_table(member_site: MemberSite) -> None:
+    """One node after the other is started without it. The session that holds messages back ends
+    with the last one."""
+    site = member_site
+    logs = {name: node.log_text for name, node in site.cluster.nodes.items()}
+    for name, node in site.cluster.nodes.items():
+        assert not any("federation_left" in text() for text in logs.values())
+        assert site.cluster.stop(name) == 0
+        del node.settings["federation"]
+        site.cluster.restart(name)
+        site.cluster.wait_healthy()
+    wait_until(
+        lambda: any("federation_left" in text() for text in logs.values()), "the session ends"
+    )
 
 
 def test_the_node_of_the_federator_is_killed(site: Site) -> None:

@@ -84,6 +84,9 @@ class AdminRoutes:
         self._resources = resource_endpoints(node, everywhere, self.figures, self.clients)
         if access is not None:
             access.share(everywhere)
+        self._federation = FederationRoutes(
+            server, everywhere, lambda: server.config.federation is not None
+        )
         everywhere.connect()
 
     def application(self, gate: AccessGate, pages: Iterable[BaseRoute] = ()) -> Starlette:
@@ -109,7 +112,7 @@ class AdminRoutes:
             *self._resources,
             *LogRoutes(self._server).endpoints(),
             *ClusterRoutes(self._server).endpoints(),
-            *FederationRoutes(self._server).endpoints(),
+            *self._federation.endpoints(),
             *self.top.endpoints(),
             *([] if self._access is None else self._access.endpoints()),
         ]  # fmt: skip

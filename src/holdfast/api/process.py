@@ -21,6 +21,10 @@ class FederationView(Protocol):
     def federator(self) -> object | None:
         """The running federator, or None."""
 
+    @property
+    def node(self) -> str:
+        """The node of a cluster that runs the member, as far as this one knows; "": none."""
+
     def status(self) -> dict[str, object]: ...
 
     def mesh(self, topic: str) -> dict[str, object]: ...

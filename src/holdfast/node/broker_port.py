@@ -6,8 +6,9 @@ It passes each call to the part of the cluster node that does it; see `node.clus
 from collections.abc import Callable
 
 from holdfast.log.record import Record
-from holdfast.node.cluster_port import ClusterPort, MemberPort
+from holdfast.node.cluster_port import MEMBER_TABLE, ClusterPort, MemberPort
 from holdfast.node.connections.session_open import AcceptedConnect
+from holdfast.node.metadata.model import DATA
 from holdfast.node.parts import Parts
 from holdfast.node.promise import Promise
 from holdfast.node.publish.forwarding import PENDING_BYTES_MAX
@@ -39,6 +40,16 @@ class ClusterMember(MemberPort):
     def has_other_nodes(self) -> bool:
         metadata = self._context.metadata
         return metadata is not None and len(metadata.nodes) > 1
+
+    def others_with_table(self) -> list[str] | None:
+        context, metadata = self._context, self._context.metadata
+        if metadata is None:
+            return None
+        nodes = sorted(metadata.nodes.items())
+        others = [name for name, info in nodes if info.role == DATA and name != self._node_id]
+        if any(name not in context.features for name in others):
+            return None
+        return [name for name in others if context.understands(name, MEMBER_TABLE)]
 
     def watch_filters(self, watch: Callable[[str, bool], None] | None) -> list[str]:
         return self._interest.watch_peers(watch)

@@ -98,6 +98,10 @@ class MemberPort:
         """Whether the cluster has other nodes, connected or not."""
         return False
 
+    def others_with_table(self) -> list[str] | None:
+        """The other data nodes that are configured as members. None: that of one is not known."""
+        return []
+
     def watch_filters(self, watch: Callable[[str, bool], None] | None) -> list[str]:
         """The filters that other nodes have announced, once for each node. Each that begins (True)
         or ends is reported from now on."""
@@ -109,6 +113,8 @@ DELAYED_MESSAGES: Final = "delayed-messages"
 QUEUES: Final = "queues"
 GROUP_MEMBERS: Final = "group-members"
 MEMBER_VALUES: Final = "federation-records"
+MEMBER_TABLE: Final = "federation-table"
+"""The feature of a node whose configuration has [federation]."""
 RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS, MEMBER_VALUES)
 """The features whose records older versions do not apply, as nodes announce them in the handshake
 (`PeerIdentity.features`)."""

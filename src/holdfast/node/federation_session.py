@@ -54,14 +54,15 @@ def disconnect(state: NodeState, connection: Connection) -> None:
     handle_connection_lost(state, connection)
 
 
-def end(state: NodeState) -> bool:
-    """Forget the session of an earlier run, because no federation will read on. False if there is
-    none."""
-    session = state.cluster.recorded().sessions.get(FEDERATION)
-    if session is None:
-        return False
+def has_session(state: NodeState) -> bool:
+    """Whether the log has the session, of this run or an earlier one."""
+    return FEDERATION in state.cluster.recorded().sessions
+
+
+def end(state: NodeState) -> None:
+    """Forget the session of an earlier run, because no federation will read on."""
+    session = state.cluster.recorded().sessions[FEDERATION]
     (end_session if state.cluster.is_single else log_end)(state, session)
-    return True
 
 
 def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:

@@ -45,6 +45,7 @@ from holdfast.node.cluster_port import (
     AGREED_GENERATION,
     AGREED_USERS,
     GIVES_UP_RECORDS,
+    MEMBER_TABLE,
     RECORD_FEATURES,
     WILL_OFFSETS,
 )
@@ -250,6 +251,7 @@ class ClusterMembership:
                     GIVES_UP_RECORDS,
                     level_word(),
                     attendance.FEATURE,
+                    *[MEMBER_TABLE] * (config.federation is not None),
                     *[BEGAN_INCOMPLETE] * self._mark.may_lack_records,
                     *[attendance.RECOVERS] * self.cluster_node.attendance.is_recovering,
                     *filter(None, [generation.word_of(manifest.restored)]),

@@ -19,7 +19,7 @@ from holdfast.config.explain import Setting
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Config
 from holdfast.federation.sidecar.federator import FederatorError
-from holdfast.federation.sidecar.in_broker import BrokerFederation
+from holdfast.federation.sidecar.in_broker import BrokerFederation, leave_federation
 from holdfast.io.conversion.adoption import adopt, adopt_epoch
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.shared_directory import SharedDirectory
@@ -49,7 +49,6 @@ from holdfast.io.settings.security_files import (
 )
 from holdfast.io.sockets.listeners import OpenListener, may_wait, reserve, when_free
 from holdfast.io.workers.pool import IoWorkers
-from holdfast.node import federation_session as federating
 from holdfast.node.lease.tenure import LeaseLost
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.process.cluster import ClusterMembership, Held, check_may_share
@@ -119,6 +118,7 @@ class Server:
         self._reloading = asyncio.Lock()
         self._preparations = Preparations()
         self._reload_task: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to serve or to stand by. Raises `StartError` if that is impossible."""
@@ -315,8 +315,7 @@ class Server:
         """Start the configured federator. Raises `StartError` if it cannot start."""
         config = self.config
         if config.federation is None:
-            if not config.cluster.peer_bind and federating.end(broker.node.state):
-                logger.warning("federation_left text='what waited in the log is dropped'")
+            self._leaving = watched(leave_federation(broker))
             return
         data = Path(config.node.data)
         federation = BrokerFederation(
@@ -478,7 +477,7 @@ class Server:
 
     async def stop(self) -> None:
         """Disconnect clients and write everything, with a snapshot if no standby has it."""
-        for task in (self._watching, self._reload_task, self._departing):
+        for task in (self._watching, self._reload_task, self._departing, self._leaving):
             if task is not None:
                 task.cancel()
         sharing = self.sharing

@@ -59,6 +59,7 @@ class SidecarFederation:
 
     def __init__(self, federator: Federator, edge: MqttEdge) -> None:
         self.federator = federator
+        self.node = ""
         self._edge = edge
 
     def status(self) -> dict[str, object]:

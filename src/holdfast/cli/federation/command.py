@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(shown, indent=2))
     elif not status["running"]:
-        print(f"{status['federation']}: down: {status['failure']}")
+        reason = status["failure"] or f"node {status['node']} runs it, and does not reply"
+        print(f"{status['federation']}: down: {reason}")
     else:
         print(
             "\n".join(mesh_lines(shown, status.get("names", {})) if query else status_lines(shown))

@@ -31,7 +31,9 @@ from holdfast.federation.sidecar.federator import Federator, FederatorError
 from holdfast.federation.sidecar.store.identity import IN_A_BROKER
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import watched
+from holdfast.io.peers.complaints import Complaints
 from holdfast.log.files.layout import Manifest
+from holdfast.node import federation_session as federating
 
 logger = logging.getLogger("holdfast")
 
@@ -293,6 +295,32 @@ class BrokerFederation:
             logger.error("federation_down error=%r again_s=%s", text, AGAIN_S)
             self._complained_at = now
         self.failure = text
+
+
+async def leave_federation(broker: Broker) -> None:
+    """End the federation's session of an earlier run, at a node without [federation].
+
+    In a cluster the leader of the session's home does that, once it knows that no other node has
+    the table. Otherwise it only reports that the member does not run, and messages wait.
+    """
+    complaints = Complaints(broker.loop.time, "federation")
+    state = broker.node.state
+    while federating.has_session(state):
+        member = state.cluster.member
+        if member.node(broker.loop.time()) == state.config.node_id:
+            others = member.others_with_table()
+            if others:
+                text = (
+                    f"this node leads the member's home and has no [federation], {others[0]} has:"
+                    " add the table to all nodes, or take it out everywhere"
+                )
+                complaints.say("table", text, f"the member does not run: {text}", logging.ERROR)
+            elif others is not None:
+                broker.touch()
+                federating.end(state)
+                logger.warning("federation_left text='what waited in the log is dropped'")
+                return
+        await asyncio.sleep(AGAIN_S)
 
 
 @lru_cache(maxsize=64)
