@@ -3,12 +3,13 @@
 
 from unittest.mock import patch
 
+from holdfast.node.metadata import operations
 from holdfast.node.metadata.model import WITNESS
 from holdfast.node.session.session import Session
 from holdfast.node.state.node_recovery import NodeRecovery
 from holdfast.node.state.session_records import SessionEntry
 from tests.sim.casts import ALL_CASTS, GROUPS, LOG, QOS0, TIMED
-from tests.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE
+from tests.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE, RESIZE
 from tests.sim.plans import settings_for
 from tests.sim.teams import Member
 from tests.sim.timed import LONG_S
@@ -119,3 +120,38 @@ def test_others_join_a_node_that_serves_alone() -> None:
     world = play(7, LOG, faults=(KILL,), begins_alone=True, min_insync=1)
     assert world.checks.acknowledged > 100
     assert all(len(host.process.links) == 2 for host in world.hosts.values() if host.process)
+
+
+def test_a_node_that_serves_alone_grows_and_is_resized() -> None:
+    """The replication follows the nodes, then operators, and is the planned one in the end."""
+    world = play(4, LOG, faults=(RESIZE, RESIZE, KILL), begins_alone=True, min_insync=2)
+    assert traced(world, "resize auto")
+    metadata = world.newest_metadata()
+    assert metadata is not None
+    assert (metadata.replication_factor, metadata.min_insync) == (3, 2)
+    assert metadata.wanted_replication == (3, 2)
+
+
+def test_the_last_node_commits_alone_again() -> None:
+    """After the removal of the other one, by the process that has served with it."""
+    world = play(5, LOG, begins_alone=True, min_insync=1, nodes=2, replication_factor=2)
+    first, second = world.hosts.values()
+    process = first.process
+    assert process is not None
+    context, meta = process.cluster_node.context, process.cluster_node.meta
+    assert not context.is_alone
+    assert context.metadata is not None
+    command = operations.drain(context.metadata, second.name)
+    assert command is not None
+    process.touch()
+    meta.propose(command, process.state.now)
+    world.schedule.run(5.0)
+    assert operations.partitions_held(context.metadata, second.name) == 0
+    process.touch()
+    meta.remove(second.name, process.state.now)
+    world.schedule.run(1.0)
+    second.kill(power=True)
+    world.schedule.run(2.0)
+    assert first.process is process
+    assert list(context.metadata.nodes) == [first.name]
+    assert context.is_alone

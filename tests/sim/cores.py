@@ -142,11 +142,11 @@ class Cores:
 
     def create_cluster(self, host: "Host") -> None:
         settings = host.world.settings
+        in_plan = (settings.replication_factor, settings.min_insync)
         self.meta.create_cluster(
             "simulated",
             settings.partitions,
-            settings.replication_factor,
-            settings.min_insync,
+            *((1, 1) if settings.begins_alone and settings.is_resized else in_plan),
             NodeInfo(
                 host.name,
                 self.incarnation,

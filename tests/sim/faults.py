@@ -52,6 +52,8 @@ LAG: Final = "lag"
 LASTING: Final = (SEVER, LAG)
 OPERATE: Final = "operate"
 """No fault: an operator changes the cluster."""
+RESIZE: Final = "resize"
+"""The same, and the number of its replicas."""
 ALL: Final = (
     KILL, POWER, OUTAGE, PAUSE, ISOLATE, ONE_WAY, DEAF, BRIDGE, RESET, SLOW_DISK, FULL_DISK, SKEW,
     LATE, WIPE, HANG_DISK, LEAVE, OPERATE,
@@ -111,6 +113,7 @@ class Faults:
             DAMAGE: self._damage,
             LEAVE: self._leave,
             OPERATE: self._operate,
+            RESIZE: self._resize,
         }
         self._operator = Operator(world)
 
@@ -119,6 +122,8 @@ class Faults:
             self._sever()
         if LAG in self._kinds:
             self._lag()
+        if RESIZE in self._kinds:
+            self._operator.begin_resizes()
         self._kinds = tuple(each for each in self._kinds if each not in LASTING)
         if self._kinds:
             self._wait()
@@ -217,6 +222,9 @@ class Faults:
 
     def _operate(self, host: "Host") -> None:
         self._operator.strike(host)
+
+    def _resize(self, host: "Host") -> None:
+        self._operator.resize()
 
     def _pause(self, host: "Host") -> None:
         host.pause(0.1 + self._chance.random() ** 3 * 8)

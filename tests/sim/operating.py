@@ -31,6 +31,7 @@ class Operator:
         self._drained: Host | None = None
         self._is_removing = False
         self._gives_up_at = 0.0
+        self._has_resized = False
 
     @property
     def is_busy(self) -> bool:
@@ -38,9 +39,7 @@ class Operator:
 
     def strike(self, host: "Host") -> None:
         """Do something, to this node perhaps."""
-        if not self._is_looking:
-            self._is_looking = True
-            self._look()
+        self._begin()
         if self._chance.random() < 0.3:
             self._note("rebalance")
             self._propose(operations.rebalance)
@@ -50,6 +49,33 @@ class Operator:
             self._gives_up_at = self._world.schedule.now + self._chance.random() * 4
             self._note(f"drain {host.name}")
             self._propose(lambda metadata: operations.drain(metadata, host.name))
+
+    def _begin(self) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            self._look()
+
+    def begin_resizes(self) -> None:
+        """A cluster that begins as one node grows with its nodes until it is resized."""
+        self._has_resized = True
+        self._begin()
+        if self._world.settings.begins_alone:
+            self._note("resize auto")
+            self._propose(lambda metadata: operations.resize(metadata, is_automatic=True))
+
+    def resize(self) -> None:
+        """Want some replication, whether the cluster can have it or not."""
+        factor = self._chance.randrange(5)
+        least = self._chance.randrange(1 + (factor or 3))
+        is_automatic = self._chance.random() < 0.4
+        self._note("resize auto" if is_automatic else f"resize {factor} {least}")
+        self._propose(
+            lambda metadata: (
+                operations.resize(metadata, is_automatic=True)
+                if is_automatic
+                else operations.resize(metadata, factor, least)
+            )
+        )
 
     def end(self) -> None:
         """Everybody is to be back."""
@@ -88,6 +114,8 @@ class Operator:
         metadata = self._world.newest_metadata()
         if metadata is None:
             return
+        if self._is_over and self._has_resized:
+            self._resize_back(metadata)
         # What was asked for may be done much later.
         for host in self._world.hosts.values():
             info = metadata.nodes.get(host.name)
@@ -100,6 +128,11 @@ class Operator:
                 self._go_on(host)
             elif host is self._drained and self._world.schedule.now > self._gives_up_at:
                 self._drained = None
+
+    def _resize_back(self, metadata: ClusterMetadata) -> None:
+        wanted = self._world.settings.replication(len(self._world.data_hosts))
+        if metadata.wanted_replication != wanted:
+            self._propose(lambda metadata: operations.resize(metadata, *wanted))
 
     def _go_on(self, host: "Host") -> None:
         """The node is being drained."""

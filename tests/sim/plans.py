@@ -20,16 +20,21 @@ from tests.sim.faults import (
     DAMAGE,
     DECAY,
     DISKS,
+    FULL_DISK,
     GO_BACK,
+    HANG_DISK,
     HOSTILE,
+    ISOLATE,
     KILL,
     LAG,
     LEAVE,
     NETWORK,
     OPERATE,
     PAUSE,
+    POWER,
     PROCESSES,
     RESET,
+    RESIZE,
     SEVER,
     SKEW,
     WIPE,
@@ -45,6 +50,12 @@ ALSO_PLAYING: Final = ((QUEUES,), (SCHEDULED,), (GROUPS, QUEUES), (LOG, SCHEDULE
 """In a quarter of the seeds, instead of the others."""
 LEAVING: Final = ((SEVER, KILL), (LAG, KILL), (LAG, RESET, KILL), (SEVER, LAG), (RESET, KILL))
 """The faults of the seeds with LEAVERS, which are a tenth of all, instead of the others."""
+RESIZING: Final = (
+    (RESIZE, KILL), (RESIZE, ISOLATE, RESET), (RESIZE, OPERATE, KILL), (RESIZE, LEAVE, POWER),
+    (RESIZE, PAUSE, KILL), (RESIZE, HANG_DISK, FULL_DISK),
+)  # fmt: skip
+"""The faults of the seeds in which the replication changes, which are a tenth of all. In half of
+them the cluster begins as one node."""
 DEVICES_PLAY: Final = 0.4
 """In so many of the seeds, beside the others."""
 SLICED: Final = 0.2
@@ -91,6 +102,9 @@ def settings_for(
         leaving = random.Random(f"leavers/{seed}")
         if is_planned and leaving.random() < 0.1:
             casts, faults = (LEAVERS,), leaving.choice(LEAVING)
+        resizing = random.Random(f"resizing/{seed}")
+        if is_planned and LEAVERS not in casts and resizing.random() < 0.1:
+            faults = resizing.choice(RESIZING)
         if random.Random(f"devices/{seed}").random() < DEVICES_PLAY:
             casts = (*casts, DEVICES)
     has_witness = nodes == 0 and count == 3 and chance.random() < 0.25
@@ -102,7 +116,8 @@ def settings_for(
         # A start replays everything, and so finds it.
         snapshot_s = 1000.0
     reserve_bytes = chance.choice((0, 1500))
-    durable = is_wiped or random.Random(f"memory/{seed}").random() >= IN_MEMORY
+    is_resized = RESIZE in faults
+    durable = is_wiped or is_resized or random.Random(f"memory/{seed}").random() >= IN_MEMORY
     if count == 2:
         # The other one has no majority without the one that votes.
         loses_one = False
@@ -132,4 +147,5 @@ def settings_for(
         retention_bytes=retention_bytes,
         skew_s=TIMED_SKEW_S if {TIMED, DEVICES} & {*casts} and SKEW not in faults else 1.0,
         loses_one=loses_one,
+        begins_alone=is_resized and random.Random(f"alone/{seed}").random() < 0.5,
     )

@@ -11,7 +11,7 @@ from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.metadata.store import MetaStore
 from tests.sim.casts import LOG, parties
 from tests.sim.checks import Checks
-from tests.sim.faults import LAG, SEVER, SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults
+from tests.sim.faults import LAG, RESIZE, SEVER, SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults
 from tests.sim.host import Host
 from tests.sim.network import Network
 from tests.sim.schedule import Schedule, Violation
@@ -78,6 +78,16 @@ class Settings:
     """Records may wait for others before a sync, on leaders and followers (`GATHER_S`)."""
     begins_alone: bool = False
     """Only the first node runs when the work begins. The others join during it."""
+
+    @property
+    def is_resized(self) -> bool:
+        """Whether an operator changes the replication."""
+        return RESIZE in self.faults
+
+    def replication(self, data_nodes: int) -> tuple[int, int]:
+        """The replication factor and `min_insync` of a cluster with so many data nodes."""
+        factor = min(self.replication_factor, data_nodes)
+        return factor, min(self.min_insync, factor)
 
 
 def _term(meta: MetaStore) -> int:
@@ -255,6 +265,13 @@ class World:
                 return f"{host.name} is not connected with all others"
             if not host.process.cluster_node.meta.has_majority(host.process.state.now):
                 return f"{host.name} reaches no majority"
+        metadata = self.newest_metadata()
+        if self.settings.is_resized and metadata is not None:
+            in_force = (metadata.replication_factor, metadata.min_insync)
+            if in_force != self.settings.replication(len(self.data_hosts)):
+                return f"the replication is {in_force}, wanted {metadata.wanted_replication}"
+            if not self.is_in_sync():
+                return "replicas are not in sync"
         return self.checks.at_rest()
 
     def check_voters_without(self, gone: Host) -> None:
