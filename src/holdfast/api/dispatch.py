@@ -1,7 +1,6 @@
 """Routes HTTP requests to endpoint handlers."""
 
 import json
-import logging
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -32,8 +31,6 @@ from holdfast.api.endpoints import (
 from holdfast.api.openapi import document
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
-
-logger = logging.getLogger("holdfast")
 
 OPENAPI_PATH: Final = "/api/v1/openapi.json"
 

@@ -25,10 +25,6 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1 << 62)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
-Method: TypeAlias = Literal["password", "scram", "certificate", "token", "http", "hook"]
-"""The ways in which clients prove who they are."""
-
-
 class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """One address on which clients are accepted."""
 

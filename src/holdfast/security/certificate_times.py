@@ -23,14 +23,6 @@ _BEFORE_VALIDITY: Final = 3
 """The elements between the version and the validity: serial number, algorithm, issuer."""
 
 
-def valid_until(pem: bytes) -> float:
-    """Return the earliest end of validity of the certificates in a file, in seconds since 1970.
-
-    Raises `ValueError` for a file without a certificate that can be read.
-    """
-    return min(ends_of(pem))
-
-
 def ends_of(pem: bytes) -> list[float]:
     """Return the end of validity of each certificate in a file, in seconds since 1970.
 

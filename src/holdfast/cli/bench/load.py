@@ -136,7 +136,6 @@ class Load:
         self._clients: list[Client] = []
         self._publishers: list[_Publisher] = []
         self._start_us = self._measured_us = 0
-        self._last_arrival_us = 0
 
     def due_us(self, publisher: int, number: int) -> int:
         """The time at which a message is due. The publishers take turns."""
@@ -196,7 +195,7 @@ class Load:
         outcomes = self.outcomes
 
         def receive(message: Message) -> None:
-            now_us = self._last_arrival_us = _now_us()
+            now_us = _now_us()
             publisher, number = STAMP.unpack_from(message.payload)
             outcomes.delivered += 1
             if number < expected.get(publisher, 0):

@@ -1,6 +1,6 @@
 """The bodies of the REST interface. Published names are kept; the others are in snake case."""
 
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -180,6 +180,3 @@ class AuditView(Struct, kw_only=True):
     actor: str
     action: str
     detail: str
-
-
-AnyEnvelope = Envelope[Any]

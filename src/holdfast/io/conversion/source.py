@@ -25,7 +25,6 @@ from holdfast.node.state.replicated import ReplicatedState
 
 UNFIT: Final = (BEGIN_ANEW, OLDER_COPY, APART)
 """The marks of a node whose directory cannot be trusted."""
-READ_BYTES: Final = 1 << 20
 VOID_RECORDS: Final = 10_000
 """The most records of a batch in place of damaged ones."""
 

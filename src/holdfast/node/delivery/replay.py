@@ -91,10 +91,6 @@ class StartPlan:
         self.refused[index] = reason
         self.error = self.error or error
 
-    @property
-    def has_replays(self) -> bool:
-        return any(each is not None for each in self.granted)
-
 
 def asks_for_past(packet: Subscribe) -> bool:
     """Whether a SUBSCRIBE has the form of one with a start, or of a queue."""

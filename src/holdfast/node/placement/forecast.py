@@ -35,11 +35,6 @@ class PartitionForecast:
         """The nodes that receive a copy of the partition."""
         return tuple(each for each in self.after.replicas if each not in self.before.members)
 
-    @property
-    def removed_from(self) -> tuple[str, ...]:
-        """The nodes whose copy is given up."""
-        return tuple(each for each in self.before.replicas if each not in self.after.replicas)
-
 
 def forecast(
     metadata: ClusterMetadata, health: Health, command: Command | None

@@ -94,11 +94,6 @@ class RelayReader:
         return int(value)
 
 
-def header(kind: int, number: int, length: int) -> bytes:
-    """The header in front of `length` bytes of content."""
-    return _HEADER.pack(kind, number, length)
-
-
 def frame(kind: int, number: int, content: bytes = b"") -> bytes:
     """A frame with at most PAYLOAD_BYTES_MAX bytes of content."""
     return _HEADER.pack(kind, number, len(content)) + content

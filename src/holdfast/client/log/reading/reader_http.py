@@ -35,8 +35,6 @@ PAUSE_S: Final = 0.05
 """The first pause in seconds after a round over all servers. It doubles up to PAUSE_MAX_S."""
 PAUSE_MAX_S: Final = 1.0
 
-Positions = list[tuple[int, int]]
-
 
 @dataclass(frozen=True)
 class ReadResponse:
