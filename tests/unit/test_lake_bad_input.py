@@ -2,6 +2,7 @@
 goes on. Without Spark."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,9 +177,31 @@ def test_a_log_of_another_broker(spark: Any, journal: Journal, tmp_path: Path) -
     assert "was made from another log (directory " in error_text(error)
     assert f"than that of {other.directory} (directory " in error_text(error)
     assert count(lake, "records") == 5
+    # A refused source is forgotten, also by a lake that is opened again, and with equal offsets.
+    assert Lake(lake.path, spark=spark).source() == {"path": str(journal.directory)}
+    status = Lake(lake.path, spark=spark).backlog(TABLES, {"path": str(other.directory)})
+    assert status == (None, "")
     publish(journal, 5)
-    run(lake, journal)
+    run(Lake(lake.path, spark=spark), journal)
     assert count(lake) == 10
+    moved = Lake(lake.path, spark=spark)
+    copy = tmp_path / "copy"
+    shutil.copytree(journal.directory, copy)
+    assert moved.run(TABLES, source=str(copy)).errors == {}
+    assert Lake(lake.path, spark=spark).source() == {"path": str(copy)}
+
+
+def test_a_source_that_is_given_again_keeps_its_options(
+    spark: Any, journal: Journal, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path / "lake", spark=spark)
+    source = {"path": str(journal.directory), "topics": "other/#"}
+    assert lake.run(TABLES, source=source).errors == {}
+    assert lake.source_with(None) == source
+    assert lake.source_with(str(journal.directory)) == source
+    assert lake.source_with("127.0.0.1:18083") == {
+        "servers": "127.0.0.1:18083", "topics": "other/#"
+    }  # fmt: skip
 
 
 def test_a_table_file_that_raises(spark: Any, journal: Journal, tmp_path: Path) -> None:

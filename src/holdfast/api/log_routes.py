@@ -2,9 +2,10 @@
 
 - `GET /api/v1/log` -> {"node", "log", "partitions", "ranges": [[first offset, high watermark],
   ...], "leads": [partition, ...], "created": "", "generation",
-  "former": [[generation, [offset, ...]], ...]}. `log` names the log and is equal on all nodes of a
-  cluster. `generation` changes when the log is restored. `former` lists generations before it, with
-  the offsets up to which their records are those of this one.
+  "former": [[generation, [offset, ...]], ...], "qos0_unlogged"}. `log` names the
+  log and is equal on all nodes of a cluster. `generation` changes when the log is
+  restored. `former` lists generations before it, with the offsets up to which their records are
+  those of this one.
   `leads` are the partitions whose records this node receives first. Readers should prefer another
   node for them.
 - `POST /api/v1/log/wait` {"ends": [...], "wait_ms": M} -> the same, once some partition ends behind
@@ -95,6 +96,9 @@ class LogRanges:
     """The generation of the log. It changes when the log is restored."""
     former: list[tuple[int, list[int]]] = field(default_factory=list)
     """Former generations, with the offsets up to which their records are those of this one."""
+    qos0_unlogged: int = 0
+    """The QoS 0 messages that this node has received since its start and that the log does not
+    store."""
 
 
 class WaitRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -182,6 +186,7 @@ class LogRoutes:
             "",
             generation,
             self._broker.former_generations(),
+            self._broker.node.state.stats.publish_qos0_unlogged,
         )
 
     async def _wait(self, call: Call) -> LogRanges:

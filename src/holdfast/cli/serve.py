@@ -63,6 +63,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         choices=("fsync", "memory"),
         help="what an acknowledgement waits for (default fsync)",
     )
+    text = "store messages of QoS 0 on these topics, too (log.qos0); may be given again"
+    parser.add_argument("--log-qos0", action="append", metavar="FILTER", help=text)
     parser.add_argument(
         "--io-workers",
         metavar="N",
@@ -91,6 +93,8 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
         overrides["node.standby"] = True
     if args.durability is not None:
         overrides["log.durability"] = args.durability
+    if args.log_qos0 is not None:
+        overrides["log.qos0"] = args.log_qos0
     if args.io_workers is not None:
         overrides["server.io_workers"] = _io_workers(args.io_workers)
     if args.verbose:

@@ -20,6 +20,9 @@ class Stats:
     invariants_broken: int = 0
     """Times that a partition or a session was stopped because an invariant did not hold there."""
 
+    publish_qos0_unlogged: int = 0
+    """Messages of QoS 0 that the log does not store, because log.qos0 has no filter for them."""
+
     delayed_published: int = 0
     delayed_denied: int = 0
     """Delayed messages that their client may not publish any more."""

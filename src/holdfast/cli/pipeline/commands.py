@@ -180,7 +180,9 @@ def infer_rules(args: argparse.Namespace) -> int:
     source |= access_options(args)
     check_source([RECORDS], source)
     profiles = load_profiles(args.profiles)
-    messages = newest_messages(parse(source), args.messages)
+    messages, hint = newest_messages(parse(source), args.messages)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
     topics = len({topic for topic, _, _ in messages})
     seen = f"{len(messages):,} messages of {topics:,} topics"
     proposals = infer(messages, profiles)

@@ -84,7 +84,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from holdfast.pipeline.lake.files.settings import source_options
     from holdfast.pipeline.lake.lake import Lake
     from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.lake.runner import check_source
@@ -92,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
     lake = Lake(args.lake, store=args.format, tables=args.tables)
     chosen = lake.catalog.chosen(args.what)
-    source = source_options(args.source) if args.source else lake.source()
+    source = lake.source_with(args.source)
     check_source(chosen, source)
     lake.check_tables()
     source |= options.access_options(args) | dict(args.option)
@@ -100,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
     reporter = _reporter(args, lake, source, progress)
     if args.max_records_per_trigger is not None:
         source["maxRecordsPerTrigger"] = str(args.max_records_per_trigger)
-    backlog = None if args.continuous else lake.backlog(args.what, source)
+    backlog, hint = (None, "") if args.continuous else lake.backlog(args.what, source)
+    if hint and not args.quiet:
+        print(f"hint: {hint}", file=sys.stderr)
     if backlog == 0:
         lake.remember(source)
         with reporter:

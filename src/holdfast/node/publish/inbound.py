@@ -248,6 +248,8 @@ def _publish_qos0(
     # Receivers of the same version get such a message unchanged, so its bytes are kept for them.
     if is_plain and not connection.mount:
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
+    if not route.logged:
+        state.stats.publish_qos0_unlogged += 1
     newest = route.newest
     is_following = newest is not None and not state.disk_full
     if newest is not None and is_following:

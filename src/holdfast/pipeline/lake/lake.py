@@ -181,9 +181,24 @@ class Lake:
         check_source(chosen, options)
         self.check_tables()
         engine = self.writing_engine()
-        self.remember(options)
-        updates = self.catalog_updates()
-        return Runner(engine, self.catalog, chosen, options, listener, compact_at, updates)
+        # A source that the run refuses is forgotten: the lake goes on with the one it has.
+        self.remember(self.source() or options)
+        return Runner(
+            engine, self.catalog, chosen, options, listener, compact_at, self.catalog_updates(),
+            accepted=lambda: self.remember(options),
+        )  # fmt: skip
+
+    def source_with(self, given: str | None) -> dict[str, str]:
+        """Return the options of a source that may be given, with those that the lake remembers.
+
+        Without its options, a lake of some topics would get all of them. Raises LakeError.
+        """
+        kept = self.source()
+        if given is None:
+            return kept
+        return {n: v for n, v in kept.items() if n not in ("servers", "path")} | source_options(
+            given
+        )
 
     def catalog_updates(self) -> CatalogUpdates | None:
         """Return the updates of catalogs that a run of this lake makes."""
@@ -319,25 +334,26 @@ class Lake:
             self.path, self.catalog, self.source(), ask_servers=ask_servers, with_hints=with_hints
         )
 
-    def backlog(self, what: Sequence[str], source: Mapping[str, str]) -> int | None:
-        """Return how many offsets and rows the chosen tables lack; 0 if a run has nothing to do.
+    def backlog(self, what: Sequence[str], source: Mapping[str, str]) -> tuple[int | None, str]:
+        """Return how many offsets and rows the chosen tables lack, 0 if a run has nothing to do,
+        and a hint about messages that are not stored.
 
-        None if this is not known. No Spark is started. Raises TableError.
+        None if the number is not known. No Spark is started. Raises TableError.
         """
         chosen = self.catalog.chosen(what)
         status = lake_status(self.path, self.catalog, source)
         of_chosen = [table for table in status.tables if table.name in chosen]
         lags = [table.lag for table in of_chosen]
         if None in lags:
-            return None
+            return None, status.qos0_hint
         rows = sum(lag or 0 for lag in lags)
         position, ends = status.offsets, status.ends or {}
         if all(table.version for table in of_chosen) and not (
             any(position.get(p, 0) > end for p, end in ends.items())
             or any(self._is_changed(name) for name in chosen)
         ):
-            return rows
-        return max(rows, 1)
+            return rows, status.qos0_hint
+        return max(rows, 1), status.qos0_hint
 
     def _is_changed(self, name: str) -> bool:
         """Return whether a run changes a table that has no new rows: it finishes a step, or the

@@ -113,12 +113,14 @@ class Runner:
         listener: RunListener | None = None,
         compact_at: int | None = None,
         catalogs: CatalogUpdates | None = None,
+        *,
+        accepted: Callable[[], None] | None = None,
     ) -> None:
         """Prepare a run.
 
         `source` are options of the data source, required if `records` is chosen. A run compacts a
         bronze or silver table when it has `compact_at` more small files than the last compaction
-        left. None: never.
+        left. None: never. `accepted` is called after the first step that the source has passed.
         """
         check_source(chosen, source)
         self.engine = engine
@@ -130,6 +132,7 @@ class Runner:
         self.compact_at = compact_at
         self.catalogs = catalogs
         """The catalogs in which tables are registered, brought up to date after commits."""
+        self._accepted = accepted
         self._small_files: dict[str, int] = {}
         """The number of small files per table that the last compaction left."""
         self._uncertain: set[str] = set()
@@ -234,6 +237,9 @@ class Runner:
     def _bronze_step(self, bronze: Bronze, target: Offsets | None) -> bool:
         self._ensure_applied(bronze.engine, RECORDS)
         commit = bronze.step(target)
+        if self._accepted is not None:
+            self._accepted()
+            self._accepted = None
         if commit is not None:
             self._committed(commit, bronze.lag())
             self._compact(bronze.engine, RECORDS)

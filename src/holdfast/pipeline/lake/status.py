@@ -76,6 +76,8 @@ class LakeStatus:
     """The last skipped ranges."""
     hints: list[str] = field(default_factory=list)
     """What looks wrong in the tables, and what may mend it."""
+    qos0_hint: str = ""
+    """The number of messages that the servers have not stored. Empty: none."""
     undeclared: list[str] = field(default_factory=list)
     """The stored tables without a declaration in this catalogue."""
 
@@ -131,6 +133,7 @@ def lake_status(
         skipped_total=records.skipped_total if records is not None else 0,
         skipped=list(records.skipped) if records is not None else [],
         hints=hints(lake, catalog) if with_hints else [],
+        qos0_hint=found.qos0_hint,
         undeclared=sorted(_stored(lake) - set(last)),
     )
 
@@ -171,6 +174,7 @@ class _LogEnd:
     lag_s: float | None = None
     problem: str = ""
     restored: bool = False
+    qos0_hint: str = ""
 
 
 def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _LogEnd:
@@ -180,10 +184,13 @@ def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _
         access = LogAccess(parse(source))
         ends = {p: bound.end for p, bound in access.bounds().items()}
         before, now = (offsets.generation_in(each) for each in (log, access.identity()))
+        if all((log, now[0])) and before[0].split()[0] == now[0].split()[0] and before[0] != now[0]:
+            return _LogEnd(problem=f"it has another log ({now[0]}) than this lake ({before[0]})")
         restored = log != "" and before[0] == now[0] and before[1] != now[1]
         own = {p: position.get(str(p), 0) for p in ends}
+        hint = access.qos0_hint()
         if all(own[p] >= end for p, end in ends.items()):
-            return _LogEnd(offsets.to_json(ends), 0.0, restored=restored)
+            return _LogEnd(offsets.to_json(ends), 0.0, restored=restored, qos0_hint=hint)
         now_s = time.time()
 
         def is_older(age_s: float) -> bool:
@@ -191,7 +198,8 @@ def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _
             begins = access.offsets_at(round((now_s - age_s) * 1_000_000))
             return any(own.get(p, 0) < begin for p, begin in begins.items())
 
-        return _LogEnd(offsets.to_json(ends), _greatest(is_older), restored=restored)
+        lag_s = _greatest(is_older)
+        return _LogEnd(offsets.to_json(ends), lag_s, restored=restored, qos0_hint=hint)
     except Exception as error:  # noqa: BLE001 - shown: the status of the lake is there anyway
         text = str(error).strip()
         return _LogEnd(problem=text.splitlines()[0] if text else repr(error))
@@ -292,7 +300,8 @@ def status_lines(status: LakeStatus) -> list[str]:
         for table in status.tables
         for name, number in table.counts.items()
     ]
-    lines += [f"hint: {hint}" for hint in status.hints]
+    told = [status.qos0_hint] if status.qos0_hint else []
+    lines += [f"hint: {hint}" for hint in (*told, *status.hints)]
     if status.undeclared:
         names = ", ".join(status.undeclared)
         lines += ["", f"also there: {names}; give --tables with {DECLARED_BY}"]

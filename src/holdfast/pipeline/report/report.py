@@ -38,7 +38,10 @@ def report(
     """Return the HTML of the report. Raises LakeError if there is nothing to show."""
     stored = Stored(lake, catalog.tables.values())
     if not any(catalog.is_gold(name) and stored.has(name) for name in catalog.tables):
-        raise LakeError(f"{lake} has no gold tables yet: `holdfast pipeline run all` makes them")
+        raise LakeError(
+            f"{lake} has no gold tables yet: `holdfast pipeline run all` makes them "
+            "(messages of QoS 0 are stored only on the topics in log.qos0)"
+        )
     if run is not None and not catalog.report_parts:
         raise LakeError("only the tables of test runs have a run: give --tables holdfast_lab")
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -8,9 +8,10 @@ from holdfast.pipeline.source.options import SourceOptions
 from holdfast.pipeline.source.source import LogAccess, read_work
 
 
-def newest_messages(options: SourceOptions, count: int) -> list[tuple[str, bytes, int]]:
+def newest_messages(options: SourceOptions, count: int) -> tuple[list[tuple[str, bytes, int]], str]:
     """Return topic, payload and time of the last messages, about `count`, an equal share per
-    partition. The time is that of storing, in microseconds since 1970.
+    partition, and a hint if messages are not stored. The time is that of storing, in microseconds
+    since 1970.
 
     Raises the errors of the source.
     """
@@ -30,6 +31,6 @@ def newest_messages(options: SourceOptions, count: int) -> list[tuple[str, bytes
                 times = batch.column("timestamp").cast(pa.int64()).to_pylist()
                 topics, payloads = (batch.column(name).to_pylist() for name in schema.names[:2])
                 found += zip(topics, payloads, times, strict=True)
-        return found
+        return found, access.qos0_hint()
     finally:
         access.close()

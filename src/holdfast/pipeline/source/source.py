@@ -112,6 +112,18 @@ class LogAccess:
         """Return what distinguishes the log from others, as of the last `bounds`, if known."""
         return (self._servers() if self.options.path is None else self._journal()).identity()
 
+    def qos0_hint(self) -> str:
+        """Return how many messages are not in the log, because they are of QoS 0, and what stores
+        them. Empty: none, or the source is a directory."""
+        unlogged = 0 if self.options.path is not None else self._servers().qos0_unlogged()
+        if not unlogged:
+            return ""
+        return (
+            f"{unlogged:,} messages of QoS 0 were not stored since the servers have started, so no "
+            'table has them. log.qos0 = ["zigbee2mqtt/#"] in the configuration stores those of '
+            "these topics, or `holdfast serve --log-qos0 FILTER`"
+        )
+
     def generation(self) -> LogGeneration:
         """Return the generation of the log, as of the last `bounds`."""
         return (

@@ -58,6 +58,7 @@ class _LogAnswer(Struct):
     created: str | None = None
     generation: int | None = None
     former: list[tuple[int, list[int]]] = []
+    qos0_unlogged: int = 0
 
     def log_generation(self) -> LogGeneration:
         return LogGeneration(self.generation, dict(self.former))
@@ -79,6 +80,8 @@ class ServerLog:
     created: str | None = None
     """The name of the data directory. Empty in a cluster, None from an older server."""
     generation: LogGeneration = LogGeneration()  # noqa: RUF009
+    qos0_unlogged: int = 0
+    """The QoS 0 messages that the server has received and not stored since its start."""
 
     def has(self, item: OffsetRange) -> bool:
         """Return whether the server has the whole range."""
@@ -235,6 +238,10 @@ class Servers:
                 return log_identity(state.log, state.created, self.generation.number or 0)
         return ""
 
+    def qos0_unlogged(self) -> int:
+        """Return how many QoS 0 messages the servers have not stored, as of the last `bounds`."""
+        return sum(state.qos0_unlogged for state in self._states)
+
     def _order(self, preferred: list[Server], number: int) -> list[Server]:
         """Return all servers: the preferred ones, then those that responded, then the silent ones.
 
@@ -316,4 +323,5 @@ def _log_of(connection: AdminConnection) -> ServerLog:
         answer.leads,
         answer.created,
         answer.log_generation(),
+        answer.qos0_unlogged,
     )
