@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.node.failure.disk_watch import LATE_S, DiskWatch
+from holdfast.node.failure.disk_watch import LATE_S, NEVER, DiskWatch
 from holdfast.node.replicate.config import ReplicationConfig
 from tests.support.replica_cores import Cores
 
@@ -12,7 +12,7 @@ STALL_S = 3.0
 def until(watch: DiskWatch, end: float) -> list[tuple[float, bool]]:
     """When it changed, and to what; timers run when they are due."""
     changes = []
-    while (due := watch.timer()) is not None and due <= end:
+    while (due := watch.timer()) <= end:
         if watch.handle_timers(due):
             changes.append((due, watch.is_stalled))
     return changes
@@ -20,14 +20,14 @@ def until(watch: DiskWatch, end: float) -> list[tuple[float, bool]]:
 
 def test_a_write_that_does_not_end() -> None:
     watch = DiskWatch(STALL_S)
-    assert watch.timer() is None
+    assert watch.timer() == NEVER
     watch.journal.began(10.0)
     assert until(watch, 12.9) == []
     assert until(watch, 100.0) == [(13.0, True)]
-    assert watch.timer() is None
+    assert watch.timer() == NEVER
     assert not watch.ended(watch.journal, 100.0)
     assert until(watch, 200.0) == [(103.0, False)]
-    assert watch.timer() is None
+    assert watch.timer() == NEVER
 
 
 @pytest.mark.parametrize("name", ["journal", "metadata"])
@@ -50,7 +50,7 @@ def test_many_writes_that_end_one_after_the_other() -> None:
     for number in range(1, 101):
         assert until(watch, number * 1.0) == []
         assert not watch.ended(watch.metadata, number * 1.0)
-    assert watch.timer() is None
+    assert watch.timer() == NEVER
 
 
 def test_a_write_that_was_too_slow_is_told_though_it_has_ended() -> None:

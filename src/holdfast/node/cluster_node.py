@@ -15,6 +15,7 @@ from holdfast.node import frame_kinds as kinds
 from holdfast.node.alone import Alone
 from holdfast.node.attendance import Attendance
 from holdfast.node.broker_port import BrokerPort
+from holdfast.node.context import NEVER
 from holdfast.node.failure.health import Health, Presence
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.leadership_changes import LeadershipChanges
@@ -303,7 +304,7 @@ class ClusterNode(Parts):
     def _rests(self) -> bool:
         """True if this node is alone and no part has anything to do at the end of a turn, as while
         messages are its only work."""
-        sessions, groups_at = self.session_coordinator, self.groups.timer()
+        sessions = self.session_coordinator
         return self.context.is_alone and not (
             self.acquisition.asking
             or sessions.answers.local
@@ -316,7 +317,7 @@ class ClusterNode(Parts):
             or self.detector.effects
             or self.interest.followers
             or self.interest.changes
-            or (groups_at is not None and groups_at <= self.state.now)
+            or self.groups.timer() <= self.state.now
             or self.groups.coordinator.homes.opening
             or self.replicated.groups.applied_ends
             or self.ownership.is_cut_off
@@ -372,7 +373,7 @@ class ClusterNode(Parts):
     def timer(self) -> float:
         """Returns the time at which to call `handle_timers` next."""
         is_alone = self.context.is_alone
-        due = self._tidy_at if not is_alone or self._is_untidy() else float("inf")
+        due = self._tidy_at if not is_alone or self._is_untidy() else NEVER
         if not is_alone:
             due = min(due, self.meta.timer(), self.detector.timer())
         if self._is_late and (self.state.dirty or self.state.effects):
@@ -381,9 +382,7 @@ class ClusterNode(Parts):
         images = self.replicated.state.timers
         if images and images[0].when < due:
             due = images[0].when
-        groups_at = self.groups.timer()
-        if groups_at is not None and groups_at < due:
-            due = groups_at
+        due = min(due, self.groups.timer())
         if is_alone and self._is_resting:
             # No client waits for a session, so none of the parts below waits either.
             return due

@@ -11,6 +11,8 @@ from holdfast.node.frames import encode_frame
 from holdfast.node.metadata.model import DATA, ClusterMetadata, NodePhase
 from holdfast.security.peer_identity import features_in
 
+NEVER: Final = float("inf")
+"""The time of a timer that is not armed."""
 UNAVAILABLE_S: Final = 2.0
 """The time in seconds without a majority after which a node refuses messages of QoS 1 and 2."""
 

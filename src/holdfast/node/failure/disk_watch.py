@@ -10,6 +10,7 @@ from typing import Final
 LATE_S: Final = 0.2
 """The lateness of our own timer, in seconds, above which this node itself was stalled. The report
 that a write is done may then be late too."""
+NEVER: Final = float("inf")
 
 
 class WriteClock:
@@ -50,12 +51,12 @@ class DiskWatch:
         # The time from which the disk may count as well again.
         self._well_at = 0.0
 
-    def timer(self) -> float | None:
+    def timer(self) -> float:
         due = self._overdue_at()
         if not self.is_stalled:
             return due
         # An overdue write needs no timer: its end is reported, however long that takes.
-        return self._well_at if due is None or due > self._well_at else None
+        return self._well_at if due > self._well_at else NEVER
 
     def ended(self, clock: WriteClock, now: float) -> bool:
         """Count the oldest write as done. Returns True if `is_stalled` has changed. The timers come
@@ -68,23 +69,23 @@ class DiskWatch:
         """Check the writes under way. Returns True if `is_stalled` has changed."""
         due = self._overdue_at()
         was_stalled = self.is_stalled
-        if due is not None and not was_stalled and now > due + LATE_S:
+        if not was_stalled and now > due + LATE_S:
             self._extend_deadlines(now - due + LATE_S)
             due = self._overdue_at()
-        if due is not None and now >= due:
+        if now >= due:
             self.is_stalled = True
             self._well_at = now + self.stall_s
         elif was_stalled and now >= self._well_at:
             self.is_stalled = False
         return self.is_stalled != was_stalled
 
-    def _overdue_at(self) -> float | None:
-        """The time at which the older write under way has taken too long; None without one."""
+    def _overdue_at(self) -> float:
+        """The time at which the older write under way has taken too long."""
         journal = self.journal
         metadata = self.metadata
         if journal.under_way and (not metadata.under_way or journal.since <= metadata.since):
             return journal.since + self.stall_s
-        return metadata.since + self.stall_s if metadata.under_way else None
+        return metadata.since + self.stall_s if metadata.under_way else NEVER
 
     def _extend_deadlines(self, late_s: float) -> None:
         """Extend the writes under way, so that reports waiting behind the late timer arrive

@@ -504,14 +504,11 @@ class Coordinator:
         """Whether a home that this node leads has groups."""
         return self.homes.group_count > 0
 
-    def timer(self) -> float | None:
+    def timer(self) -> float:
         if self._dirty:
             return self._state.now
-        due = self._open_at if self._unopened else None
-        for when in (self._progress.timer(), self._reclaimer.timer()):
-            if when is not None and (due is None or when < due):
-                due = when
-        return due
+        due = min(self._progress.timer(), self._reclaimer.timer())
+        return min(due, self._open_at) if self._unopened else due
 
 
 def _places(of_partitions: Offsets) -> dict[Place, None]:

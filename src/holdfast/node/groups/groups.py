@@ -259,8 +259,6 @@ class Groups(GroupPort):
         self.agent.tidy()
         self.coordinator.tidy()
 
-    def timer(self) -> float | None:
-        """Returns the time of the next `flush`, or None."""
-        of_node = self.agent.timer()
-        due = self.coordinator.timer()
-        return due if of_node is None or (due is not None and due < of_node) else of_node
+    def timer(self) -> float:
+        """Returns the time of the next `flush`."""
+        return min(self.agent.timer(), self.coordinator.timer())

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.log.partition import partition_of
+from holdfast.node.context import NEVER
 from holdfast.node.delivery.delivery import pump_group
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.groups.assignments import AgentContext, NodeAssignments
@@ -418,8 +419,8 @@ class NodeAgent:
         if share.members and not share.limit:
             self._touched[share] = None
 
-    def timer(self) -> float | None:
+    def timer(self) -> float:
         is_expired = self._state.is_ownership_expired
         if self._touched or self.waits.is_due or is_expired != self._was_ownership_expired:
             return self._state.now
-        return self._report_at if self.untold else None
+        return self._report_at if self.untold else NEVER

@@ -6,6 +6,7 @@ from functools import partial
 from operator import le
 from typing import Final
 
+from holdfast.node.context import NEVER
 from holdfast.node.groups.control_frames import Place
 from holdfast.node.groups.group_state import RANGES_MAX, Coordination
 from holdfast.node.groups.sent_records import Offsets
@@ -70,8 +71,8 @@ class ProgressLog:
                     # The log keeps the positions before. Nodes report what they have finished.
                     self._state.note_stopped(f"progress of {coordination.key}", str(error))
 
-    def timer(self) -> float | None:
-        return self._due_at if self._due else None
+    def timer(self) -> float:
+        return self._due_at if self._due else NEVER
 
     def _log(self, coordination: Coordination) -> None:
         finished = collect_sent(coordination)

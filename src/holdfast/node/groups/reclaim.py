@@ -15,6 +15,7 @@ A node that is connected again reports for itself.
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.node.context import NEVER
 from holdfast.node.groups.control_frames import Place
 from holdfast.node.groups.group_state import Coordination
 from holdfast.node.reads.read_barrier import Barriers
@@ -96,6 +97,6 @@ class Reclaimer:
             del self._doubtful[coordination]
         return len(known) > 0
 
-    def timer(self) -> float | None:
-        """Returns the time of the next check, or None."""
-        return self._review_at if self._doubtful and not self._pending else None
+    def timer(self) -> float:
+        """Returns the time of the next check."""
+        return self._review_at if self._doubtful and not self._pending else NEVER

@@ -105,8 +105,7 @@ class ClusterRuntime(Runtime):
         """Run the checks of the disk and the cluster's timers, and let the cluster end its turn."""
         cluster_node = self.cluster_node
         now = self.state.now
-        disk_at = self.disk.timer()
-        if disk_at is not None and disk_at <= now:
+        if self.disk.timer() <= now:
             self._watch_disk(now)
         if self._cluster_at <= now:
             cluster_node.handle_timers(now)
@@ -124,7 +123,7 @@ class ClusterRuntime(Runtime):
             watermarks_at = self._watermarks_at + WATERMARKS_S
             when = watermarks_at if when is None else min(when, watermarks_at)
         disk_at = self.disk.timer()
-        return disk_at if disk_at is not None and (when is None or disk_at < when) else when
+        return disk_at if disk_at < (FOREVER if when is None else when) else when
 
     def _finish(self) -> None:
         """Send frames, submit Raft's writes and reads, and act on the turn's news."""
