@@ -149,23 +149,16 @@ class SessionAcquisition:
     def _open_at_once(
         self, connection: Connection, client_id: str, opening: AcceptedConnect
     ) -> bool:
-        """Opens a session that needs no record if the coordinator, which is here, replies at once.
-        Otherwise its reply is that to the entry. While this node is alone, no barrier could change
-        it."""
+        """Opens a session that needs no record if the coordinator, which is here, gives its epoch
+        at once. While this node is alone, no barrier could change it."""
         is_recorded = opening.expiry_s > 0 or opening.will is not None
         if is_recorded or client_id in self._of_clients or client_id in self._state.sessions:
             return False
-        user = connection.username
-        proved = user if proves_names(self._state) else UNSET
-        frame = OpenFrame(self._number, client_id, opening.clean_start, 0, user, user=proved)
-        self._coordinator.open(self._context.node_id, frame)
-        local = self._coordinator.answers.local
-        reply = local[-1] if local else None
-        if not isinstance(reply, OpenedFrame) or reply.request != self._number or reply.lost:
+        epoch = self._coordinator.epoch_at_once(client_id)
+        if not epoch:
             return False
-        local.pop()
         session = Session(client_id)
-        session.renew(reply.epoch)
+        session.epoch = session.life = epoch
         finish_open(self._state, connection, session, False, opening)
         return True
 

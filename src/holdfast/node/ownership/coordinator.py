@@ -136,6 +136,20 @@ class SessionCoordinator:
         if self._requests.find(request) is None and self._requests.add(request):
             self._begin(request)
 
+    def epoch_at_once(self, client_id: str) -> int:
+        """Returns the epoch of a session without a record that begins here in this step, or 0 if it
+        has to wait: for an owner, a record or a reservation of epochs."""
+        home = self.home(client_id)
+        if (
+            client_id in self._replicated.state.sessions
+            or not self.decisions.decides(home)
+            or self._requests.first(client_id) is not None
+            or self.owners.owner(client_id) is not None
+            or self.decisions.is_changing(client_id)
+        ):
+            return 0
+        return self.owners.reserved_epoch(client_id, home)
+
     def _withdraw(self, request: SessionRequest) -> None:
         """Removes the request of a client that has disconnected.
 

@@ -58,6 +58,7 @@ class Owners:
     ) -> None:
         """`go_on`: see `EpochReservations`."""
         self._state = state
+        self._node_id = context.node_id
         self._replicated = replicated
         self._owners: dict[str, Owner] = {}
         # The number of the newest event; per (node, home partition) that of the newest one that
@@ -78,8 +79,19 @@ class Owners:
         return len(self._owners)
 
     def _find(self, client_id: str) -> Owner | None:
+        """Returns the owner by this table or, if it has none, this node for a session that is
+        connected here and needs no record."""
         owner = self._owners.get(client_id)
-        return owner if owner is not None and self._counts(owner) else None
+        if owner is not None and self._counts(owner):
+            return owner
+        session = self._state.sessions.get(client_id)
+        if session is None or session.connection is None or session.recorded:
+            return None
+        user = (session.username or "") if session.is_owned else ""
+        owner = Owner(self._node_id, session.epoch, False, user=user)
+        owner.home = self._replicated.home(client_id)
+        owner.number = self.number
+        return owner
 
     def _counts(self, owner: Owner) -> bool:
         """False for an owner that an event has ended, until the sweep removes it."""
@@ -145,6 +157,15 @@ class Owners:
             return 0
         return unreserved
 
+    def reserved_epoch(self, client_id: str, home: int) -> int:
+        """Gives the next epoch of a session that begins here at once, or returns 0 if the epoch is
+        not reserved. The session itself names its owner."""
+        epoch = self.epochs.reservable(home, self._newest_epoch(client_id, None) + 1)
+        if not self.epochs.is_reserved(home, epoch):
+            return 0
+        self._note_given(client_id, epoch)
+        return epoch
+
     def _newest_epoch(self, client_id: str, image: Session | None) -> int:
         """Returns the newest epoch of the client that this node knows, or 0."""
         owner = self._find(client_id)
@@ -162,11 +183,14 @@ class Owners:
     def give(self, request: SessionRequest, epoch: int) -> None:
         """Makes the node of `request` the owner with this epoch."""
         client_id = request.client_id
+        self._note_given(client_id, epoch)
+        user = request.user or ""
+        self._set(client_id, Owner(request.node, epoch, request.recorded, request.number, user))
+
+    def _note_given(self, client_id: str, epoch: int) -> None:
         assert epoch > self._given.get(client_id, 0), "an epoch of a session is given twice"
         self._given[client_id] = epoch
         self._given.move_to_end(client_id)
-        user = request.user or ""
-        self._set(client_id, Owner(request.node, epoch, request.recorded, request.number, user))
         if len(self._given) > GIVEN_MAX:
             forgotten, newest = self._given.popitem(last=False)
             self.epochs.raise_floor(self._replicated.home(forgotten), newest + 1)

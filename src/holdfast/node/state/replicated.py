@@ -281,7 +281,10 @@ class ReplicatedState(ReplicatedPacketIds):
 
     def fired_epoch(self, client_id: str) -> int:
         """Returns the newest session epoch of the client with a published will, or -1."""
-        return max([each.epoch(client_id) for each in self.fired.values()], default=-1)
+        newest = -1
+        for each in self.fired.values():
+            newest = max(newest, each.epoch(client_id))
+        return newest
 
     def _change_session(self, change: SessionRecord, timestamp_us: int, epoch: int) -> None:
         client_id = change.client
