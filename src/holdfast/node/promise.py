@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.node.session.connection import Connection
 
 if TYPE_CHECKING:
+    from holdfast.log.record import Record
     from holdfast.node.node_state import NodeState
 
 PROMISE_BYTES: Final = 300
@@ -25,6 +26,8 @@ class Promise:
         self.after = 0
         # The number of conditions that are not met yet: records without a commit, and others.
         self.waiting = 0
+        # In a cluster whose only node this is: the appended record whose commit it waits for.
+        self.appended: Record | None = None
         # From 0x80 on: the promise is refused, for the reason `text`.
         self.reason = 0
         self.text = ""

@@ -123,6 +123,16 @@ class Admission(Appender):
             _, origin, ticket = tail.repeated.popleft()
             self._answer(origin, partition, ticket, reasons.SUCCESS, "")
 
+    def note_again(self, records: list[Record]) -> None:
+        """Rebuilds the uncommitted state of all partitions from the records that are appended and
+        not applied."""
+        for partition, before in self._tails.items():
+            self._tails[partition] = UncommittedState()
+            self._tails[partition].refused = before.refused
+            assert not before.repeated, "a repetition waits though this node is alone"
+        for record in records:
+            self._note(self._tails[record.partition], record)
+
     def append(self, pending: PendingRecord) -> None:
         """Admits a record of this node."""
         self._origin = self._context.node_id

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.node_state import NodeState
 from holdfast.node.promise import PROMISE_BYTES, CallbackPromise, Promise
@@ -30,10 +31,10 @@ NO_PARTITION: Final = -1
 
 
 class _Step:
-    """A record or a promise in append order. A record waits for its commit, a promise alone for the
-    steps before it."""
+    """A promise without a record of its own, which waits for the steps before it, or a record with
+    a promise that already has another one."""
 
-    def __init__(self, partition: int, record: Record | None, promise: Promise | None) -> None:
+    def __init__(self, partition: int, record: Record | None, promise: Promise) -> None:
         """`partition`: of the record, or of the records that the promise waits for."""
         self.partition = partition
         self.record = record
@@ -57,8 +58,8 @@ class LocalCommit:
         self._forwarding = forwarding
         self._promises = forwarding.promises
         self._applier = applier
-        # A message with its PUBACK or PUBREC is a PublishPromise, everything else a `_Step`. Unless
-        # `release` runs, the first one has a record that is not committed.
+        # A Promise stands for its `appended` record, a Record has no promise, and everything else is
+        # a `_Step`. Unless `release` runs, the first one has a record that is not committed.
         self._steps: list[object] = []
 
     def is_waiting(self) -> bool:
@@ -72,7 +73,7 @@ class LocalCommit:
     def append(self, record: Record) -> None:
         """Append a record without a promise."""
         if self._append(record) == STORE:
-            self._add(_Step(record.partition, record, None))
+            self._add(record)
 
     def publish(self, record: Record, promise: Promise) -> None:
         """Append a record. The promise waits for it, and for its other conditions."""
@@ -80,7 +81,8 @@ class LocalCommit:
         outcome = self._append(record)
         if outcome != STORE:
             self._answer(record, promise, outcome)
-        elif isinstance(promise, PublishPromise) and promise.record is record:
+        elif promise.appended is None:
+            promise.appended = record
             self._add(promise)
         else:
             self._add(_Step(record.partition, record, promise))
@@ -88,10 +90,24 @@ class LocalCommit:
     def _append(self, record: Record) -> int:
         """Append a record if admission stores it. Returns the verdict."""
         record.ticket = self._forwarding.next_ticket()
-        if is_recognised(record) or self._state.disk_full:
+        if self._needs_admission(record) or self._state.disk_full:
             return self._admission.append_own(record)
         self._journal.append(record)
         return STORE
+
+    def _needs_admission(self, record: Record) -> bool:
+        """Whether admission may decide about the record, or by it about later ones.
+
+        It need not for the packet ids of QoS 2 messages, unless the log was put back. Their session
+        is here, and has all of them: what was appended for it before is folded when it is resumed,
+        because records are folded in append order.
+        """
+        if record.kind == log_record.RELEASE:
+            return self._state.was_put_back
+        if record.kind == log_record.MESSAGE:
+            flags = record.flags & log_record.STATE_FLAGS
+            return flags != 0 and (flags != log_record.FLAG_PACKET_ID or self._state.was_put_back)
+        return is_recognised(record)
 
     def _add(self, step: object) -> None:
         """Add an appended record, and the one that admission has appended behind it, if any."""
@@ -99,7 +115,7 @@ class LocalCommit:
         removed = self._admission.removed
         if removed is not None:
             self._admission.removed = None
-            self._steps.append(_Step(removed.partition, removed, None))
+            self._steps.append(removed)
 
     def _answer(self, record: Record, promise: Promise, outcome: int) -> None:
         """Queue the reply to a record that is not appended. A repetition waits for the records
@@ -145,8 +161,10 @@ class LocalCommit:
             step = steps[done]
             record: Record | None
             promise: Promise | None
-            if isinstance(step, PublishPromise):
-                record, promise = step.record, step
+            if isinstance(step, Promise):
+                record, promise = step.appended, step
+            elif isinstance(step, Record):
+                record, promise = step, None
             else:
                 assert isinstance(step, _Step)
                 record, promise = step.record, step.promise
@@ -158,9 +176,11 @@ class LocalCommit:
                 if not applier.fold(record) and route and not applier.filters.match(route.topic):
                     assert promise is not None
                     promise.reason = NO_MATCHING_SUBSCRIBERS
-                if is_recognised(record):
+                if self._needs_admission(record):
                     self._admission.committed(record.partition, record.offset + 1)
             if promise is not None:
+                if promise is step:
+                    promise.appended = None
                 self._resolve(promise)
             done += 1
         del steps[:done]
@@ -168,22 +188,29 @@ class LocalCommit:
     def end(self) -> None:
         """Hand everything that waits to the forwarding."""
         steps, self._steps = self._steps, []
+        found: list[tuple[Record | None, Promise | None, int]] = []
         for step in steps:
-            if isinstance(step, PublishPromise):
-                step = _Step(step.record.partition, step.record, step)
-            assert isinstance(step, _Step)
-            record, promise = step.record, step.promise
+            if isinstance(step, Promise):
+                found.append((step.appended, step, NO_PARTITION))
+                step.appended = None
+            elif isinstance(step, Record):
+                found.append((step, None, NO_PARTITION))
+            else:
+                assert isinstance(step, _Step)
+                found.append((step.record, step.promise, step.partition))
+        self._admission.note_again([record for record, _, _ in found if record is not None])
+        for record, promise, partition in found:
             if record is not None and record.ticket:
                 # Admission's own records have no ticket. They are folded when the log has them.
                 self._forwarding.adopt(record, promise)
             if promise is None:
                 continue
-            if record is None and step.partition == NO_PARTITION:
+            if record is None and partition == NO_PARTITION:
                 self._resolve(promise)
                 continue
             self._promises.add(promise)
             if record is None:
-                self._forwarding.after_newest(step.partition, partial(self._settle, promise))
+                self._forwarding.after_newest(partition, partial(self._settle, promise))
 
     def _settle(self, promise: Promise) -> None:
         self._promises.settle(promise)
