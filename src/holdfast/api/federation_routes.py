@@ -13,7 +13,7 @@ from msgspec import Struct
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
 from holdfast.api.nodes.everywhere import Everywhere
 from holdfast.api.process import FederatedProcess, FederationView
-from holdfast.federation.sidecar.in_broker import FederationGraph
+from holdfast.federation.core.graph import FederationGraph
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.scopes import Scope
 

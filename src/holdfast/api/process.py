@@ -1,17 +1,20 @@
 """The process behind the admin port, as its routes, its metrics and its readiness see it."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.api.access.audit import AuditLog
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
-from holdfast.federation.sidecar.in_broker import BrokerFederation, FederationGraph
+from holdfast.federation.core.graph import FederationGraph
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.shared_directory import SharedDirectory
 from holdfast.io.event_loop.cluster_broker import ClusterBroker
 from holdfast.io.settings.reload import Reloaded
+
+if TYPE_CHECKING:
+    from holdfast.federation.sidecar.in_broker import BrokerFederation
 
 
 class FederationView(Protocol):
@@ -48,7 +51,7 @@ class ServedProcess(Protocol):
     sharing: SharedDirectory | None
     cluster: ClusterOperations | None
     """The cluster's operations, or None while the node stands by."""
-    federation: BrokerFederation | None
+    federation: "BrokerFederation | None"
     maintenance: Maintenance | None
     config: Config
     audit: AuditLog

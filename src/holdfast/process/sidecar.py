@@ -25,11 +25,12 @@ from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.metrics.federation import FederationCollector
 from holdfast.api.metrics.scrape import render
 from holdfast.config.problem import ConfigError
+from holdfast.federation.core.graph import FederationGraph
 from holdfast.federation.sidecar.edge_mqtt.edge import MqttEdge
 from holdfast.federation.sidecar.edge_mqtt.retained import edge_for
 from holdfast.federation.sidecar.edge_mqtt.state import BadState
 from holdfast.federation.sidecar.federator import Federator, FederatorError
-from holdfast.federation.sidecar.in_broker import FederationGraph, graph_of, mesh_fields
+from holdfast.federation.sidecar.in_broker import graph_of, mesh_fields
 from holdfast.federation.sidecar.sidecar_settings import SidecarSettings
 from holdfast.io.event_loop.failures import first_unexpected
 from holdfast.io.event_loop.loop import handle_signals, spare_the_collector

@@ -17,11 +17,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.config.federation import Federation
 from holdfast.config.schema import Node
+from holdfast.federation.core.graph import FederationGraph, GraphLink, GraphMember
 from holdfast.federation.core.routing.mesh import Mesh
 from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
 from holdfast.federation.sidecar.edge_broker.log_starts import start_of
@@ -45,38 +45,6 @@ STOP_S: Final = 3.0
 """The longest time in seconds in which a federator that stops stores its last changes."""
 COMPLAINT_S: Final = 30.0
 """The shortest time in seconds between two log lines with the same reason."""
-
-
-class GraphMember(Struct):
-    """A member as it last announced itself."""
-
-    id: str
-    name: str
-    """The name of its site; empty if it is not known here."""
-    address: str
-    leaving: bool
-    filters: int
-    """The topic filters that it wants."""
-    queued: int
-    """The messages that wait here for it."""
-
-
-class GraphLink(Struct):
-    """A link between two members, `a` before `b`."""
-
-    a: str
-    b: str
-    mutual: bool
-    """Whether both announce it. Only then messages take it."""
-
-
-class FederationGraph(Struct):
-    """The members of a federation, and their links."""
-
-    id: str
-    """The member that replies."""
-    members: list[GraphMember]
-    links: list[GraphLink]
 
 
 class BrokerFederation:
