@@ -14,6 +14,7 @@ from holdfast.log.record import Record
 from holdfast.node.failure.health import Presence
 from holdfast.node.metadata.model import WITNESS
 from holdfast.node.ownership.acquisition import WAKES_MAX
+from holdfast.node.publish.admission import REPEATED
 from holdfast.node.publish.completion import PublishPromise
 from holdfast.node.routing.routing import find_route
 from holdfast.node.runtime.cluster_runtime import ClusterRuntime
@@ -122,6 +123,24 @@ def test_another_node_joins_while_records_wait(row: Row) -> None:
     assert not cluster_node.forwarding.pending
     held.core.round()
     assert not cluster_node.context.is_alone
+
+
+def test_another_node_finds_the_packet_ids_of_records_that_wait() -> None:
+    """Admission does without them while the node is alone, because their sessions are here. Without
+    them, a repetition that comes over another node would be stored again."""
+    held = Held(Row(2, 3, is_durable=True))
+    admission = held.node.cluster_node.admission
+    assert not any(tail.inbound for tail in admission._tails.values())
+    held.meet()
+    waiting = held.node.cluster_node.forwarding.pending.values()
+    records = [each.record for each in waiting if each.record.kind == log_record.MESSAGE]
+    assert len(records) == 3 * MESSAGES
+    for record in records:
+        tail = admission._tails[record.partition]
+        assert admission._decide(tail, record) == REPEATED
+    held.write()
+    assert held.is_answered()
+    assert not any(tail.inbound for tail in admission._tails.values())
 
 
 def test_the_high_watermark_waits_for_the_disk() -> None:

@@ -1,4 +1,6 @@
-"""The open sessions of the replicated state, by owner and home partition."""
+"""The sessions of the replicated state, by owner and home partition."""
+
+import pytest
 
 from holdfast.log.partition import partition_of
 from holdfast.node.session.session import Session
@@ -23,3 +25,28 @@ def test_sessions_come_in_the_order_of_their_opening() -> None:
             session for session in order if partition_of(session.key, 2) == home
         ]
     table.check(sessions)
+
+
+def test_a_home_has_its_sessions_whatever_their_owner() -> None:
+    """A snapshot lists one home after the other. A session that another list has would be missing
+    after a recovery."""
+    table = OpenSessions(2)
+    sessions = [Session(f"c{number}") for number in range(60)]
+    for number, session in enumerate(sessions):
+        session.owner = ("", "n1", "n2")[number % 3]
+        table.add(session)
+    table.check(sessions)
+    for home in range(2):
+        own = {each for each in sessions if partition_of(each.key, 2) == home}
+        assert set(table.all_of(home)) == own
+        for session in own:
+            table.discard(session)
+            session.owner = "n2" if session.owner == "" else ""
+            table.add(session)
+        assert set(table.all_of(home)) == own
+    assert table.counts == {"n1": 0, "n2": 20}
+    assert not any(table.has(each) for each in sessions if not each.owner)
+    table.check(sessions)
+    table.discard(sessions[0])
+    with pytest.raises(AssertionError, match="is missing"):
+        table.check(sessions)

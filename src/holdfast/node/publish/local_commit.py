@@ -58,8 +58,8 @@ class LocalCommit:
         self._forwarding = forwarding
         self._promises = forwarding.promises
         self._applier = applier
-        # A Promise stands for its `appended` record, a Record has no promise, and everything else is
-        # a `_Step`. Unless `release` runs, the first one has a record that is not committed.
+        # A Promise stands for its `appended` record, a Record has no promise, and the rest are
+        # `_Step`s. Unless `release` runs, the first one has a record that is not committed.
         self._steps: list[object] = []
 
     def is_waiting(self) -> bool:

@@ -129,13 +129,12 @@ def _bans(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[E
 
 
 def _sessions(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
-    sessions = replicated.state.sessions
-    for number, session in enumerate(list(sessions.values())):
+    homes = [each for each in range(replicated.state.config.partitions) if each in partitions]
+    for number, session in enumerate(replicated.present_sessions(homes)):
+        home = replicated.home(session.client_id)
+        yield home, SNAPSHOT_SESSION, encode_session(replicated.entry(session))
         if number % LOOKED_AT == 0:
             yield None
-        home = replicated.home(session.client_id)
-        if home in partitions and sessions.get(session.client_id) is session:
-            yield home, SNAPSHOT_SESSION, encode_session(replicated.entry(session))
 
 
 def _inbound(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
@@ -210,11 +209,11 @@ def _epochs(partition: int, kind: int, epochs: ClientEpochs) -> Iterator[Entry |
 def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
     """Removes everything that belongs to the partitions, with pauses as in `entries`."""
     state = replicated.state
-    for number, session in enumerate(list(state.sessions.values())):
+    homes = [each for each in range(state.config.partitions) if each in partitions]
+    for number, session in enumerate(replicated.present_sessions(homes)):
+        replicated.drop(session)
         if number % LOOKED_AT == 0:
             yield
-        if replicated.home(session.client_id) in partitions:
-            replicated.drop(session)
     for number, (client_id, ids) in enumerate(list(replicated.inbound.items())):
         if number % LOOKED_AT == 0:
             yield

@@ -459,7 +459,6 @@ class Recovery(SenderPacketIds):
             session.will = entry.will.will()
         if entry.open:
             self._set_open(session, entry.owner)
-        session.owner = entry.owner
         for row in entry.subscriptions:
             self._subscribe(session, row[:6], row[6])
         restore_replays(session, entry.replays, self.state.config.partitions)
