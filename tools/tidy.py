@@ -34,6 +34,7 @@ LIMITS = {
     "class_name_in_folder": 1,
     "class_name": 1,
     "gerund": 0,
+    "noun_for_verb": 0,
     "untyped_dictionaries": 0,
     "code_share": 82,
     "long_lines": 0,
@@ -53,6 +54,8 @@ NOUNS = {
     "string", "tailing", "testing", "timing",
 }  # fmt: skip
 """Words that end in -ing and are nouns of the field."""
+NOUN_FOR_VERB = re.compile(r"The [\w' -]+ of ")
+"""The beginning of a module's docstring that names an action: "The run of", in place of "Runs"."""
 UNTYPED = re.compile(r"\b(dict|Mapping|MutableMapping)\[str, (object|Any)\]")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -138,6 +141,8 @@ def values() -> Values:
         tree = ast.parse(text)
         found["module_lines"][name] = text.count("\n")
         package_lines[name.split("/")[0]] += text.count("\n")
+        summary = " ".join((ast.get_docstring(tree) or "").split())
+        found["noun_for_verb"][name] = int(NOUN_FOR_VERB.match(summary) is not None)
         if is_public(path.stem) and is_gerund(path.stem):
             found["gerund"][name] = 1
         for qualified, function, in_class in functions(tree):

@@ -1,4 +1,4 @@
-"""The pytest plugin of an installed Holdfast: the fixtures `holdfast_broker` and
+"""Pytest plugin of an installed Holdfast: the fixtures `holdfast_broker` and
 `make_holdfast_broker`.
 
 pytest imports this module in every run on a machine with Holdfast. So it imports nothing of a

@@ -1,4 +1,4 @@
-"""The common part of the stores in SQLite files: opening, transactions, the meaning of errors."""
+"""Opens SQLite files, runs transactions and translates errors, for all stores."""
 
 import os
 import sqlite3

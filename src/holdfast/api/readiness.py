@@ -1,4 +1,4 @@
-"""The reasons why a node does not serve its clients fully.
+"""Finds the reasons why a node does not serve its clients fully.
 
 `/readyz`, the log, the metrics and `holdfast cluster status` use the same list of obstacles. So
 none of them reports a healthy node while publishes wait, are refused, or clients are sent away. The

@@ -1,8 +1,8 @@
 """Identifies a message by producer, epoch and sequence, so that brokers drop repetitions.
 
-It is the MQTT 5 user property `hf-seq` with the value `<producer>:<epoch>:<sequence>`. The sequence
-counts a producer's messages over all topics. The epoch grows with each life of the producer, so a
-producer that forgot its sequence does not use one twice.
+The identity is the MQTT 5 user property `hf-seq` with the value `<producer>:<epoch>:<sequence>`.
+The sequence counts a producer's messages over all topics. The epoch grows with each life of the
+producer, so a producer that forgot its sequence does not use one twice.
 """
 
 import re

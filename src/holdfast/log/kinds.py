@@ -1,8 +1,8 @@
 """Names the kinds of records, as operators see and write them.
 
-They are in the lists of `holdfast log`, in the records of the admin port and in the broker's own
-log. A name is a promise like a kind: it never changes, and a kind without a name here is shown by
-its number. A version that does not know a kind reads the record, and its recovery passes it.
+The names are in the lists of `holdfast log`, in the records of the admin port and in the broker's
+own log. A name is a promise like a kind: it never changes, and a kind without a name here is shown
+by its number. A version that does not know a kind reads the record, and its recovery passes it.
 """
 
 from typing import Final

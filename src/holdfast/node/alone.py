@@ -1,4 +1,4 @@
-"""The time in which a node is its whole cluster, and how it begins and ends."""
+"""Begins and ends the time in which a node is its whole cluster."""
 
 from holdfast.log.batch import Batch
 from holdfast.log.journal.segment import WriteGroup

@@ -1,4 +1,4 @@
-"""The start of a Raft peer whose disk may lack votes and entries: full attendance.
+"""Starts a Raft peer whose disk may lack votes and entries: full attendance.
 
 Such a peer must not be a majority with others like it, or alone. Smallest counter-example: n1 alone
 votes, and n2 follows. They agree on entries 17 and 18. The disk of n1 is put back to entry 16. n1

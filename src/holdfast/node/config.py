@@ -1,4 +1,4 @@
-"""The part of the configuration that a node needs, as plain values."""
+"""Settings that a node needs, as plain values."""
 
 from dataclasses import dataclass, field
 

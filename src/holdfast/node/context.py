@@ -1,5 +1,4 @@
-"""The context that all parts of a cluster node share: metadata, leaderships, links and outgoing
-frames."""
+"""Shares metadata, leaderships, links and outgoing frames among the parts of a cluster node."""
 
 from collections.abc import Callable, Iterable
 from typing import Final

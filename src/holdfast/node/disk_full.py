@@ -1,4 +1,4 @@
-"""The reaction of a node to a disk that has only its reserve left.
+"""Reacts to a disk that has only its reserve left.
 
 The node reports the full disk in its heartbeats. The controller then removes it from all in-sync
 sets and gives its leaderships to other nodes. Once no commit waits for this node, it suspends

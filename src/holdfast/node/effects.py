@@ -1,4 +1,4 @@
-"""The requests of the node to its driver. Results come back through `Node`."""
+"""Requests of the node to its driver. Results come back through `Node`."""
 
 from collections.abc import Callable
 

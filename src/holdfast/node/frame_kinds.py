@@ -1,4 +1,4 @@
-"""The kinds of frames between the nodes of a cluster.
+"""Kinds of frames between the nodes of a cluster.
 
 A frame is (kind, payload). Each module encodes and decodes the payloads of its own kinds.
 """

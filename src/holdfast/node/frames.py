@@ -1,4 +1,4 @@
-"""The frames between nodes in JSON: those about single sessions and replicated state.
+"""Frames between nodes in JSON: those about single sessions and replicated state.
 
 A field that is not there has its default. `frame_kinds` says which frame is of which kind.
 """

@@ -1,5 +1,4 @@
-"""The consequences of a metadata change in a cluster node: leaderships, replication and session
-reports."""
+"""Carries a metadata change into a cluster node: leaderships, replication, session reports."""
 
 from holdfast.node.metadata.model import ClusterMetadata
 from holdfast.node.parts import Parts

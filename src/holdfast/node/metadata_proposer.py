@@ -1,4 +1,4 @@
-"""The proposals that a cluster node makes for the metadata.
+"""Proposes a cluster node's changes of the metadata.
 
 Every node proposes in-sync sets for the partitions that it leads. The Raft leader also proposes new
 nodes and the decisions of its controller.

@@ -1,4 +1,4 @@
-"""The node as its driver sees it: bytes, results and times in; bytes and effects out.
+"""Node as its driver sees it: bytes, results and times in; bytes and effects out.
 
 The driver sets the clock (`tick`) before each call. After a batch of calls it carries out
 `state.effects`, the connections in `state.dirty`, and the journal's next write group. No function

@@ -1,4 +1,4 @@
-"""The decision when a node whose disk is an older copy may restart as a new Raft peer.
+"""Decides when a node with a rolled-back disk may rejoin as a new Raft peer.
 
 The votes and entries of the old Raft peer are lost then, so the others must be a majority without
 it (`partitions.disk_position`). It proves nothing that this node was recently in contact with a

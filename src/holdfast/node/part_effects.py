@@ -1,4 +1,4 @@
-"""The effects of a cluster node's parts, carried out on the other parts or left for the driver."""
+"""Carries out the effects of a cluster node's parts, or leaves them for the driver."""
 
 from holdfast.node import frame_kinds as kinds
 from holdfast.node.alone import Alone

@@ -1,4 +1,4 @@
-"""The parts of a cluster node and how they are connected."""
+"""Makes and connects the parts of a cluster node."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The reports of disk positions and clocks between the nodes of a cluster."""
+"""Reports disk positions and clocks between the nodes of a cluster."""
 
 from holdfast.node.attendance import RECOVERS
 from holdfast.node.failure.health import Presence

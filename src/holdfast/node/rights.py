@@ -1,4 +1,5 @@
-"""The rights of clients: the topics that each may read and write, and the user of each session.
+"""Decides the rights of clients: the topics that each may read and write, and the user of each
+session.
 
 This is the one gate. Every path that brings a message to a client checks `may_read`; every path
 that brings a client's message into the log checks `may_write` or, for a will, `may_leave`. No other

@@ -1,4 +1,4 @@
-"""The Spark side of Holdfast: the data source `holdfast`, its sink and the lake.
+"""Spark side of Holdfast: the data source `holdfast`, its sink and the lake.
 
 `pyspark_holdfast` lets Spark find the source automatically. Names are loaded on first use, because
 tasks import this package and need only some of it.

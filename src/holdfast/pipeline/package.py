@@ -1,4 +1,6 @@
-"""The program as one zip that spark-submit sends to the executors, and a script for the driver."""
+"""Packs the program as one zip that spark-submit sends to the executors, with a script for the
+driver.
+"""
 
 import zipfile
 from pathlib import Path

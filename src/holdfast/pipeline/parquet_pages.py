@@ -1,4 +1,4 @@
-"""The memory that a row group of a Parquet file takes, from the headers of its pages.
+"""Computes a Parquet row group's memory from the headers of its pages.
 
 Arrow allocates what a page header says. The sizes in the footer are those after encoding: a value
 of 1 MB that a dictionary has once may be in each row.

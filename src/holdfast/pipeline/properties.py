@@ -1,4 +1,4 @@
-"""The decoder of the `properties` column: `df.withColumn("p", decode_properties("properties"))`.
+"""Decodes the column `properties`: `df.withColumn("p", decode_properties("properties"))`.
 
 The log keeps the MQTT 5 properties of a PUBLISH as the publisher sent them (MQTT 5.0, 3.3.2.3).
 Most messages have none and most queries do not use them, so the source does not decode them.

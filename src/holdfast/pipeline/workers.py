@@ -1,4 +1,4 @@
-"""The Python processes of Spark, which run the tasks."""
+"""Prepares Spark's Python processes, which run the tasks."""
 
 import gc
 

@@ -1,7 +1,7 @@
 """Records figures of one node twice a second: publishes, acknowledgements, refusals, waits.
 
-They are taken whether or not a client of the admin port looks, so that a failover can be seen
-afterwards. One row costs some microseconds, and the rows of ten minutes have a bound of 1,200.
+The node records them whether or not a client of the admin port looks, so that a failover can be
+seen afterwards. One row costs some microseconds, and the rows of ten minutes have a bound of 1,200.
 """
 
 import asyncio

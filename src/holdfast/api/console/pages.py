@@ -1,8 +1,8 @@
 """Serves the files of the console.
 
-They are public, like the login: everything that a page shows comes from the admin API, which checks
-the credentials of each request. The files are read and compressed in a thread at the first request,
-so a console that nobody opens costs nothing.
+The files are public, like the login: everything that a page shows comes from the admin API, which
+checks the credentials of each request. The files are read and compressed in a thread at the first
+request, so a console that nobody opens costs nothing.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Lists and cancels the delayed messages that wait. Every node of a cluster knows all of them."""
+"""Lists and cancels the delayed messages that wait. Every node of a cluster tracks all of them."""
 
 import asyncio
 from collections.abc import Iterator

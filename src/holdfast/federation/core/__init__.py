@@ -1,4 +1,4 @@
-"""The decisions of a federation member: routing, custody, delivery and retained messages.
+"""Decides for a federation member: routing, custody, delivery and retained messages.
 
 Every member floods an *announcement* of its links and its interest. So every member knows the
 graph and computes next hops; nothing is announced per topic. A message names its destinations,

@@ -1,4 +1,4 @@
-"""The objects that all components of one federation member share."""
+"""Objects that all components of one federation member share."""
 
 from collections import Counter
 from dataclasses import dataclass, field

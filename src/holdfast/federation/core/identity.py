@@ -1,4 +1,4 @@
-"""The identity of a member: an id for life, and an epoch that grows with every start.
+"""Identity of a member: an id for life, and an epoch that grows with every start.
 
 Both are in a file of one line. A driver stores `restarted()` durably before it starts a member.
 Smallest counter-example: a member publishes (epoch 5, sequence 1), crashes, and starts with epoch 5

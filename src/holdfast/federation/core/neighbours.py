@@ -1,4 +1,4 @@
-"""The choice of members to dial.
+"""Chooses members to dial.
 
 A member dials the neighbours that the manager wants. With fewer than `degree_min` links up it also
 dials members two links away, without waiting for the manager.

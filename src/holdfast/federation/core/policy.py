@@ -1,4 +1,4 @@
-"""The policy of a link: topics, sizes and rates that may cross it. Each end enforces its own.
+"""Policy of a link: topics, sizes and rates that may cross it. Each end enforces its own.
 
 A link withholds a message that may not cross, and the message takes no other way. At QoS 1 and 2 a
 Skip continues in its place, so later messages of the stream do not wait for it.

@@ -1,4 +1,4 @@
-"""The manager of a federation: it decides which brokers are members and which members are linked.
+"""Manages a federation: decides which brokers are members and which members are linked.
 
 A member joins once and receives its neighbours. From then on it reports its links and follows the
 desired ones. No message of a client passes through the manager. While it is down, joins and repairs

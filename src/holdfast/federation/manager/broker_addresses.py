@@ -1,4 +1,4 @@
-"""The rules for brokers that the manager connects to, and for those at which it logs in.
+"""Decides which brokers the manager connects to, and at which of them it logs in.
 
 A join names an address. A join token proves the caller, not the address. So an address counts
 as a member's broker when the operator vouches for it: he joins the member himself, or names the

@@ -1,5 +1,6 @@
-"""The manager's MQTT connections to members' brokers, which measure round trips and announce
-neighbours to members of the published protocol."""
+"""Connects the manager to members' brokers over MQTT, to measure round trips and announce
+neighbours to members of the published protocol.
+"""
 
 import asyncio
 import time

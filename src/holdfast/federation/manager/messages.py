@@ -1,4 +1,4 @@
-"""The bodies of the REST interface. Published names are kept; the others are in snake case."""
+"""Bodies of the REST interface. Published names are kept; the others are in snake case."""
 
 from typing import Annotated, Generic, TypeVar
 

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of the manager, computed on request."""
+"""Prometheus metrics of the manager, computed on request."""
 
 from collections.abc import Iterable
 

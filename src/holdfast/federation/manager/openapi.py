@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the endpoints and the types of their bodies."""
+"""Generates the OpenAPI document from the endpoints and the types of their bodies."""
 
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""The settings of a manager, from the environment and the command line.
+"""Loads a manager's settings from the environment and the command line.
 
 The published names are CORE_ANN_INTERVAL, BEACON_INTERVAL (Go durations), FED_REDUNDANCY,
 TOP_MAX_REDUNDANCY; and DB_URL in place of MONGO_URL. HOLDFAST_TOPOLOGY__ and the name of a field in

@@ -1,4 +1,4 @@
-"""The views of the manager in the REST interface."""
+"""Views of the manager in the REST interface."""
 
 from collections import Counter
 

@@ -1,5 +1,6 @@
-"""The published protocol of self-managed federations (Ribas and Spohn 2022, Bevilaqua and Spohn
-2023), as a pure member: for federations that speak it already, and for comparisons with our own.
+"""Speaks the published protocol of self-managed federations (Ribas and Spohn 2022, Bevilaqua and
+Spohn 2023), as a pure member: for federations that speak it already, and for comparisons with our
+own.
 
 Subscribers send *beacons* to the federator of their broker. The first federator with one becomes
 the *root* of the topic's mesh (the papers' core) and announces itself to everybody, again in every

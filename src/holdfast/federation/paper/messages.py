@@ -1,4 +1,4 @@
-"""The messages of the published protocol, as JSON in MQTT messages.
+"""Messages of the published protocol, as JSON in MQTT messages.
 
 Field names are the published ones. Their case does not matter, and unknown ones are ignored.
 `Epoch` and `Hops` are Holdfast's; a published federator sends neither, which reads as 0.

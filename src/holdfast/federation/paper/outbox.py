@@ -1,4 +1,4 @@
-"""The messages that a member sends: their receivers and their numbers."""
+"""Messages that a member sends: their receivers and their numbers."""
 
 from holdfast.federation.paper.config import PaperConfig
 from holdfast.federation.paper.effects import Effect, PublishToNeighbour

@@ -1,4 +1,4 @@
-"""The topics that a member tracks, up to a bound, and the time at which the next one is due."""
+"""Topics that a member tracks, up to a bound, and the time at which the next one is due."""
 
 import heapq
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""The counters of a federator since its start."""
+"""Counters of a federator since its start."""
 
 from collections import Counter
 from dataclasses import dataclass, field

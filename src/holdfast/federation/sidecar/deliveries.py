@@ -1,4 +1,4 @@
-"""The queue of messages from the federation to the broker.
+"""Queues messages from the federation to the broker.
 
 - The edge receives messages in the order in which the member delivered them. When it comes up
   again, it receives all unfinished ones again, from the first.

@@ -1,4 +1,4 @@
-"""The interface between a federator and its broker.
+"""Interface between a federator and its broker.
 
 An edge represents a broker's clients in the federation. It reports their interest, hands over their
 messages, and publishes for them what the federation delivers. Every call is made in the event loop.

@@ -1,4 +1,4 @@
-"""The links of a member to others: one TCP connection per pair, which either end may dial.
+"""Links a member to others: one TCP connection per pair, which either end may dial.
 
 When both ends have dialled, the member with the lower id keeps the first of the two connections. A
 peer knows the federation's secret, has a certificate for its id, or both, as configured.

@@ -1,4 +1,4 @@
-"""The desired neighbours of a member, from its settings and from its manager."""
+"""Finds a member's desired neighbours, from its settings and its manager."""
 
 import asyncio
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""The queue of the broker's messages on their way into custody.
+"""Queues the broker's messages on their way into custody.
 
 - `done` of a message is called once: when it is stored durably, has no destination, or was given
   up.

@@ -1,4 +1,4 @@
-"""The settings that all members of a federation share, and the published names."""
+"""Settings that all members of a federation share, and the published names."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The settings of `holdfast federation sidecar`.
+"""Settings of `holdfast federation sidecar`.
 
 The tables are [federation], as in a broker's configuration, [edge] for the broker beside it, and
 [admin]. `holdfast.config.sources` reads them.

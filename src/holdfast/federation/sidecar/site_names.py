@@ -1,4 +1,4 @@
-"""The names of a federation's sites, for people: logs, status and metrics show them.
+"""Names a federation's sites for people: logs, status and metrics show them.
 
 Members tell apart by their ids. A name is a label that an operator gave to a member, so nothing is
 decided by it: a wrong or forged one misleads a reader and no message. Each member tells its links

@@ -1,4 +1,4 @@
-"""The status of a federator, for people and programs."""
+"""Status of a federator, for people and programs."""
 
 from typing import Final
 

@@ -1,5 +1,5 @@
-"""The making of a data directory for the first node of a cluster from that of a single broker of
-version 0.1, or of a cluster's only node.
+"""Makes a data directory for the first node of a cluster from that of a single broker of version
+0.1, or of a cluster's only node.
 
 Invariant: the new directory has every message of the old one, at the same offset, and a state that
 recovery reads as the same (`CarriedState.lasting`). The old directory is only read. `fill` checks

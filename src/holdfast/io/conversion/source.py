@@ -1,4 +1,4 @@
-"""Reads the data directory that is converted. It stays as it is."""
+"""Reads the data directory that is converted. The directory stays as it is."""
 
 import time
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Checks free space, writes snapshots and applies retention, in the background.
 
-Each kind is done in small pieces, so that no client waits for it.
+Each task is done in small pieces, so that no client waits for it.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The event loop and the garbage collector of a serving process.
+"""Configures the event loop and the garbage collector of a serving process.
 
 The loop is uvloop if it is installed, else asyncio's.
 """

@@ -1,4 +1,4 @@
-"""The checks of a CONNECT: bans, rates of CONNECTs, sessions of a user, and the count of failures.
+"""Checks a CONNECT: bans, rates of CONNECTs, sessions of a user, and the count of failures.
 
 Without a configured limit, a ban or a lock-out a CONNECT costs four looks at `NodeState`.
 """

@@ -1,4 +1,4 @@
-"""The rights of one client, remembered by topic."""
+"""Remembers the rights of one client by topic."""
 
 from typing import Final
 

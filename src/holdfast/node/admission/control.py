@@ -1,4 +1,4 @@
-"""The state of admission at one node, and how its clients prove who they are."""
+"""State of admission at one node, and how its clients prove who they are."""
 
 from holdfast.node.admission.limits import AdmissionLimits
 from holdfast.node.admission.lockouts import FailureCount, LockoutTable

@@ -1,4 +1,4 @@
-"""The explanation of a right by rule and line: may a client publish, subscribe, read the past?
+"""Explains a right by rule and line: may a client publish, subscribe, read the past?
 
 It asks the same rules as the gate (`node.rights`) and decides nothing.
 """

@@ -1,4 +1,4 @@
-"""The end of the connections of banned clients, on the node that they are connected to."""
+"""Disconnects banned clients."""
 
 from holdfast.node.admission.checks import find_ban
 from holdfast.node.admission.throttle import count_sessions

@@ -1,4 +1,4 @@
-"""The configured rates, quotas and lock-out, as plain values. 0 switches a limit off."""
+"""Configured rates, quotas and lock-out, as plain values."""
 
 from dataclasses import dataclass, field
 from typing import Final

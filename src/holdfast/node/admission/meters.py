@@ -1,4 +1,4 @@
-"""The allowances in use: one bucket per limit and name, shared by the connections of that name.
+"""Shares one bucket per limit and name among the connections of that name.
 
 Invariants
 - Two connections of one name share its buckets, so a client gains nothing by connecting twice.

@@ -1,4 +1,4 @@
-"""The observer of clients and their messages, for hooks."""
+"""Interface of hooks that observe clients and their messages."""
 
 from holdfast.node.session.connection import Connection
 

@@ -1,4 +1,4 @@
-"""The proof of identity that a source accepted for one connection, until it expires."""
+"""Proof of identity that a source accepted for one connection, until it expires."""
 
 from holdfast.security.identity.identity import ClientIdentity
 

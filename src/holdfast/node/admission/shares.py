@@ -1,4 +1,4 @@
-"""The shares of a table that all clients fill together.
+"""Shares a table that all clients fill together.
 
 Invariant: no owner gets more than is left for all others: the first one at most half of the table,
 the second one a quarter. What is acknowledged cannot give way later. Counter-example without

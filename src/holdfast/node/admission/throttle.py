@@ -1,5 +1,5 @@
-"""The rates and quotas of clients: each PUBLISH, CONNECT, SUBSCRIBE and UNSUBSCRIBE is charged, and
-its client waits or is refused.
+"""Charges each PUBLISH, CONNECT, SUBSCRIBE and UNSUBSCRIBE to a client's rates and quotas, and lets
+the client wait or refuses it.
 
 Invariants
 - Without a configured limit a message costs one look at `Connection.meter`.

@@ -1,4 +1,4 @@
-"""The sessions of each user at this node, for the quota of sessions."""
+"""Counts the sessions of each user at this node, for the quota."""
 
 
 class UserSessions:

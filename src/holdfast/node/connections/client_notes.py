@@ -1,8 +1,9 @@
-"""The log lines about clients: one for each connect, refusal, disconnect, takeover and denial.
+"""Logs each client's connect, refusal, disconnect, takeover and denial in one line.
 
-All have the fields `client`, `user` and `remote` (address and port), and `listener` where the line
-concerns the door. `user` is the name that the client has proved. In `connection_refused` it is the
-claimed name, because an operator must see whose password was wrong. docs/logs.md lists the lines.
+All lines have the fields `client`, `user` and `remote` (address and port), and `listener` where the
+line concerns the door. `user` is the name that the client has proved. In `connection_refused` it is
+the claimed name, because an operator must see whose password was wrong. docs/logs.md lists the
+lines.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""The end of connections and sessions: DISCONNECT, errors, wills, expiry.
+"""Ends connections and sessions: DISCONNECT, errors, wills, expiry.
 
 Every end of a connection with a session goes through `_detach`, whatever its cause. So the same
 happens once: the session keeps what it needs, the will is published or scheduled, and the log

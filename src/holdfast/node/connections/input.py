@@ -1,4 +1,4 @@
-"""The input of a connection: its continuation in a later turn, and the mount of its filters."""
+"""Continues a connection's input in a later turn, and mounts its filters."""
 
 from holdfast.node.delivery.replay_start import start_prefix
 from holdfast.node.effects import ResumeInput

@@ -1,4 +1,4 @@
-"""The deadlines of connections: for a complete CONNECT, then for the keep alive.
+"""Sets deadlines of connections: for a complete CONNECT, then for the keep alive.
 
 A client that is silent for one and a half times its keep alive loses its connection. Deadlines are
 rounded up to whole seconds, so that the connections of a second share one timer.

@@ -1,4 +1,4 @@
-"""The connections whose CONNECT is not answered yet, and the limits for them.
+"""Tracks and limits connections whose CONNECT is not answered yet.
 
 A stranger pays nothing for such a connection, so the node bounds its cost: bytes per connection,
 bytes of all together, connections per address.

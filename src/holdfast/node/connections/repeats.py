@@ -1,4 +1,4 @@
-"""The events that a client may repeat without end, each with one log line a minute."""
+"""Limits log lines about a repeated event to one a minute."""
 
 from typing import Final
 from zlib import crc32

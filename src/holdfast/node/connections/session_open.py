@@ -1,4 +1,4 @@
-"""The open of a session, from authentication to CONNACK: limits, owner, takeover, will."""
+"""Opens a session, from authentication to CONNACK: limits, owner, takeover, will."""
 
 from functools import partial
 from typing import Final

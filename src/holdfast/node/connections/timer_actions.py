@@ -1,4 +1,4 @@
-"""The action of each kind of timer, when it is due.
+"""Acts on each kind of timer when it is due.
 
 A cancelled timer has no subject and does nothing. The actions check the state of their subject,
 because an action before may have closed it.

@@ -1,4 +1,4 @@
-"""The acknowledgements of receivers: PUBACK, PUBREC, PUBCOMP for messages the broker sent.
+"""Handles receivers' PUBACK, PUBREC and PUBCOMP for messages the broker sent.
 
 Each frees a packet id or moves it on, and then lets waiting messages take the room (`proceed`). An
 acknowledgement for an unknown id has no effect: after a reconnect a client repeats those that it

@@ -1,4 +1,4 @@
-"""The room for new filters of one SUBSCRIBE: that of its session, and that of its owner."""
+"""Limits the new filters of one SUBSCRIBE: by its session, and by its owner."""
 
 from holdfast.node.node_state import NodeState
 from holdfast.node.session.session import Session

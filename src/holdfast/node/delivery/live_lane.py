@@ -1,4 +1,4 @@
-"""The live messages of a session beside its replay.
+"""Delivers a session's live messages beside its replay.
 
 Those of other topics go through `session.cursor.LiveLane`, which has the invariants. A message that
 has no room is not refused: the lane closes, and the message waits in the log behind the replay,

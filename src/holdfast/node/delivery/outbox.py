@@ -1,4 +1,4 @@
-"""The outbox of a session: deliveries that wait for the window or the socket.
+"""Sends a session's deliveries that wait for the window or the socket.
 
 Whatever waits for a client is checked against its rights again when it is sent: the rights may have
 changed meanwhile.

@@ -1,4 +1,4 @@
-"""The results of reads for readers that are behind: their records go into the outbox."""
+"""Puts records that were read for readers behind the log into their outbox."""
 
 from holdfast.log.record import FLAG_AUDIENCE, FLAG_QOS_MASK, FLAG_RETAIN, Record
 from holdfast.node.delivery.delivery import (

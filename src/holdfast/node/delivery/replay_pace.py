@@ -1,4 +1,4 @@
-"""The rate at which the replays of a node read the log: `limits.replay_bytes_per_s`."""
+"""Limits the rate at which a node's replays read the log: `limits.replay_bytes_per_s`."""
 
 from typing import Final
 

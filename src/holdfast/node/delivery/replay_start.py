@@ -1,4 +1,4 @@
-"""The start of a subscription in the past, as a client writes it.
+"""Parses where a subscription in the past starts, as a client writes it.
 
 A client of MQTT 5 names it in the user property `stream-offset` of SUBSCRIBE. Any client can name
 it in the filter: `$stream/@START/filter`. `$stream/filter` is the filter itself.

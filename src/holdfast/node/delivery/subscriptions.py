@@ -1,4 +1,4 @@
-"""The subscriptions of sessions in the routing, and the shared groups that they make."""
+"""Adds sessions' subscriptions to the routing, and makes their shared groups."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""The failure detector of one node: which nodes it hears, which it suspects, and which are dead.
+"""Detects failures: which nodes this one hears, which it suspects, and which are dead.
 
 Every node sends a heartbeat to every other, from inside its event loop. A node is *suspected* when
 it was silent for `suspect_s`. It is suspected at once when its socket is closed and its address

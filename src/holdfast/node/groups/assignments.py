@@ -1,4 +1,4 @@
-"""The records of one shared group that are assigned to this node, and what its agent needs."""
+"""Records of one shared group that are assigned to this node."""
 
 from collections.abc import Callable
 from typing import Final

@@ -1,4 +1,4 @@
-"""The codec of GROUP frames, between the coordinator of a group and the nodes with group members.
+"""Encodes GROUP frames, between a group's coordinator and the nodes with members.
 
 - TELL (node to coordinator, JSON): all that the node has of all groups of some home partitions.
 - HEARD (back, JSON): the coordinator has taken the TELL.

@@ -1,4 +1,4 @@
-"""The operations of GROUP frames, and the frames in JSON: TELL, HEARD and ASK.
+"""Operations of GROUP frames, and the frames in JSON: TELL, HEARD and ASK.
 
 A frame begins with one byte, its operation. All decoders raise `BadFrame` when it is malformed.
 """

@@ -1,5 +1,4 @@
-"""The coordinator of shared groups, at the leader of their home partition (the hash of the group's
-key).
+"""Coordinates shared groups at the leader of their home partition (the hash of the group's key).
 
 A new leader begins at the positions that the log has. It assigns no record before two conditions
 are met:

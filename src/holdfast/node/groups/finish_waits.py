@@ -1,4 +1,4 @@
-"""The promises that wait until a shared group has finished with a record."""
+"""Promises that wait until a shared group has finished with a record."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The nodes of one shared group: which of them gets the next record, and which records they have.
+"""Chooses the node of one shared group that gets the next record, and tracks their records.
 
 Several nodes may report one record, after two coordinators assigned it in turn. The first one holds
 it, the others are its claimants.

@@ -1,4 +1,4 @@
-"""The state of one shared group at its coordinator: one cursor over all records, and their owners.
+"""State of one shared group at its coordinator: one cursor over all records, and their owners.
 
 Invariant: a matching record is in exactly one of these:
 - the cursor (its outbox, or the log ahead of it);

@@ -1,4 +1,4 @@
-"""The shared groups of a cluster node: the coordinator of its homes, and the agent of its members.
+"""Connects the shared groups' coordinator of a node's homes with the agent of its members.
 
 The coordinator gives each record to one node, weighted by the number of members there, up to the
 capacity that the node has reported. The node gives it to one of its members. Then it reports the

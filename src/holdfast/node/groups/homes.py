@@ -1,4 +1,4 @@
-"""The home partitions of shared groups that a node leads."""
+"""Home partitions of shared groups that a node leads."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The QoS 2 records that the sessions of members which have left may have kept."""
+"""QoS 2 records that the sessions of members which have left may have kept."""
 
 from collections.abc import Callable
 

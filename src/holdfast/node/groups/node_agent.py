@@ -1,4 +1,4 @@
-"""The agent of a node in shared groups.
+"""Represents a node's members in shared groups.
 
 It reports to the coordinator of each group the capacity of the members here, and gives them the
 assigned records.

@@ -1,4 +1,4 @@
-"""The progress of shared groups in the log, as CURSOR records of their coordinator."""
+"""Records the progress of shared groups in the log, as CURSOR records of their coordinator."""
 
 from bisect import bisect_left
 from collections.abc import Callable

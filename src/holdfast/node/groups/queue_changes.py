@@ -1,4 +1,4 @@
-"""The creation of a queue by SUBSCRIBE, and its deletion by an operator.
+"""Creates a queue by SUBSCRIBE, and deletes it for an operator.
 
 The record of a queue says where it begins, and counts only if there is none with its key. So two
 nodes may begin the same queue at once: the first record in its home partition counts everywhere.

@@ -1,4 +1,4 @@
-"""The keeper of a queue: a durable session without a client that keeps the queue's group.
+"""Keeps a queue's group with a durable session without a client.
 
 A queue `$queue/filter` is the shared group `$share/$queue/filter`. A group exists while it has a
 member, and its cursor outlives restarts and failovers while a member is durable. So a queue is a

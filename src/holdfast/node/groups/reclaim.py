@@ -1,4 +1,4 @@
-"""The reclaiming of assigned records from nodes that are down.
+"""Reclaims assigned records from nodes that are down.
 
 A QoS 2 record that a session there has kept stays with the session. The replicated state shows it
 when two conditions are met:

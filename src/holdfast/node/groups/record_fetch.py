@@ -1,4 +1,4 @@
-"""The reads of a shared group's coordinator from the log."""
+"""Reads records for a shared group's coordinator from the log."""
 
 from typing import Final
 

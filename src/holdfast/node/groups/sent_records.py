@@ -1,4 +1,4 @@
-"""The QoS 1 records of one shared group that members have received while their node is alone.
+"""QoS 1 records of one shared group that members have received while their node is alone.
 
 Such a node (`node.alone`) has every member and coordinates every group. So it enters a record in
 no table when a member receives it: the inflight entry of the member's session is enough.

@@ -1,4 +1,4 @@
-"""The lease of a shared directory: the right of one node to write its log.
+"""Lease of a shared directory: the right of one node to write its log.
 
 The module `directory` has the files and their formats, and `claim` the steps of a takeover. A
 standby judges the holder by `watch`, and the holder itself by `tenure`. All of them work on a

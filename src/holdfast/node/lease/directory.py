@@ -1,4 +1,4 @@
-"""The files of a lease, under DIR/lease.
+"""Files of a lease, under DIR/lease.
 
     epochs            one page per epoch, written when it is claimed: the size tells the newest
     <epoch>.claim     created exclusively by the claimant; JSON: who it is; locked as long as it

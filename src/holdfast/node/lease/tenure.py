@@ -1,4 +1,4 @@
-"""The holder's side of a lease: its renewals, and the moment when it must stop promising.
+"""Renews a held lease, and decides when its holder must stop promising.
 
 Two checks delay a promise. The *fence*: after a write is durable and before it is promised, the
 holder reads `epochs`. If a newer epoch is there, it never promises again. The fence alone makes

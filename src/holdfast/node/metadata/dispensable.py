@@ -1,4 +1,4 @@
-"""The condition under which a node may lose its disk, because the others have everything.
+"""Decides when a node may lose its disk, because the others have everything.
 
 Its votes and entries are lost with the disk, so the others must be a majority without it, whatever
 the leader has decided meanwhile. It is not enough to count the voters that the node knows. Smallest

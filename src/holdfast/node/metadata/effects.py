@@ -1,4 +1,4 @@
-"""The effects of the metadata's store, which its caller carries out in order."""
+"""Effects of the metadata's store, which its caller carries out in order."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The generation of a cluster's log, after nodes were restored.
+"""Decides the generation of a cluster's log after nodes were restored.
 
 A restore gives each replica a random number of its own, its mark, which its handshake carries. The
 cluster has one generation, in the metadata. Which disks were put back decides about it:

@@ -1,5 +1,5 @@
-"""The recent history of the cluster as one node has seen it: leaders,
-in-sync sets, and the states of nodes.
+"""Recent history of the cluster as one node has seen it: leaders, in-sync sets, and the states of
+nodes.
 
 A change of the metadata is the same at every node and has its version, so the histories of several
 nodes can be merged by it. Nothing here takes part in a decision.

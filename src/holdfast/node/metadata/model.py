@@ -1,5 +1,5 @@
-"""The state that the nodes of a cluster agree on: its nodes, per partition the leader and replicas,
-the users that clients change at run time, and those of the admin port.
+"""State that the nodes of a cluster agree on: its nodes, per partition the leader and replicas, the
+users that clients change at run time, and those of the admin port.
 
 The module has values only. `commands.apply` changes them, on every node in the same order. All
 values are immutable, and a changed one shares its unchanged parts.

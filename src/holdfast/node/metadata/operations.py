@@ -1,4 +1,4 @@
-"""The operations of an operator on the cluster, as commands that any node may propose.
+"""Makes commands for an operator's operations on the cluster, which any node may propose.
 
 Each function checks the request against the metadata. It raises `OperationError` with a sentence
 for the operator if the request cannot be met. The controller does the rest.

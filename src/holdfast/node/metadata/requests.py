@@ -1,4 +1,4 @@
-"""The proposals of this node whose outcome it does not know yet.
+"""Proposals of this node whose outcome is still unknown.
 
 A request is sent again, under its id, until it is applied or has expired. A new leader gets it at
 once, the same leader after RETRY_S. It is carried out once, because the id is remembered

@@ -1,5 +1,5 @@
-"""The state machine of the metadata's Raft: the cluster metadata, and the requests carried out
-lately. It is equal on every node after the same entries.
+"""State machine of the metadata's Raft: the cluster metadata, and the requests carried out lately.
+It is equal on every node after the same entries.
 
 An entry is a request: an id, made by the node that proposes, and a command. A node that received no
 outcome sends its request again. So an entry may come twice, and the second one has no effect.

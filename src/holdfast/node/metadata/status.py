@@ -1,4 +1,4 @@
-"""The state of the cluster for people and programs, as JSON values."""
+"""Shows the state of the cluster to people and programs, as JSON values."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping

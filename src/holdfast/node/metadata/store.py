@@ -1,4 +1,4 @@
-"""The cluster metadata on one node: the agreed state, and the way to change it from any node.
+"""Keeps the agreed cluster metadata on one node, and changes it from any node.
 
 Raft (one peer per node and disk) orders the commands, and `state_machine` applies them. A follower
 sends its proposals to the leader, and learns the outcome when it applies the entry itself. The

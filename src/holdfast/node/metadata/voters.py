@@ -1,4 +1,4 @@
-"""The choice of the nodes that vote on the metadata. The Raft leader runs it, one change at a time.
+"""Chooses the nodes that vote on the metadata. The Raft leader chooses, one change at a time.
 
 There are one, three or five voters. An even number needs one more live voter and tolerates no more
 failures. So a cluster of two has one voter: with two, neither would survive alone. It gets three

@@ -1,4 +1,4 @@
-"""The acquisition of sessions for the clients that connect to this node.
+"""Acquires the sessions of clients that connect to this node.
 
 This node requests the ownership of a session from the coordinator, and releases it when the
 connection ends.

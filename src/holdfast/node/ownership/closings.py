@@ -1,4 +1,4 @@
-"""The closing of sessions by the coordinator, in place of an owner that is down or lacks them.
+"""Closes sessions as their coordinator, in place of an owner that is down or lacks them.
 
 A record of the owner comes first. Counter-example: a client sends DISCONNECT with a longer expiry,
 and its node dies before the commit. With the close that follows, the session would end after the

@@ -1,4 +1,4 @@
-"""The coordinator of sessions, at the leader of their home partition: it decides the owner of each.
+"""Decides the owner of each session, at the leader of its home partition.
 
 A node that has received a CONNECT requests the session here. The previous owner closes its
 connection and appends what it knows of the session to the log. Then an `open` record with a higher

@@ -1,4 +1,4 @@
-"""The home partitions and the clients for which a coordinator of sessions may decide."""
+"""Tracks for which home partitions and clients a coordinator of sessions may decide."""
 
 from collections.abc import Callable
 

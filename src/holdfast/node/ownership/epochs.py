@@ -1,4 +1,4 @@
-"""The epochs that a coordinator may give to sessions without a record.
+"""Reserves the epochs that a coordinator may give to sessions without a record.
 
 An earlier leader of the home partition may have given such an epoch. A new leader knows it only
 after the session's node has reported it, and that node may be cut off. So a leader first reserves

@@ -1,4 +1,4 @@
-"""The wills and ends of sessions without a connection, at the leader of their home partition.
+"""Sends wills and ends sessions without a connection, at the leader of their home partition.
 
 The timers of the replicated state fire on every node. Only the node that decides for the home
 partition acts on them; the others note that the session is overdue.

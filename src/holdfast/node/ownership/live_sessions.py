@@ -1,4 +1,4 @@
-"""The sessions that this node owns, from their begin to their release."""
+"""Begins and releases the sessions that this node owns."""
 
 from collections.abc import Container
 

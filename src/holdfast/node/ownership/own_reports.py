@@ -1,4 +1,4 @@
-"""The reports of this node's sessions to the coordinators of their home partitions.
+"""Reports this node's sessions to the coordinators of their home partitions.
 
 This node may have hundreds of thousands of sessions, so a report leaves in pieces.
 

@@ -1,4 +1,4 @@
-"""The owners of sessions that no committed record names, and the epochs of the next owners.
+"""Tracks owners of sessions that no committed record names, and the next owners' epochs.
 
 The replicated state has the owner of every recorded session. This module adds the owners that no
 record names, or not yet: those that nodes have reported and those that this leader has appointed.

@@ -1,4 +1,4 @@
-"""The release of a session by its owner, as the coordinator orders it for another connection.
+"""Releases a session of this node, as the coordinator orders it for another connection.
 
 A client that is refused takes nothing over. So the owner keeps its connection until the open of the
 session cannot fail for a reason that is known before.

@@ -1,4 +1,4 @@
-"""The replies and orders of a coordinator to nodes, this one included (`local`)."""
+"""Sends a coordinator's replies and orders to nodes, this one included (`local`)."""
 
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED, BadFrame

@@ -1,4 +1,4 @@
-"""The nodes' reports of their sessions, as the leader of the home partitions receives them.
+"""Receives the nodes' reports of their sessions, at the leader of the home partitions.
 
 A new leader requests the reports because no record names the owner of some sessions. It requests
 them again over each new link. A report is complete: it lists every session and every waiting

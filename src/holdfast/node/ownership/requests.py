@@ -1,4 +1,4 @@
-"""The requests for sessions, as the client's node and the coordinator keep them."""
+"""Requests for sessions, as the client's node and the coordinator keep them."""
 
 import struct
 from collections import deque

@@ -1,4 +1,4 @@
-"""The even share of clients of each node, and who sends clients away.
+"""Computes each node's even share of clients, and who sends clients away.
 
 A plan is made once, for all nodes, from one set of counts. Nodes that decided on their own would
 count the clients that are between two nodes as gone. Counter-example: of 28, 27 and 0 clients the

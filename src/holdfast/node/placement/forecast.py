@@ -1,4 +1,4 @@
-"""The forecast of an operation: the leaders and replicas that the controller would give partitions.
+"""Forecasts which leaders and replicas the controller would give partitions.
 
 The controller itself decides, on a copy of the metadata on which every new replica is in sync at
 once. So a forecast cannot differ from what the controller does, unless nodes fail or join

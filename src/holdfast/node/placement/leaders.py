@@ -1,4 +1,4 @@
-"""The choice of leaders for partitions with given replicas, as even as those allow."""
+"""Chooses leaders for partitions with given replicas, as evenly as those allow."""
 
 from collections import deque
 from collections.abc import Sequence

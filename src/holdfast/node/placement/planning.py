@@ -1,4 +1,4 @@
-"""The wanted next entry of a partition, one decision at a time.
+"""Plans the next entry of a partition, one decision at a time.
 
 A function takes an entry and returns the new one: the same object if nothing is to be done. No
 function adds a replica to the in-sync set, because only the partition's leader knows which are.

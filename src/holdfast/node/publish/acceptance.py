@@ -1,5 +1,4 @@
-"""The steps that every inbound message of QoS 1 or 2 takes, whatever becomes of it: repetitions are
-recognised by packet id or by the producer's number, and a refusal has the form for its client."""
+"""Accepts or refuses inbound QoS 1 and 2 messages: detects repetitions, encodes refusals."""
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record

@@ -1,4 +1,4 @@
-"""The leader's admission of records: it stores a repeated record only once.
+"""Admits records at the leader: it stores a repeated record only once.
 
 Repetitions are recognised by QoS 2 packet ids, producer sequences and the session epochs of wills.
 The replicated state has those of the committed records. `UncommittedState` has those of appended

@@ -1,4 +1,4 @@
-"""The topic aliases of clients."""
+"""Topic aliases of clients."""
 
 from holdfast.node.node_state import NodeState
 from holdfast.node.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection

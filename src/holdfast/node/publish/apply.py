@@ -1,4 +1,4 @@
-"""The application of committed batches to the replicated state and to connected subscribers.
+"""Applies committed batches to the replicated state and delivers them to subscribers.
 
 `ApplyingLog` is the journal as replication uses it. It keeps appended batches in memory until they
 are committed, so that none is read back from the disk.

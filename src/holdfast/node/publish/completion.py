@@ -1,5 +1,6 @@
-"""The completion of an inbound message when its record is committed: the retained update, delivery,
-and the acknowledgement or its replacement."""
+"""Completes an inbound message when its record is committed: the retained update, delivery, and the
+acknowledgement or its replacement.
+"""
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record

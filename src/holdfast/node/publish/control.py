@@ -1,4 +1,4 @@
-"""The commands that clients publish to `$CONTROL/dynamic-security/v1`, and the responses.
+"""Takes commands from `$CONTROL/dynamic-security/v1`, and publishes the responses.
 
 A command never enters the log, because it may contain a password. The driver runs it off the event
 loop, and the client's next packets wait. So a connection has one command under way, and its

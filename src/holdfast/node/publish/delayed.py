@@ -1,4 +1,4 @@
-"""The acceptance of delayed messages, and their publication when they are due.
+"""Accepts delayed messages, and publishes them when they are due.
 
 On a single node a message is taken from the heap once in a run, and its record is committed, or the
 process ends. In a cluster the leader of its partition publishes it. A leader may take over while

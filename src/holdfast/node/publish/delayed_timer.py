@@ -1,4 +1,4 @@
-"""The timer of the delayed messages of one state.
+"""Sets the timer of one state's delayed messages.
 
 Times of messages are those of the wall clock, in a cluster of the cluster clock. Timers use the
 monotonic clock. So a timer only says when to compare the clock with the earliest message, and a

@@ -1,4 +1,4 @@
-"""The layout of FORWARD and FORWARD_RESULT, the frames between a node and a partition's leader."""
+"""Layout of FORWARD and FORWARD_RESULT, the frames between a node and a partition's leader."""
 
 import struct
 from typing import Final

@@ -1,4 +1,4 @@
-"""The forwarding of records to the leaders of their partitions.
+"""Forwards records to the leaders of their partitions.
 
 A record gets a ticket, a number of this node, which stays with it in the log. It is done when it is
 applied here as committed: every data node replicates every partition. A positive reply is therefore

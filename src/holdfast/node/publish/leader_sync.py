@@ -1,5 +1,4 @@
-"""The alignment of this node's log with the leader of each partition, before it sends records
-there.
+"""Aligns this node's log with the leader of each partition, before it sends records there.
 
 A record sent earlier may be in the leader's log, or lost with the leader or the link. So after each
 change of the leader, its epoch or the link, records wait. They leave once this node's own log has

@@ -1,4 +1,4 @@
-"""The commit of a node's own records while it is the whole cluster: by the journal's sequence.
+"""Commits a node's records by the journal's sequence while it is the whole cluster.
 
 Every other node waits for tickets, because its records come back from a leader. A node that leads
 every partition and is alone in every in-sync set commits what its disk has. So its records stay in

@@ -1,4 +1,4 @@
-"""The records of this node that are neither committed nor refused."""
+"""Tracks records of this node that are neither committed nor refused."""
 
 from collections.abc import Callable
 from typing import Final

@@ -1,5 +1,5 @@
-"""The effect of a producer sequence (`hf-seq`) on one PUBLISH and on later ones: of QoS 1, and of
-QoS 2 if the client has asked for that.
+"""Drops repeated PUBLISHes by their producer sequence (`hf-seq`): at QoS 1, and at QoS 2 if the
+client has asked for that.
 
 A temporary refusal keeps the order of a producer's messages. Once a sequence was refused for want
 of space, or by a rate or bound, every later one on the same connection is refused too, until the

@@ -1,4 +1,4 @@
-"""The promises to clients, resolved in order per connection.
+"""Resolves the promises to clients, in order per connection.
 
 A promise waits for its record, and for the earlier promises of the same connection. MQTT requires
 acknowledgements in the order of the PUBLISH packets (MQTT 5.0, section 4.6). Other connections do

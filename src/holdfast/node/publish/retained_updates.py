@@ -1,4 +1,4 @@
-"""The retained updates of QoS 0 that were delivered here before their records are committed.
+"""Tracks retained updates of QoS 0 that were delivered here before their commit.
 
 A QoS 0 message with RETAIN is delivered at once on every node. It enters the retained store of
 every node when its record is committed. A client that subscribes in between would receive neither:

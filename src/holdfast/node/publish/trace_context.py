@@ -1,4 +1,4 @@
-"""The trace context of messages: the user property `traceparent` of W3C Trace Context.
+"""Reads and writes `traceparent` (W3C Trace Context), a user property of messages.
 
 A publisher that traces puts `traceparent` into its PUBLISH, and the broker leaves it as it is. A
 message without one gets one here, so that its subscribers belong to one trace. The core neither

@@ -1,4 +1,4 @@
-"""The part of the replicated state that a leader needs of its uncommitted records."""
+"""Replicated state that a leader derives from its uncommitted records."""
 
 from collections import deque
 from typing import Final

@@ -1,5 +1,5 @@
-"""The work of a Raft leader: it sends the log, counts durable copies, and steps down when it has
-not heard from a majority.
+"""Leads Raft: sends the log, counts durable copies, and steps down when it has not heard from a
+majority.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""The values of Raft, and its log in memory.
+"""Values of Raft, and its log in memory.
 
 The log begins after its *base*. The base is at or below the snapshot's index, because some entries
 that the snapshot covers stay. So a follower that is slightly behind needs no snapshot.

@@ -1,5 +1,5 @@
-"""The messages between Raft peers. `term` is the sender's unless its description differs. The
-receiver drops a message that is addressed to another peer: see `codec`.
+"""Messages between Raft peers. `term` is the sender's unless its description differs. The receiver
+drops a message that is addressed to another peer: see `codec`.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The state of one Raft peer, with the steps that all its parts need: to become a follower, to move
-the commit index, to collect what must be written. `raft.node.RaftNode` is the public face. The
-modules `election`, `follower` and `leader` are functions over this state.
+"""State of one Raft peer, with the steps that all its parts need: to become a follower, to move the
+commit index, to collect what must be written. `raft.node.RaftNode` is the public face. The modules
+`election`, `follower` and `leader` are functions over this state.
 """
 
 from collections.abc import Callable

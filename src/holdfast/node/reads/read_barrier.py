@@ -1,5 +1,4 @@
-"""The read barrier: a wait until this node has applied everything that was committed anywhere
-before.
+"""Waits until this node has applied everything that was committed anywhere before.
 
 This node requests the log ends from the leaders of all partitions, and applies records up to those
 ends. A deposed leader that does not know of its successor would report too low an end. So the

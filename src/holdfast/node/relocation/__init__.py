@@ -1,4 +1,4 @@
-"""The clients that a node sends to other nodes.
+"""Sends clients to other nodes.
 
 - Decides: which clients leave, and when.
 - Never: where they go; `node/relocation/redirection.py` decides that.

@@ -1,4 +1,4 @@
-"""The clients that a node sends to other nodes at a pace.
+"""Sends clients to other nodes at a pace.
 
 All at once would be a storm of TLS handshakes and password checks at the other nodes. The clients
 that lose least leave first: those with a session that outlives the connection, and among them those

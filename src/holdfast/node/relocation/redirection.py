@@ -1,5 +1,6 @@
-"""The clients that this node sends to other nodes: because it is unfit to serve them, is drained,
-stops, or has more than its share."""
+"""Selects the clients that this node sends away: because it is unfit to serve them, is drained,
+stops, or has more than its share.
+"""
 
 from collections.abc import Callable
 from typing import Final

@@ -1,4 +1,4 @@
-"""The progress of a node's disk, and the other nodes' memory of it.
+"""Tracks the progress of a node's disk, and the other nodes' memory of it.
 
 A DiskPosition has a node's Raft term, its last committed and durable metadata entry, its count of
 committed and durable records, and its count of all records that were ever durable. No part of it

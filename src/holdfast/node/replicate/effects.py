@@ -1,4 +1,4 @@
-"""The effects that replication returns. The driver carries them out in order."""
+"""Effects that replication returns. The driver carries them out in order."""
 
 from holdfast.node.metadata.model import PartitionInfo
 

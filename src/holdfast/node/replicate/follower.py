@@ -1,4 +1,4 @@
-"""The follower's side of every partition that this node does not lead.
+"""Follows the leaders of all partitions that this node does not lead.
 
 The follower asks the leader from where to continue (FOLLOW: the epoch and the end of its own log).
 It cuts off what the leader's log does not have, and appends batches as they arrive. Logs are

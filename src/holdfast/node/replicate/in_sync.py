@@ -1,4 +1,4 @@
-"""The leader's choice of the in-sync set, and its proposals to the metadata.
+"""Chooses a leader's in-sync set, and proposes it to the metadata.
 
 - To remove a replica, the leader proposes its removal when it is silent. The high watermark passes
   that replica only after the metadata has removed it.

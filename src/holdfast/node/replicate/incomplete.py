@@ -1,4 +1,4 @@
-"""The partitions of which this node may lack records that it had acknowledged.
+"""Partitions of which this node may lack records that it had acknowledged.
 
 With durability "memory" a power cut may take the newest records of a replica, and other nodes have
 counted them. Smallest counter-example: A leads, B and C are in sync, and each has received record

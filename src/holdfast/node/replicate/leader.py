@@ -1,4 +1,4 @@
-"""The leader's side of the partitions that this node leads.
+"""Leads the partitions of this node.
 
 The leader sends a batch to every follower in the turn that closes it, while its own disk writes it.
 It waits for no follower. `Progress.sent` runs ahead, and `Progress.matched` follows with the

@@ -1,5 +1,4 @@
-"""The interface of the log that replication uses. `log.journal.journal.Journal` implements
-it."""
+"""Interface of the log that replication uses. `log.journal.journal.Journal` implements it."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""The comparison of a leader's and a follower's log by epoch (KIP-101, KIP-279).
+"""Compares a leader's and a follower's log by epoch (KIP-101, KIP-279).
 
 Two logs that both have a batch of one epoch at an offset are equal up to there. The follower sends
 the last epoch of its log and the end of that log. The leader checks whether that point is in its

@@ -1,4 +1,4 @@
-"""The leader's records of its partitions and of their followers."""
+"""Tracks a leader's partitions and their followers."""
 
 from bisect import bisect_left
 from collections import deque

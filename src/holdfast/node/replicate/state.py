@@ -1,4 +1,4 @@
-"""The state that the leader's and the follower's side share on one node."""
+"""State that the leader's and the follower's side share on one node."""
 
 from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
 from holdfast.node.replicate.config import ReplicationConfig

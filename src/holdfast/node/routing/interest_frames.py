@@ -1,4 +1,4 @@
-"""The payloads of the frames INTEREST and INTEREST_ACK, as JSON objects."""
+"""Payloads of the frames INTEREST and INTEREST_ACK, as JSON objects."""
 
 from typing import Final
 

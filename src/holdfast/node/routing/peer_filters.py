@@ -1,4 +1,4 @@
-"""The filters that the peers of this node have announced.
+"""Applies the filters that the peers of this node announce.
 
 A peer may have hundreds of thousands of filters, so a change is applied in slices. The changes of
 one peer are applied in order, those of several peers in turn.

@@ -1,4 +1,4 @@
-"""The routing of QoS 0 messages between nodes.
+"""Routes QoS 0 messages between nodes.
 
 Each node announces the filters of its connected subscribers to the other nodes, and receives the
 messages that match one of them. One node receives a message for a shared group. The publisher's

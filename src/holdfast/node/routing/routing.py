@@ -1,4 +1,4 @@
-"""The receivers of each topic, remembered until a subscription changes.
+"""Finds each topic's receivers, and remembers them until a subscription changes.
 
 Invariant: a remembered route is used only while its version is the newest, or while none of the
 filters that changed since then matches its topic.

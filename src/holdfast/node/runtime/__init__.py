@@ -1,1 +1,1 @@
-"""The order of a cluster node's turns, and the rules about a node that is not fit to serve."""
+"""Runs a cluster node's turns in order, and limits a node that is not fit to serve."""

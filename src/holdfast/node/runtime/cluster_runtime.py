@@ -1,5 +1,5 @@
-"""The turn of a cluster node: `node.runtime.runtime` with the frames between nodes, Raft's writes, and
-the rules about a node that is not fit to serve.
+"""Runs a cluster node's turn: `node.runtime.runtime` with the frames between nodes, Raft's writes,
+and the rules about a node that is not fit to serve.
 
 | step | why it is where it is |
 |---|---|

@@ -1,4 +1,4 @@
-"""The fitness of a cluster node to serve clients: what is wrong with it, and what follows."""
+"""Decides whether a cluster node is fit to serve clients, and acts on it."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The check of another node's disk and of this one's, for the handshake of two nodes."""
+"""Checks another node's disk and this one's, in the handshake of two nodes."""
 
 from holdfast.node.attendance import RECOVERS
 from holdfast.node.cluster_port import AGREED_REPLICATION

@@ -1,4 +1,4 @@
-"""The ports that the turns of a cluster node need of their driver."""
+"""Ports that the turns of a cluster node need of their driver."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The decision about the damaged data directory of a cluster node.
+"""Decides when a cluster node's damaged data directory is set aside.
 
 The directory is set aside as soon as the node is in sync nowhere and its vote is not needed, so the
 others have everything.

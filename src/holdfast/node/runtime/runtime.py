@@ -1,5 +1,4 @@
-"""The turn of a node: the order in which it carries out what one iteration of the event loop
-produced.
+"""Runs a node's turn: carries out, in order, the results of one iteration of the event loop.
 
 The driver owns the sockets, the threads and the clock. It calls `begin` before it hands anything to
 the node, and `turn` once per iteration. The ports below are all that a turn needs of the driver, so

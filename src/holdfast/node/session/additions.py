@@ -1,4 +1,4 @@
-"""The additions of a subscription to each message that its client receives."""
+"""Adds a subscription's properties to each message that its client receives."""
 
 from typing import Final
 

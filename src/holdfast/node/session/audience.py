@@ -1,4 +1,4 @@
-"""The audience of a message: the clients of a broker that receive it, if not all subscribers do.
+"""Audience of a message: the clients of a broker that receive it, if not all subscribers do.
 
 A message from a federation may be for plain subscribers here, and for some of the shared groups
 here. Clients of another member serve the other groups. The record contains the audience, so later

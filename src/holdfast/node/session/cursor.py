@@ -1,4 +1,4 @@
-"""The position of a reader in the log, and the messages handed to it and not sent yet.
+"""Position of a reader in the log, and the messages handed to it and not sent yet.
 
 A reader is a session or a shared group. It is in one of two modes:
 

@@ -1,4 +1,4 @@
-"""The rules of one listener for its clients."""
+"""Rules of one listener for its clients."""
 
 from typing import Final
 

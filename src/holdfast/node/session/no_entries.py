@@ -1,4 +1,4 @@
-"""The empty table that all sessions share, until each replaces it with its first entry."""
+"""Empty table that all sessions share, until each replaces it with its first entry."""
 
 from typing import TypeVar
 

@@ -1,4 +1,4 @@
-"""The state of a subscription that began in the past, see `node.delivery.replay`."""
+"""State of a subscription that began in the past, see `node.delivery.replay`."""
 
 
 class Replay:

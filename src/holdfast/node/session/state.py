@@ -1,4 +1,4 @@
-"""The form of a session's state in the log: payloads of SESSION and CURSOR records.
+"""Encodes a session's state for the log: payloads of SESSION and CURSOR records.
 
 SESSION payloads are JSON, because they are rare and worth reading in `holdfast log dump`. CURSOR
 payloads are packed, because an active durable session writes up to twenty a second::

@@ -1,4 +1,4 @@
-"""The will of a session. MQTT 5.0, section 3.1.2.5."""
+"""Will of a session. MQTT 5.0, section 3.1.2.5."""
 
 
 class Will:

@@ -1,4 +1,4 @@
-"""The replicated state of some partitions as entries that another node can load.
+"""Packs the replicated state of some partitions as entries that another node can load.
 
 Each part of the state belongs to one partition:
 - a session with its subscriptions, cursor and will, to its home partition;

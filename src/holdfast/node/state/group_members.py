@@ -1,4 +1,4 @@
-"""The durable members of shared groups, as the home partition of each group records them.
+"""Durable members of shared groups, as the home partition of each group records them.
 
 A member's session is in another partition, which a coordinator may not have applied. So the session
 appends a member record to the home of the group beside its subscription, and the SUBACK waits for

@@ -1,4 +1,4 @@
-"""The positions of shared groups as the log defines them, on every node.
+"""Positions of shared groups as the log defines them, on every node.
 
 The coordinator of a group writes its CURSOR records, in the epoch of the group's home partition. A
 record of a deposed coordinator is ignored because of its lower epoch. An empty record ends the

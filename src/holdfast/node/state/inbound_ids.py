@@ -1,4 +1,4 @@
-"""The packet ids of clients' own QoS 2 messages, as the log has them.
+"""Packet ids of clients' own QoS 2 messages, as the log has them.
 
 A message and its release are in the partition of its topic, and the session is in its home
 partition. The batches of a write group are not in the order of their records, so an id may come

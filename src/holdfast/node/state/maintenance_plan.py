@@ -1,4 +1,4 @@
-"""The rules of a node's maintenance: when a snapshot is due, and what retention removes."""
+"""Decides when a snapshot is due, and what retention removes."""
 
 from dataclasses import dataclass
 

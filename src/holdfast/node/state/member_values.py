@@ -1,4 +1,4 @@
-"""The durable state of this broker's member of a federation, as committed records define it.
+"""Durable state of this broker's member of a federation, as committed records define it.
 
 A value has a key. Only the federator in force changes values: the IDENTITY value has its start, and
 every record has the start of the federator that appended it.

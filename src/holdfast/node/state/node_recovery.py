@@ -1,4 +1,4 @@
-"""The recovery of a node's own state, so that it can serve its sessions."""
+"""Recovers a node's own state, so that it can serve its sessions."""
 
 from operator import ge
 

@@ -1,4 +1,4 @@
-"""The sessions of the replicated state, by owner and home partition.
+"""Finds sessions of the replicated state by owner and home partition.
 
 Invariant: a session is in one bucket, that of its owner and home. One without a connection has the
 owner "". A node that goes down then costs a walk over its own sessions. Without the index it costs

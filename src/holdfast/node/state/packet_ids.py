@@ -1,4 +1,4 @@
-"""The QoS 2 packet ids of clients' own messages, as the replicated state has them.
+"""QoS 2 packet ids of clients' own messages, as the replicated state has them.
 
 A message and its release are in the partition of its topic, so an id is stored with the session
 epoch of the message. Ids of an earlier life of the session are ignored. Counter-example: a clean

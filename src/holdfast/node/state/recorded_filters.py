@@ -1,4 +1,4 @@
-"""The filters of all recorded sessions, connected or away."""
+"""Filters of all recorded sessions, connected or away."""
 
 from collections import Counter
 from collections.abc import Iterable

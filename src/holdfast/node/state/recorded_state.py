@@ -1,4 +1,4 @@
-"""The part of a broker's state that the records of its log define.
+"""State of a broker that the records of its log define.
 
 A single node has one, as part of its `NodeState`. A node of a cluster has two: that of its
 `NodeState` has the sessions that it owns, and the other is the replicated state, with the sessions

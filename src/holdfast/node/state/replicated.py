@@ -1,4 +1,4 @@
-"""The state that the committed records define: sessions, retained messages, producers.
+"""State that the committed records define: sessions, retained messages, producers.
 
 Every node has all of it, equal at equal offsets, because only committed records change it. The node
 that owns a session has the state of its connection. What that node appends is applied here.

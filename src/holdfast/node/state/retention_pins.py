@@ -1,4 +1,5 @@
-"""The segments that sessions and shared groups still need. Retention keeps them, within limits."""
+"""Pins segments that sessions and shared groups still need. Retention keeps these segments, within
+limits."""
 
 from holdfast.log.journal.retention import Pin
 from holdfast.node.session.session import Session

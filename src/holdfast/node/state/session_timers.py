@@ -1,4 +1,4 @@
-"""The timers of recovered sessions.
+"""Sets the timers of recovered sessions.
 
 The interval of a session or will began when its connection was lost, by the clock of the log. What
 is left of it goes on from now.

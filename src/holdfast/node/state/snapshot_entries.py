@@ -1,4 +1,4 @@
-"""The entries of a snapshot: sessions, groups, retained messages, producers and bans, one by one.
+"""Makes a snapshot's entries: sessions, groups, retained messages, producers and bans.
 
 The state may change between two entries. Each entry has the positions of the moment it is made:
 `recovery` explains why that is enough.

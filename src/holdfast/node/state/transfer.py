@@ -1,4 +1,4 @@
-"""The transfer of replicated state for partitions whose local log begins after deleted records.
+"""Transfers replicated state for partitions whose local log begins after deleted records.
 
 The state that those records defined (sessions, retained messages, positions of producers) is not in
 the log any more. So the node requests the replicated state of the partition from its leader. The

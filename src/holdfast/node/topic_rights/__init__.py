@@ -1,1 +1,1 @@
-"""The rights about which a service decides, one topic at a time."""
+"""Rights about which a service decides, one topic at a time."""

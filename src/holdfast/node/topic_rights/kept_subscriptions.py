@@ -1,4 +1,4 @@
-"""The decisions about the subscriptions that a resumed session has, before CONNACK.
+"""Asks the service about a resumed session's subscriptions, before CONNACK.
 
 The service is asked before the connection that has the session is closed: a client that is refused
 takes nothing over. In a cluster the first question is about the subscriptions that are applied

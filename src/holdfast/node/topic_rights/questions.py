@@ -1,4 +1,4 @@
-"""The questions to a service that decides about topics one at a time, and its answers.
+"""Asks a service that decides about topics one at a time, and applies its answers.
 
 It is a part of the gate (`node.rights`): it puts decisions into the rules that the gate reads.
 

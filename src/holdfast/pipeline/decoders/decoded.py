@@ -1,4 +1,4 @@
-"""The result of a decoder for one message, and the bounds that all decoders share."""
+"""Result of a decoder for one message, and the bounds that all decoders share."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The decoders of binary documents (CBOR, MessagePack) and of SenML, which JSON and CBOR can carry.
+"""Decodes binary documents (CBOR, MessagePack), and SenML, which JSON and CBOR can carry.
 
 A binary document becomes what JSON would be: keys are texts, bytes are base64, times are ISO 8601.
 """

@@ -1,4 +1,4 @@
-"""The decoder of Sparkplug B payloads.
+"""Decodes Sparkplug B payloads.
 
 Births give aliases their names and metrics their types. A metric has a value only when its datatype
 is known, so `parse_payload` reads, and `add_metric` later turns one metric into readings.

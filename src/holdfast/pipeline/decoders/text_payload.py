@@ -1,4 +1,4 @@
-"""The decoders of payloads that are one value: a number, a boolean, a text, online or offline."""
+"""Decodes payloads that are one value: a number, a boolean, a text, online or offline."""
 
 import re
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The times in payloads: numbers since 1970 in several units, and ISO 8601."""
+"""Parses times in payloads: numbers since 1970 in several units, and ISO 8601."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The errors of an import."""
+"""Errors of an import."""
 
 
 class ImportFailed(Exception):

@@ -1,4 +1,4 @@
-"""The import of files: every row is one message, exactly once.
+"""Imports files: every row is one message, exactly once.
 
 A file is read twice. The first time every row is checked and the content is hashed, and nothing is
 sent. The second time the rows are published with producer sequences: the producer is the hash of

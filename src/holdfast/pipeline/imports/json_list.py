@@ -1,4 +1,4 @@
-"""The items of a JSON list, one by one: of the text only a part is in memory."""
+"""Yields the items of a JSON list, one by one: of the text only a part is in memory."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The import of the retained messages of another broker.
+"""Imports the retained messages of another broker.
 
 A message is published only if this broker retains another one or none for its topic. So an import
 that is repeated, or was killed, publishes no message twice.

@@ -1,4 +1,4 @@
-"""The retained messages of a broker in a temporary file, by topic."""
+"""Keeps a broker's retained messages in a temporary file, by topic."""
 
 import sqlite3
 from collections.abc import Iterator

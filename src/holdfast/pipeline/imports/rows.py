@@ -1,4 +1,4 @@
-"""The rows of a file: JSON lines, a JSON list, CSV or Parquet, each with its number.
+"""Reads the rows of a file: JSON lines, a JSON list, CSV or Parquet, each with its number.
 
 A file is read as a stream: one row, or a batch of Parquet, is in memory at a time.
 """

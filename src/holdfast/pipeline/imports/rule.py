@@ -1,4 +1,4 @@
-"""The rule by which rows of a file become messages: their topic, payload and time."""
+"""Makes messages from rows of a file: their topic, payload and time."""
 
 import json
 import re

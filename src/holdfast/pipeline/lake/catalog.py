@@ -1,4 +1,4 @@
-"""The catalogue of tables: the built-in ones and the user's."""
+"""Finds tables by name: the built-in ones and the user's."""
 
 import re
 import sys

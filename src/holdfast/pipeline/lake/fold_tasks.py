@@ -1,4 +1,4 @@
-"""The tasks of a fold (see folding.py): they read files and write files.
+"""Runs a fold's tasks (see folding.py): they read files and write files.
 
 The module imports no Spark, so that a task imports it quickly.
 """

@@ -1,4 +1,4 @@
-"""The progress of a run, for people: rates, lag and time left, and a summary at the end.
+"""Shows people a run's progress: rates, lag and time left, and a summary at the end.
 
 On a terminal one line is rewritten every second. In a log there is a line per minute.
 """

@@ -1,4 +1,4 @@
-"""The state of a lake, as `holdfast pipeline status` shows it. The module starts no Spark."""
+"""Shows the state of a lake, for `holdfast pipeline status`. The module starts no Spark."""
 
 import time
 from collections.abc import Callable, Mapping

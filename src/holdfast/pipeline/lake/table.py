@@ -1,4 +1,4 @@
-"""The declaration of a table of the lake.
+"""Declares a table of the lake.
 
 A pure function of DataFrames makes every table from one other table. The first one is `records`
 (bronze: every message of the log). This module only declares; the engine reads it.

@@ -1,1 +1,1 @@
-"""The HTML report of a lake: charts of its gold tables."""
+"""HTML report of a lake: charts of its gold tables."""

@@ -1,4 +1,4 @@
-"""The time axis that the charts of a report share, and the gaps in it."""
+"""Time axis that the charts of a report share, and the gaps in it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,4 @@
-"""The report's access to the tables of a lake: without Spark, and only the rows and columns it
-shows."""
+"""Reads a lake's tables for the report: without Spark, and only the rows and columns it shows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The report's part about the device tables."""
+"""Adds the device tables to the report."""
 
 from dataclasses import replace
 from html import escape

@@ -1,4 +1,4 @@
-"""The grain of the report's time axes: the longer the span, the longer each step."""
+"""Chooses the step of the report's time axes: the longer the span, the longer each step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The report as one HTML file: without network access, in light and dark, narrow and wide."""
+"""Writes the report as one HTML file: without network, in light and dark, narrow and wide."""
 
 import json
 from collections.abc import Sequence

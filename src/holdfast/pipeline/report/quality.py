@@ -1,4 +1,4 @@
-"""The report's parts about what went wrong: repetitions, gaps, lateness, outages, quarantine."""
+"""Reports what went wrong: repetitions, gaps, lateness, outages, quarantine."""
 
 from typing import Any, Final
 

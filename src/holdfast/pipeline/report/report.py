@@ -1,4 +1,4 @@
-"""The report of `holdfast pipeline report`: gold tables as charts in one HTML file.
+"""Writes the report of `holdfast pipeline report`: gold tables as charts in one file.
 
 The file needs no network. The report reads the tables itself and starts no Spark.
 """

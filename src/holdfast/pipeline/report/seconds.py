@@ -1,4 +1,4 @@
-"""The report's charts of a short span, in steps of seconds: messages, interruptions, latency."""
+"""Charts a short span in steps of seconds: messages, interruptions, latency."""
 
 from typing import Final
 

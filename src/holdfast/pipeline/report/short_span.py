@@ -1,4 +1,4 @@
-"""The rows of a lake whose messages span at most an hour, in steps of seconds.
+"""Counts rows of a lake whose messages span at most an hour, in steps of seconds.
 
 The gold tables have a row for each minute, which is a point or two for a short test. So the report
 counts the rows of `records` and `readings` themselves, at most ROWS_MAX of each.

@@ -1,4 +1,4 @@
-"""The choice of the server that a task publishes to: one after another, until one accepts."""
+"""Chooses the server that a task publishes to: one after another, until one accepts."""
 
 import ssl
 import time

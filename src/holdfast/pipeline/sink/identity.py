@@ -1,4 +1,4 @@
-"""The sequences that let a broker drop what a repeated task publishes again: the property `hf-seq`.
+"""Numbers rows so that a broker drops what a repeated task publishes again: the property `hf-seq`.
 
 A job is a streaming query, or a batch write with its writeId. Its rows are numbered in one of two
 ways. Both give the same numbers in every attempt:

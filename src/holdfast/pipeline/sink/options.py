@@ -1,4 +1,4 @@
-"""The options of `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`, checked.
+"""Parses the options of `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`.
 
 Names are case-insensitive, as everywhere in Spark.
 

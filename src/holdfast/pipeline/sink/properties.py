@@ -1,4 +1,4 @@
-"""The encoder of the sink's column `properties` to MQTT 5 property blocks.
+"""Encodes the sink's column `properties` to MQTT 5 property blocks.
 
 The column may be binary: a block as the source gives it. It may be a struct with some fields of
 PROPERTIES_DDL, where `user` may also be a map. It may also be a map of user properties. The

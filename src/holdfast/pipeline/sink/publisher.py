@@ -1,5 +1,4 @@
-"""The publisher of one task's messages. It reconnects as needed and waits for the
-acknowledgements."""
+"""Publishes one task's messages. It reconnects as needed and waits for the acknowledgements."""
 
 import logging
 import ssl

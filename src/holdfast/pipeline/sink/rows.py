@@ -1,4 +1,4 @@
-"""The columns that the sink accepts, and the encoder from Arrow batches to PUBLISH packets.
+"""Checks the sink's columns, and encodes Arrow batches to PUBLISH packets.
 
 =========== =======================================================================================
 topic       string; or the option `topic` for all rows

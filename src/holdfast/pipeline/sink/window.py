@@ -1,4 +1,4 @@
-"""The messages of a task that are under way, and those to send again. Pure: no socket, no clock.
+"""Tracks a task's messages that are under way, and those to send again. Pure: no socket, no clock.
 
 Messages are sent in order, at most `messages_max` and about BYTES_MAX at a time. After a transient
 refusal nothing more is sent until everything on the wire is answered. After a pause, sending begins

@@ -1,4 +1,4 @@
-"""The newest messages of a log, read by the driver without Spark's Java."""
+"""Reads a log's newest messages in the driver, without Spark's Java."""
 
 import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""The options of `format("holdfast")`, checked. Names are case-insensitive, as everywhere in Spark.
+"""Parses the options of `format("holdfast")`. Names are case-insensitive, as everywhere in Spark.
 
 ==================== ==============================================================================
 path                 a data directory (this or `servers`); also `load(DIR)`

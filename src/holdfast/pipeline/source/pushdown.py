@@ -1,4 +1,4 @@
-"""The part of Spark's filters that limits a read: partitions, offsets, times and topics.
+"""Limits a read by Spark's filters: partitions, offsets, times and topics.
 
 The source only reads less. Spark applies all filters itself as well, so the rows are the same
 whatever this module understands.

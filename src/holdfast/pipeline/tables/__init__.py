@@ -1,5 +1,4 @@
-"""The tables made from messages: `readings`, and the tables made from it. docs/tables.md lists
-columns.
+"""Makes tables from messages: `readings`, and the tables made from it.
 
 `TABLES` has all of them with the default rules. `readings_table(RULES)` is the table `readings`
 with a user's rules before the default ones.

@@ -1,5 +1,5 @@
-"""The fold from messages to readings, one stream after the other. It runs in Spark's tasks and
-imports no Spark.
+"""Folds messages to readings, one stream after the other. It runs in Spark's tasks and imports no
+Spark.
 
 `Folder.fold` gets Arrow batches of INPUT, sorted by stream and by message order, and the states of
 the streams. It returns readings, quarantine and the new states.

@@ -1,4 +1,4 @@
-"""The rules that say how the messages of topics are decoded, declared as data.
+"""Declares how the messages of topics are decoded, as data.
 
     RULES = (
         Rule("factory/+/+/json", decode="json", device="level 2", time="ts", sequence="seq"),

@@ -1,4 +1,4 @@
-"""The state of a stream of messages, which finds repetitions, gaps and late messages.
+"""Tracks a stream of messages, to find repetitions, gaps and late messages.
 
 A stream is the messages that one counter numbers: those of a topic, a device, or an edge node of
 Sparkplug. The state is bounded. Invariant: after the same messages it is the same, however they

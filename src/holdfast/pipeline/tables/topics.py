@@ -1,4 +1,4 @@
-"""The rules applied to topics: the reader and the stream of each topic's messages."""
+"""Applies rules to topics: the reader and the stream of each topic's messages."""
 
 import re
 from codecs import BOM_UTF8

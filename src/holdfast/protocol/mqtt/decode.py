@@ -1,8 +1,8 @@
 """Decodes bytes to packets, for both ends of a connection.
 
-Each gets the fixed header's first byte and the body buf[start:end]. It checks everything that a
-single packet can be checked for, and consumes exactly the body. The caller checks what depends on
-the connection's state, for example whether the packet may come now. Decoders raise
+Each decoder gets the fixed header's first byte and the body buf[start:end]. It checks everything
+that a single packet can be checked for, and consumes exactly the body. The caller checks what
+depends on the connection's state, for example whether the packet may come now. Decoders raise
 `ProtocolViolation` and no other error. MQTT 5.0, section 3.
 """
 

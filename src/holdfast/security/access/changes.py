@@ -1,4 +1,4 @@
-"""Changes users and tokens, for `AccessFile.change`. Each makes new data from the old."""
+"""Changes users and tokens, for `AccessFile.change`. Each change makes new data from the old."""
 
 import secrets
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Reads a Spark task's ranges from nodes, for `option("servers", ...)`.
 
-It reads its ranges from one node. If that node dies, lags or lacks the wanted records, it continues
+It reads from one node. If that node dies, lags or lacks the wanted records, it continues
 at another one, at the exact offset. The interface is `holdfast.api.log_sender`. The next response
 is already under way while one is decoded.
 """

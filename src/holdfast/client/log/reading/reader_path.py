@@ -1,6 +1,6 @@
 """Reads a Spark task's files, for `option("path", DIR)`.
 
-It only reads, and takes no lock. The driver's journal_index.py plans the stretches. If bytes are no
+The reader takes no lock. The driver's journal_index.py plans the stretches. If bytes are no
 valid batch, the reader searches for the next one, and `Coverage` then determines which offsets are
 missing.
 """

@@ -1,4 +1,4 @@
-"""The queue of messages from this origin to one destination."""
+"""Queues messages from this origin to one destination."""
 
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,9 +1,9 @@
-"""The retransmission timeout of one destination.
+"""Computes the retransmission timeout of one destination.
 
-It begins at `retry_s` and doubles with each retransmission. It grows with the measured round trip:
-otherwise a slow destination would receive every message several times. A message that was sent
-twice gives no measurement, because its confirmation may belong to either copy (Karn's rule). So a
-doubled timeout stays until a message that was sent once is confirmed.
+The timeout begins at `retry_s` and doubles with each retransmission. It grows with the measured
+round trip: otherwise a slow destination would receive every message several times. A message that
+was sent twice gives no measurement, because its confirmation may belong to either copy (Karn's
+rule). So a doubled timeout stays until a message that was sent once is confirmed.
 
 After a change of the path, messages may be lost until the members on it have the new graph. For
 `retry_s` the timeout then begins at `reroute_s`, but never below the measured round trip.

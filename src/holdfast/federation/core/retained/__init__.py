@@ -1,1 +1,1 @@
-"""The retained messages of the whole federation: versions, and agreement on the newest one."""
+"""Agrees on the retained messages of the whole federation: versions, and the newest one."""

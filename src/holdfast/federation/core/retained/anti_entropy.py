@@ -1,4 +1,4 @@
-"""The comparison of retained messages between members: each pulls the versions that it lacks.
+"""Compares retained messages between members: each pulls the versions that it lacks.
 
 A member sends another one the hashes of what they share:
 

@@ -1,4 +1,4 @@
-"""The versions of retained messages: which of two of a topic is newer, anywhere in the federation.
+"""Versions retained messages: which of two of a topic is newer, anywhere in the federation.
 
 Stamps come from a hybrid logical clock. While the wall clocks agree, stamps are wall time. Where
 they differ, a message that is published by a member that has seen a version is still newer than

@@ -1,4 +1,4 @@
-"""The replication of retained messages in the whole federation: the newest version of a topic wins.
+"""Replicates retained messages in the whole federation: the newest version of a topic wins.
 
 A publication with RETAIN gets a stamp at its origin and keeps it on every path. A replay to a
 member that was away, or is newly interested in the topic, is never a publication. An empty payload

@@ -1,4 +1,4 @@
-"""The retained messages as the core of a member uses them.
+"""Retained messages as the core of a member uses them.
 
 Without wall time this member takes no part: it relays the frames of others and ignores them.
 """

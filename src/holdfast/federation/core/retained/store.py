@@ -1,5 +1,5 @@
-"""The retained messages that this member stores: those that its own clients published, and those
-that match filters which it announces.
+"""Stores a member's retained messages: those that its own clients published, and those that match
+filters that it announces.
 
 Two members *share* a message when both announce a filter for its topic, or when one does and the
 other is its origin. They should have the same version of it, and a few hashes show whether they do.

@@ -1,1 +1,1 @@
-"""The graph of the members: link state, link health, shortest paths, and interest in topics."""
+"""Graph of the members: link state, link health, shortest paths, and interest in topics."""

@@ -1,4 +1,4 @@
-"""The announcements that a member remembers over its restarts."""
+"""Remembers announcements over a member's restarts."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""The flooding of announcements: this member's own, and those of the others.
+"""Floods announcements: this member's own, and those of the others.
 
 An announcement goes to every linked peer except the one that sent it, gathered for `flood_delay_s`.
 A peer whose digest in HELLO differs requests the newer entries, so a lost frame loses nothing.

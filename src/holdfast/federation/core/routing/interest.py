@@ -1,4 +1,4 @@
-"""The filters of this member's clients, and the members that are interested in a topic.
+"""Counts the filters of this member's clients, and finds the members interested in a topic.
 
 Filters are counted. One is announced with its first subscriber and withdrawn with its last. That of
 a shared subscription is announced with its group, as `$share/group/filter`. More than `filters_max`

@@ -1,5 +1,4 @@
-"""The health of a member's links: which peers respond, and which links are stable enough to
-announce.
+"""Finds which peers respond, and which links are stable enough to announce.
 
 A link is down when its connection closes, or when the peer does not reply to several probes. A
 HELLO every `hello_s` keeps an idle link cheap. When one is late, the member sends a HELLO that

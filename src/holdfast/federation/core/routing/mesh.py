@@ -1,4 +1,6 @@
-"""The mesh of a topic in the words of the federation papers. It is a view, computed on request."""
+"""Shows the mesh of a topic in the words of the federation papers. It is a view, computed on
+request.
+"""
 
 from dataclasses import dataclass
 

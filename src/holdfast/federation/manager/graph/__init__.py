@@ -1,1 +1,1 @@
-"""The desired graph of members: placement, repair, rebalancing and health. Pure."""
+"""Plans the desired graph of members: placement, repair, rebalancing and health. Pure."""

@@ -1,4 +1,4 @@
-"""The health of members, from the manager's probes and the reports of neighbours.
+"""Judges members' health by the manager's probes and the reports of neighbours.
 
 A member is dead when two probes in a row have failed and no neighbour reports its link as up. When
 more than half of the members fail at once, the manager is probably cut off itself, so no member

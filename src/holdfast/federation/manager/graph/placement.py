@@ -1,5 +1,4 @@
-"""The placement of a newcomer: links to two members that have room, so that no single failure cuts
-it off.
+"""Places a newcomer: links to two members that have room, so that no single failure cuts it off.
 
 - `paper`: the member with the lowest latency, and of the others the one with the fewest neighbours.
 - `default`: the members with the lowest round trips from the newcomer, plus a cost for each hop to

@@ -1,5 +1,6 @@
-"""The exchange of links for better ones, by the rules and the round trips. The graph is never less
-safe in between."""
+"""Exchanges links for better ones, by the rules and the round trips. The graph is never less safe
+in between.
+"""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,5 +1,4 @@
-"""The repair of the graph: the fewest links with which the members survive the loss of any one of
-them.
+"""Repairs the graph: the fewest links with which the members survive the loss of any one of them.
 
 The bound of Eswaran and Tarjan (Augmentation Problems, 1976) gives the number of links that a graph
 lacks. Each added link is the cheapest of those that lower the bound most. If the limits of

@@ -1,4 +1,4 @@
-"""The reports of members about their links, and their age. Pure."""
+"""Keeps the reports of members about their links, and their age. Pure."""
 
 from collections.abc import Callable, Iterable
 

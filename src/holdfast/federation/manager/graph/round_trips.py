@@ -1,4 +1,4 @@
-"""The measured round trips, and estimates for links that are not measured."""
+"""Estimates round trips of links, from those measured."""
 
 from dataclasses import dataclass, field
 from math import isfinite

@@ -1,4 +1,4 @@
-"""The choice of a database by its URL."""
+"""Chooses a database by its URL."""
 
 from pathlib import Path
 from typing import Final

@@ -1,5 +1,6 @@
-"""The desired state of a federation, and its changes. Pure: a change takes a state and returns the
-next one, with the next revision."""
+"""Desired state of a federation, and its changes. Pure: a change takes a state and returns the next
+one, with the next revision.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias

@@ -1,4 +1,4 @@
-"""The manager's state in a PostgreSQL database, in the schema `holdfast_topology`.
+"""Stores the manager's state in PostgreSQL, in the schema `holdfast_topology`.
 
 One manager runs at a time. Its connection has an advisory lock, so a manager that has lost the
 connection has lost the lock and cannot write. The revision protects each change in addition,

@@ -1,4 +1,4 @@
-"""The manager's state in an SQLite file."""
+"""Stores the manager's state in an SQLite file."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence

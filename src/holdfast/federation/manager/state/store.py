@@ -1,5 +1,5 @@
-"""The manager's state in an SQL database: one transaction per change, each with a line of the audit
-log. The difference of two states is written.
+"""Stores the manager's state in an SQL database: one transaction per change, each with a line of
+the audit log. The difference of two states is written.
 
 For every database:
 

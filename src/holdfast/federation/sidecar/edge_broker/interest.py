@@ -1,4 +1,4 @@
-"""The subscriptions of a broker's clients, counted by filter.
+"""Counts the subscriptions of a broker's clients by filter.
 
 The federation learns of a filter with the first session that has it, and of its end with the last.
 Every report of a beginning is followed by exactly one of the end.

@@ -1,4 +1,4 @@
-"""The starts of a broker's member, each with the ends of the broker's log.
+"""Lists the starts of a broker's member, each with the ends of the broker's log.
 
 The name of a log in the place of a message (`LogPlace`) has the start in which the record was
 appended. It stays the same however often the record is exported. Smallest counter-example without

@@ -1,4 +1,4 @@
-"""The state of a broker's member in the broker's own log.
+"""Stores the state of a broker's member in the broker's own log.
 
 Each change is one or more FEDERATION records of one partition (`node.state.member_values`), so it
 is on every in-sync replica once it is committed, and the next federator finds it at any node.

@@ -1,4 +1,4 @@
-"""The offset of a message in its origin's log, as a property of the message.
+"""Adds a message's offset in its origin's log, as a property.
 
 A broker may crash after it has handed a message to the federation and before its log has recorded
 that. After the restart it hands the message over again, under another id. The offset is unchanged,

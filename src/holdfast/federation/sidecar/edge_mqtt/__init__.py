@@ -1,1 +1,1 @@
-"""The edge to any MQTT broker: a client that publishes and subscribes."""
+"""Connects any MQTT broker: a client that publishes and subscribes."""

@@ -1,4 +1,4 @@
-"""The second connection to the broker, for interest and for fences.
+"""Second connection to the broker, for interest and for fences.
 
 It receives the sources of interest, and sends messages that must come from another client than the
 one with the session. It has no session, so no old message waits for it.

@@ -1,4 +1,4 @@
-"""The edge to any MQTT broker: a client with a session.
+"""Connects any MQTT broker, as a client with a session.
 
 The edge subscribes at QoS 2 to the filters of other members, and acknowledges a message when the
 federator is done with it. It publishes the messages of the federation. The broker must not return

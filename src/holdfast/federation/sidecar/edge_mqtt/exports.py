@@ -1,4 +1,4 @@
-"""The messages from the broker to the federation, each once and acknowledged in order. Pure.
+"""Takes messages from the broker to the federation, each once and acknowledged in order. Pure.
 
 - Only messages that the federator is done with are acknowledged. A message may become done while
   there is no connection. When the broker repeats it, the message is not exported again, as long as

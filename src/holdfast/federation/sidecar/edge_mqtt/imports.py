@@ -1,4 +1,4 @@
-"""The queue of messages from the federation to the broker, in order and each once.
+"""Queues messages from the federation to the broker, in order and each once.
 
 While the connection is down, the client keeps messages that it sent without acknowledgement, and
 sends them again in their session. The host delivers the same messages again after `edge_up`. They

@@ -1,4 +1,4 @@
-"""The interest of a broker's clients, for brokers that do not report subscriptions.
+"""Finds clients' interest at brokers that do not report subscriptions.
 
 Clients, or programs that know them, publish statements of interest on topics of the broker. Lines
 of the broker's log are another source. Each statement is valid for a limited time, and the interest

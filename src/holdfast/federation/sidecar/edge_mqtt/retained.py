@@ -1,4 +1,4 @@
-"""The edge to an MQTT broker that shares its retained messages with the federation."""
+"""Shares an MQTT broker's retained messages with the federation."""
 
 from collections.abc import Callable
 

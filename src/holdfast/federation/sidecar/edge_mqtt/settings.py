@@ -1,4 +1,4 @@
-"""The settings of the edge: how a federator connects to its broker."""
+"""Settings of the edge: how a federator connects to its broker."""
 
 import ssl
 from collections.abc import Callable

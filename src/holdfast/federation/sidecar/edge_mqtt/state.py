@@ -1,4 +1,4 @@
-"""The state of an edge on disk: its client id, its subscriptions and the recent interest."""
+"""Stores an edge's state on disk: its client id, its subscriptions and the recent interest."""
 
 import asyncio
 import secrets

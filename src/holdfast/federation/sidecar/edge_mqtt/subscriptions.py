@@ -1,4 +1,4 @@
-"""The edge's subscriptions at the broker, kept equal to the interest of other members.
+"""Keeps the edge's subscriptions at the broker equal to the interest of other members.
 
 - `_subscribed` has every subscription of the edge that the broker may have. A filter is saved
   before it is subscribed to, and removed after it was unsubscribed from. In the opposite order, a

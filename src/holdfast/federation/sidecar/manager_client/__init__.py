@@ -1,1 +1,1 @@
-"""The member's client of the topology manager."""
+"""Member's client of the topology manager."""

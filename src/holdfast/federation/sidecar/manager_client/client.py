@@ -1,4 +1,4 @@
-"""The member's client of the topology manager: joins, reports, and follows its decisions.
+"""Member's client of the topology manager: joins, reports, and follows its decisions.
 
 While the manager is unreachable the links stay as they are. No message waits for this client.
 docs/topology.md describes the manager.

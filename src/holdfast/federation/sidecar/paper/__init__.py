@@ -1,1 +1,1 @@
-"""The federator of the published protocol: a client of its own and its neighbours' brokers."""
+"""Federator of the published protocol: a client of its own and its neighbours' brokers."""

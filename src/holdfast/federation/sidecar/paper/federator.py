@@ -1,4 +1,4 @@
-"""The federator of the published protocol, a client of its own and its neighbours' brokers.
+"""Federator of the published protocol, a client of its own and its neighbours' brokers.
 
     asyncio.run(run(PaperSettings.from_environment(os.environ)))
 

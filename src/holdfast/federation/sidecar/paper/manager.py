@@ -1,4 +1,4 @@
-"""The client of the topology manager in the published protocol: joins, then checks regularly.
+"""Client of the topology manager in the published protocol: joins, then checks regularly.
 
 A check asks whether the member is still registered, and for all its neighbours. The published
 manager has no request except the join, and treats a second join as another member. `holdfast

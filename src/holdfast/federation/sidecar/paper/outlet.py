@@ -1,4 +1,4 @@
-"""The publications of a federator of the published protocol on one broker.
+"""Publishes for a federator of the published protocol on one broker.
 
 The broker is its own or a neighbour's. A full queue drops its oldest messages and counts them. So
 no message is late for long, and a broker that hangs delays only its own messages.

@@ -1,4 +1,4 @@
-"""The settings of a federator of the published protocol, from the published environment."""
+"""Reads the settings of a federator of the published protocol from its environment."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Final

@@ -1,1 +1,1 @@
-"""The custody, positions and identity of a member on disk."""
+"""Stores custody, positions and identity of a member on disk."""

@@ -1,4 +1,4 @@
-"""The SQLite file of a member: the state that must survive a crash.
+"""SQLite file of a member: the state that must survive a crash.
 
 It has messages in custody, positions in the streams from other members, versions of retained
 messages, and the last knowledge of other members. All calls block.

@@ -1,4 +1,4 @@
-"""The file with a member's identity, and the lock of its directory."""
+"""Keeps a member's identity in a file, and locks its directory."""
 
 import os
 import secrets

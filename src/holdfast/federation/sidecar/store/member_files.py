@@ -1,4 +1,4 @@
-"""The state of one member in files of its own, beside a broker that is not Holdfast's."""
+"""Stores one member's state in files of its own, beside a broker that is not Holdfast's."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The changes of a member's state on their way to the place where it is durable.
+"""Writes the changes of a member's state to the place where it is durable.
 
 Requests that arrive while a transaction is written form the next one (group commit).
 

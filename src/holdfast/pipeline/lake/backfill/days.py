@@ -1,4 +1,4 @@
-"""The days of a backfill."""
+"""Days of a backfill."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The part of a table that a commit replaces, and the files that it removes."""
+"""Selects the part of a table that a commit replaces, and the files that it removes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

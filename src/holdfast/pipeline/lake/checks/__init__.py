@@ -1,1 +1,1 @@
-"""The checks of rows before they are committed."""
+"""Checks rows before they are committed."""

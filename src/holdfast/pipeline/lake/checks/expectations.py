@@ -1,4 +1,4 @@
-"""The expectations of a table, checked on the rows of a step before they are committed.
+"""Checks a table's expectations on the rows of a step before they are committed.
 
 The counts are in the same commit as the rows, so a repeated step counts nothing twice. A step that
 an expectation stops has no effect: the next run checks the same rows again.

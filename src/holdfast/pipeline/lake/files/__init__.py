@@ -1,1 +1,1 @@
-"""The files of a table: commits, Parquet writing, compaction."""
+"""Files of a table: commits, Parquet writing, compaction."""

@@ -1,4 +1,4 @@
-"""The commits of one table: the consumed and the written rows, one JSON file per commit.
+"""Commits of one table: the consumed and the written rows, one JSON file per commit.
 
     LAKE/<table>/_commits/00000012.json   a commit; versions count from 1 without gaps
                           00000100.live   every file of the table as of that version

@@ -1,4 +1,4 @@
-"""The declarations of tables that a lake keeps: a copy of each file, and its fingerprint.
+"""Keeps the declarations of a lake's tables: a copy of each file, and its fingerprint.
 
     LAKE/_tables/my_tables.py     a copy of a file given with --tables
     LAKE/lake.json                "tables": the names and fingerprints of the files and packages

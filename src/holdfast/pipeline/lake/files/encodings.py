@@ -1,4 +1,4 @@
-"""The Parquet encodings of the files of each table."""
+"""Chooses the Parquet encodings of each table's files."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The errors of a lake."""
+"""Errors of a lake."""
 
 
 class LakeError(Exception):

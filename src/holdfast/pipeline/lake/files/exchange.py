@@ -1,4 +1,4 @@
-"""The atomic replacement of several files in a directory, for processes that list it.
+"""Replaces several files of a directory atomically, for processes that list it.
 
 The new directory is composed of hard links beside the old one, and then the two directories
 exchange their names. `exchange` returns False on a file system that cannot do that (NFS).

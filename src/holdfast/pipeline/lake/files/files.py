@@ -1,4 +1,4 @@
-"""The file operations of the lake, and the order in which they make data durable.
+"""Writes, moves and removes the lake's files in an order that makes data durable.
 
 A lake is a directory that the driver and all executors see under one path: on one machine, on a
 shared file system, or in an object store (objects/).

@@ -1,4 +1,4 @@
-"""The history of the tables' columns: when a table was made, got columns, or was built again.
+"""Records when a table was made, got columns, or was built again.
 
     LAKE/_history/<table>.jsonl    one entry a line, oldest first
 

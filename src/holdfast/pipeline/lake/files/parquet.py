@@ -1,4 +1,4 @@
-"""The opening of Parquet files of the lake, with errors that name the file."""
+"""Opens Parquet files of the lake, with errors that name the file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The lock between the readers of a table's files and the process that replaces them.
+"""Locks a table's files between their readers and the process that replaces them.
 
     LAKE/_locks/<table>.readers   shared by readers, exclusive for the process that replaces files
 

@@ -1,4 +1,4 @@
-"""The settings of a lake, in its file lake.json."""
+"""Settings of a lake, in its file lake.json."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The writer of Arrow batches to Parquet files, inside a task.
+"""Writes Arrow batches to Parquet files, inside a task.
 
 Spark's own Parquet writer is not used, for three reasons. Its file names are random. Its row groups
 depend on the free memory of the executor, so the same rows would not give the same bytes on another

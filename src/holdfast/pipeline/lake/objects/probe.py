@@ -1,4 +1,4 @@
-"""The check that an object store keeps what the commits of a lake need of it.
+"""Checks that an object store keeps what the commits of a lake need of it.
 
 1. An object that was written is read back and listed.
 2. An object is created only if there is none, also by several writers at once.

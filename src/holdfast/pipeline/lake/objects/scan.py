@@ -1,4 +1,4 @@
-"""The rows of files in an object store, for Spark.
+"""Reads the rows of files in an object store, for Spark.
 
 Python reads the files, in the driver or in tasks. So Spark needs no package for the store, and all
 parts of a run use the same credentials.

@@ -1,4 +1,4 @@
-"""The catalogs of a lake: which tables are registered where, and the updates after commits."""
+"""Registers a lake's tables in catalogs, and updates them after commits."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""The forms in which other programs read a table: a directory, Delta Lake, Iceberg."""
+"""Publishes a table to other programs: as a directory, Delta Lake, or Iceberg."""

@@ -1,4 +1,4 @@
-"""The JSON form of a table's columns in Iceberg's specification."""
+"""Writes a table's columns in the JSON form of Iceberg's specification."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,4 @@
-"""The opening of a lake's store by its name. A package is imported only for the store that needs
-it."""
+"""Opens a lake's store by name. A package is imported only for the store that needs it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The layout of a lake's files, and the stores that publish them to other programs.
+"""Layout of a lake's files, and the stores that publish them to other programs.
 
     LAKE/lake.json                   the kind of the lake, and the source of its records
          <table>/date=.../*.parquet  the rows

@@ -1,1 +1,1 @@
-"""The columnar reading of messages with the same fields, in place of one by one."""
+"""Reads messages with the same fields by columns, in place of one by one."""

@@ -1,4 +1,4 @@
-"""The readings of messages with the same fields as one batch, in the order of the table."""
+"""Emits readings of messages with the same fields as one batch, in the table's order."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""The marks of many messages of one stream at a time, equal to those of stream.py one by one.
+"""Marks many messages of one stream at a time, equal to those of stream.py one by one.
 
 A span is marked together as long as its numbers only grow: no repetition, no number that comes late
 or begins a new run. The message at which that ends is left to stream.py.
