@@ -242,7 +242,7 @@ def test_a_stale_name_is_found(stale: str) -> None:
 
 
 def test_a_diagram_is_read() -> None:
-    assert list(problems('```mermaid\nA["cluster/forwarding.py"]\n```\n'))
+    assert list(problems('```mermaid\nA["node/forwarding.py"]\n```\n'))
     assert not list(problems('```mermaid\nA["node/publish/forwarding.py"]\n```\n'))
 
 
