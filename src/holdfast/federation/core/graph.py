@@ -1,4 +1,4 @@
-"""The members of a federation and their links, as the admin port shows them."""
+"""Members of a federation and their links, as the admin port shows them."""
 
 from msgspec import Struct
 
