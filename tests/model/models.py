@@ -48,6 +48,7 @@ MODELS: Final[dict[str, Model]] = {
     "put-back": Model("tests.support.sim_put_back:put_back_world"),
     "healing": Model("tests.model.test_federation_healing:heal"),
     "brokers": Model("tests.transcripts.seeds:compare_forms"),
+    "member-in-a-cluster": Model("tests.model.test_cluster_federators:run"),
     "paper": Model("tests.support.paper_worlds:rough_world"),
 }
 """By the name that the command takes."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.client import FOREVER, Client
+from tests.sim.federators import Federators
 from tests.sim.teams import Absentee, Leaver, LoneTeam, Member, Mute, Team, TeamPublisher
 from tests.sim.timed import (
     LONG_S,
@@ -54,7 +55,9 @@ SCHEDULED: Final = "scheduled"
 DEVICES: Final = "devices"
 """Sessions that begin again: with Clean Start, or at the moment of their expiry. They play
 beside any other."""
-ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED, LEAVERS, DEVICES)
+FEDERATORS: Final = "federators"
+"""The state of a member of a federation."""
+ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED, LEAVERS, DEVICES, FEDERATORS)
 
 
 def parties(world: "World") -> list[Party]:
@@ -69,6 +72,7 @@ def parties(world: "World") -> list[Party]:
         SCHEDULED: _scheduled,
         LEAVERS: _leavers,
         DEVICES: _devices,
+        FEDERATORS: lambda world: [Federators(world)],
     }
     return [party for cast in world.settings.casts for party in makers[cast](world)]
 

@@ -431,6 +431,9 @@ def image_of(process: "Process") -> dict[str, object]:
     for topic, message in images.state.retained.entries.items():
         assert isinstance(message, StoredMessage)
         found[f"retained {topic}"] = message.payload.decode()
+    found["start of the member"] = images.state.member.start
+    for name, value in images.state.member.values.items():
+        found[f"member {name!r}"] = value
     for key in images.group_positions:
         found[f"group {key}"] = images.groups.entry(key)
     for fired in images.fired.values():
