@@ -284,6 +284,7 @@ class Expected:
                     "device": device, **dated(start), "messages": len(every),
                     "wrong_clock": len(every) - len(good), "ahead": sum(each < 0 for each in good),
                     **dict.fromkeys(names), **told,
+                    "offset_min_ms": min(every) / 1000, "offset_max_ms": max(every) / 1000,
                 }
             )  # fmt: skip
         return found

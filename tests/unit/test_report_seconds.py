@@ -140,3 +140,14 @@ def test_a_line_breaks_only_where_it_is_silent_for_longer_than_usual() -> None:
     assert found[17:28] == [None] * 11
     assert found[28:37] == [float(at) for at in range(28, 37)]
     assert axis.bridged([None, 1.0, None]) == [None, 1.0, None]
+
+
+@pytest.mark.parametrize("seconds", [1, 60, 3600])
+@pytest.mark.parametrize("length_s", [0.0, 0.2, 0.9, 59.0, 7200.0])
+def test_every_step_is_within_the_ends(seconds: int, length_s: float) -> None:
+    """The first report of a newcomer is of messages of one second: its points were out of sight."""
+    begin_us = round(BEGIN.timestamp() * 1e6) + 100_000
+    axis = TimeAxis(begin_us, begin_us + round(length_s * 1e6), TimeGrain(seconds))
+    first, last = axis.ends
+    assert all(first <= step <= last for step in axis.steps)
+    assert last > first

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.lake import Lake
     from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.lake.runner import check_source
-    from holdfast.pipeline.lake.status import MISSING, hints
+    from holdfast.pipeline.lake.status import LATENCY, MISSING, hints
 
     lake = Lake(args.lake, store=args.format, tables=args.tables)
     chosen = lake.catalog.chosen(args.what)
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         report = runner.continuously(args.trigger) if args.continuous else runner.run_once()
         reporter.is_ok = report.ok
         progress.finished(report)
-        if not args.quiet and MISSING in report.commits:
+        if not args.quiet and not report.commits.keys().isdisjoint((MISSING, LATENCY)):
             for hint in hints(lake.path, lake.catalog):
                 print(f"hint: {hint}", file=sys.stderr)
         if not report.ok:

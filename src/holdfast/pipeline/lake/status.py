@@ -1,6 +1,7 @@
 """Shows the state of a lake, for `holdfast pipeline status`. The module starts no Spark."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,20 @@ from holdfast.pipeline.source.source import LogAccess
 
 MISSING: Final = "missing"
 """The table of missing message numbers (holdfast.pipeline.tables)."""
+LATENCY: Final = "latency"
+"""The table with the offset of each device's clock (holdfast.pipeline.tables)."""
+CLOCK_FILES_MAX: Final = 24
+"""The most files of it, one for each hour, that are looked at for local times."""
+CLOCK_MINUTES_MIN: Final = 5
+"""The fewest minutes with messages of a device that show a constant offset."""
+CLOCK_SHARE: Final = 0.9
+"""The share of these minutes that have it."""
+CLOCK_LAG_MS: Final = 120_000
+"""The most milliseconds that a message of such a minute is from the offset."""
+CLOCK_HINTS_MAX: Final = 5
+"""The most devices with a hint of their own."""
+QUARTER_MS: Final = 900_000
+"""The step of the offsets of time zones."""
 AGE_MAX_S: Final = 40 * 365 * 86_400.0
 """The greatest lag in seconds that is looked for."""
 
@@ -147,6 +162,45 @@ def _stored(lake: LakePath) -> set[str]:
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Return what looks wrong in the tables of a lake, and what may mend it."""
+    return [*_missing_hints(lake, catalog), *_clock_hints(lake, catalog)]
+
+
+def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Return the devices that are a constant number of quarters of an hour off: a local time."""
+    log = CommitLog(lake, LATENCY)
+    last = log.last()
+    names = ["device", "messages", "offset_min_ms", "offset_max_ms"]
+    if LATENCY not in catalog.tables or last is None:
+        return []
+    minutes: dict[str, list[tuple[int, int]]] = {}
+    for file in log.live(last.version)[-CLOCK_FILES_MAX:]:
+        with suppress(OSError, pa.ArrowInvalid):  # a run is exchanging the file
+            path = readable(lake / file.path)
+            if not set(names) <= set(parquet.read_schema(path).names):
+                continue  # of an older version
+            for row in parquet.read_table(path, columns=names, partitioning=None).to_pylist():
+                low, high = (row[name] for name in names[2:])
+                step = round(low / QUARTER_MS) if low is not None else 0
+                is_near = step != 0 and all(
+                    abs(each - step * QUARTER_MS) <= CLOCK_LAG_MS for each in (low, high)
+                )
+                found = minutes.setdefault(row["device"], [])
+                found.append((step if is_near else 0, row["messages"]))
+    hints = []
+    for device, steps in sorted(minutes.items()):
+        step, same = Counter(each for each, _ in steps).most_common(1)[0]
+        if step and len(steps) >= CLOCK_MINUTES_MIN and same >= CLOCK_SHARE * len(steps):
+            count = sum(messages for _, messages in steps)
+            way = "behind" if step > 0 else "ahead of"
+            hints.append(
+                f"device {device} is {abs(step) / 4:.2f} h {way} the broker in {count:,} messages: "
+                "local time? A rule with zone='Area/City' mends it, or time=None"
+            )
+    more = len(hints) - CLOCK_HINTS_MAX
+    return hints[:CLOCK_HINTS_MAX] + ([f"and {more:,} more devices like it"] if more > 0 else [])
+
+
+def _missing_hints(lake: LakePath, catalog: Catalog) -> list[str]:
     records = CommitLog(lake, RECORDS).last()
     log = CommitLog(lake, MISSING)
     last = log.last()

@@ -101,8 +101,9 @@ class TimeAxis:
 
     @property
     def ends(self) -> tuple[datetime, datetime]:
-        """The first and the last time."""
-        return time_of(self.begin_us), time_of(self.end_us)
+        """The begin of the first step and the end of the last one, so that each is in sight."""
+        begins_us = self.begins_us
+        return time_of(int(begins_us[0])), time_of(int(begins_us[-1]) + self.grain.us)
 
     def places(self, times_us: Integers) -> Integers:
         """Return the number of the step of each time, from 0. Times outside have other numbers."""

@@ -109,7 +109,6 @@ class _Use:
     """What a rule makes of messages."""
 
     devices: set[str] = field(default_factory=set)
-    metrics: set[str] = field(default_factory=set)
     owners: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     """The topics of each device and metric."""
     messages: int = 0
@@ -121,7 +120,6 @@ class _Use:
     def add(self, other: "_Use") -> None:
         """Add what other messages have become."""
         self.devices |= other.devices
-        self.metrics |= other.metrics
         for key, topics in other.owners.items():
             self.owners[key] |= topics
         self.messages += other.messages
@@ -295,7 +293,9 @@ def _of_group(group: Sequence[_Topic], zone: str) -> _Draft | None:
     common = _csv_of(group) or _roles_of(group, zone)
     best: tuple[tuple[bool, int], _Draft] | None = None
     for draft in _candidates(group, common):
-        use = _try(draft, group)
+        known, use = Topics(with_defaults([draft.rule])), _Use()
+        for topic in group:
+            use.add(_read(known, topic))
         if len(use.devices) < TOPICS_MIN or (not draft.is_free and _is_mixed(use)):
             continue
         rank = ("prefix" in draft.arguments, len(use.devices))
@@ -372,7 +372,9 @@ def _roles_of(group: Sequence[_Topic], zone: str) -> Arguments:
         named = next((name for name in _names(objects) if _offset_is_near(name, objects)), None)
         if named is not None:
             draft = _Draft({}, "")
-            found |= _own_time(draft, named, group, zone)
+            # Times that differ are right, too: a phone sends positions of hours ago.
+            is_own = _offset_of(named, group) is None
+            found |= {"time": named} if is_own else _time_arguments(draft, named, group, zone)
             reasons.append(f"the time is {named}{draft.why}")
         elif usual:
             found["time"] = None
@@ -398,14 +400,6 @@ def _roles_of(group: Sequence[_Topic], zone: str) -> Arguments:
         found["numbers"] = tuple(texts)
         reasons.append(f"{len(texts)} fields are numbers in texts")
     return found | ({"why": "; ".join(reasons)} if reasons else {})
-
-
-def _own_time(draft: _Draft, name: str, group: Sequence[_Topic], zone: str) -> Arguments:
-    """Return the arguments for a field that has times near the broker's. They may differ: a phone
-    sends positions of hours ago."""
-    if _offset_of(name, group) is None:
-        return {"time": name}
-    return _time_arguments(draft, name, group, zone)
 
 
 def _names(objects: Sequence[tuple[dict[str, Any], int]]) -> list[str]:
@@ -535,15 +529,6 @@ def _is_mixed(use: _Use) -> bool:
     return use.has_two_topics or len(use.owners) == len({metric for _, metric in use.owners})
 
 
-def _try(draft: _Draft, topics: Sequence[_Topic]) -> _Use:
-    """Return what a rule, followed by the default ones, makes of the messages of topics."""
-    known = Topics(with_defaults([draft.rule]))
-    total = _Use()
-    for topic in topics:
-        total.add(_read(known, topic))
-    return total
-
-
 def _read(known: Topics, topic: _Topic) -> _Use:
     """Return what the messages of a topic become."""
     use = _Use(messages=len(topic.messages))
@@ -563,7 +548,6 @@ def _read(known: Topics, topic: _Topic) -> _Use:
         use.devices.add(device)
         for metric in decoded.names:
             if metric != ONLINE:
-                use.metrics.add(metric)
                 use.owners[device, metric].add(topic.name)
     return use
 
@@ -626,8 +610,8 @@ def _reason(draft: _Draft, use: _Use) -> str:
     elif use.messages:
         devices = sorted(use.devices)
         parts.append(f"{len(devices):,} devices, such as {', '.join(devices[:2])}")
-        if use.metrics:
-            metrics = sorted(use.metrics)
+        metrics = sorted({metric for _, metric in use.owners})
+        if metrics:
             parts.append(f"{len(metrics):,} metrics, such as {', '.join(metrics[:3])}")
         if use.bad:
             parts.append(f"{use.bad:,} of {use.messages:,} messages have errors")

@@ -48,16 +48,14 @@ class ProfileEvidence:
     def base_of(self, topic: str, payloads: Sequence[bytes]) -> str | None:
         """Return the base of a topic, empty if the profile has none. None: it is no evidence."""
         match = self.topic.fullmatch(topic)
-        if match is None or not (self._has_fields(payloads) and self._has_text(payloads)):
+        if match is None or not any(map(self._is_shown, payloads)):
             return None
         return match["base"] if "base" in self.topic.groupindex else ""
 
-    def _has_fields(self, payloads: Sequence[bytes]) -> bool:
-        return not self.fields or any(_has_all(payload, self.fields) for payload in payloads)
-
-    def _has_text(self, payloads: Sequence[bytes]) -> bool:
-        texts = (payload.decode(errors="replace") for payload in payloads)
-        return not self.text or any(re.fullmatch(self.text, text) for text in texts)
+    def _is_shown(self, payload: bytes) -> bool:
+        if self.text and not re.fullmatch(self.text, payload.decode(errors="replace")):
+            return False
+        return not self.fields or _has_all(payload, self.fields)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,9 @@ _LATENCY_COLUMNS: Final = (
     Column("p99_ms", "double", "percentile 99, exact"),
     Column("max_ms", "double", "greatest"),
     Column("mean_ms", "double", "mean"),
+    Column("offset_min_ms", "double", "least of store_time less sent_time, of all messages, also "
+           "by clocks that are not believed"),
+    Column("offset_max_ms", "double", "greatest"),
 )  # fmt: skip
 
 _QUALITY_INPUT: Final = (
@@ -86,8 +89,9 @@ def prepare_latency(rows: pa.RecordBatch) -> pa.RecordBatch:
         pc.less_equal(latency_us, LATENCY_MAX_S * 1_000_000),
     )
     believed = pc.and_(pc.is_null(rows["claimed_time"]), is_plausible)
+    found = rows.select(["device", "store_time"]).append_column("offset_us", latency_us)
     latency_us = pc.if_else(believed, latency_us, pa.scalar(None, pa.int64()))
-    return rows.select(["device", "store_time"]).append_column("latency_us", latency_us)
+    return found.append_column("latency_us", latency_us)
 
 
 def aggregate_latency(groups: GroupedRows) -> ArrowColumns:
@@ -105,6 +109,8 @@ def aggregate_latency(groups: GroupedRows) -> ArrowColumns:
         "wrong_clock": groups.count(groups.rows["latency_us"].is_null()),
         "ahead": groups.count(pc.less(groups.rows["latency_us"], 0)),
         **{name: found.array(name) for name in ("min_ms", "max_ms", "mean_ms", *_SHARES)},
+        "offset_min_ms": pc.divide(groups.least("offset_us").cast(pa.float64()), 1000.0),
+        "offset_max_ms": pc.divide(groups.greatest("offset_us").cast(pa.float64()), 1000.0),
     }
 
 

@@ -1,0 +1,63 @@
+"""A device whose clock is hours off in all messages is told; one that is late or drifts is not."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+pytest.importorskip("pyspark")
+
+from holdfast.pipeline.lake import status
+from holdfast.pipeline.lake.catalog import load_catalog
+
+HOUR_MS = 3_600_000.0
+
+
+class OneFile:
+    """A log of commits with one file, in place of the lake's."""
+
+    def __init__(self, lake: Path, name: str) -> None:
+        self.name = name
+
+    def last(self) -> Any:
+        return type("Commit", (), {"version": 1})() if self.name == "latency" else None
+
+    def live(self, version: int) -> list[Any]:
+        return [type("File", (), {"path": "latency.parquet"})()]
+
+
+def told(lake: Path, offsets: dict[str, list[tuple[float, float]]]) -> list[str]:
+    rows = [
+        {"device": device, "messages": 6, "offset_min_ms": low, "offset_max_ms": high}
+        for device, minutes in offsets.items()
+        for low, high in minutes
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), lake / "latency.parquet")
+    return status.hints(lake, load_catalog([]))
+
+
+def test_constant_offsets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    found = told(
+        tmp_path,
+        {
+            "behind": [(5 * HOUR_MS + 200, 5 * HOUR_MS + 9000)] * 10,
+            "ahead": [(-HOUR_MS + 200, -HOUR_MS + 300)] * 10,
+            "half": [(-5.5 * HOUR_MS, -5.5 * HOUR_MS + 300)] * 9 + [(100.0, 900_000.0)],
+            "right": [(100.0, 2000.0)] * 10,
+            "buffers": [(100.0, 5 * HOUR_MS)] * 10,
+            "drifts": [(float(minute) * HOUR_MS, float(minute) * HOUR_MS) for minute in range(10)],
+            "new": [(5 * HOUR_MS, 5 * HOUR_MS)] * 4,
+        },
+    )
+    mends = "local time? A rule with zone='Area/City' mends it, or time=None"
+    assert found == [
+        f"device ahead is 1.00 h ahead of the broker in 60 messages: {mends}",
+        f"device behind is 5.00 h behind the broker in 60 messages: {mends}",
+        f"device half is 5.50 h ahead of the broker in 60 messages: {mends}",
+    ]
+    many = {f"d{number}": [(HOUR_MS, HOUR_MS)] * 5 for number in range(8)}
+    assert told(tmp_path, many)[-1] == "and 3 more devices like it"
+    assert len(told(tmp_path, many)) == status.CLOCK_HINTS_MAX + 1
