@@ -68,7 +68,6 @@ class Page:
 
 
 NOW = datetime.now(UTC).isoformat()[:19] + "Z"
-KILLED = "while kill -0 $! 2>/dev/null; do sleep 0.1; done"
 ANSWERS = "until curl -sf -o status http://127.0.0.1:18083/healthz; do kill -0 $!; sleep 0.1; done"
 THREE_NODES = """
   for n in 2 3; do
@@ -96,13 +95,6 @@ RUN = {
         before="broker",
         # 3: this machine was too busy to measure the broker.
         replace=(("--size 100", "--size 100 --duration 1 || [ $? = 3 ]"),),
-    ),
-    "docs/convert.md": Page(
-        before=f"""
-            mkdir -p BASE/srv; holdfast serve --data BASE/var/lib/holdfast & until_ready
-            holdfast pub -t a -q 1 -m hello; kill $!; {KILLED}
-        """,
-        after="holdfast log dump BASE/var/lib/holdfast-single | grep hello",
     ),
     "docs/cluster.md": Page(
         before="mkdir -p BASE/etc/holdfast",
@@ -226,6 +218,7 @@ ADMIN = "tests/e2e/test_admin_documented.py::test_the_commands_of_the_pages"
 INSTALL = "tests/e2e/test_install.py::test_each_way_to_install"
 PACKAGES = "tests/e2e/test_packages.py::"
 SYSTEMD = "needs systemd; tests/e2e/test_packages.py::test_the_unit_of_the_debian_package"
+RESIZE = "tests/e2e/test_cluster_resize.py::test_one_broker_grows_to_three_nodes_and_is_one_again"
 HOURS = "measures for minutes to hours"
 LINT = "checks the whole tree: make lint, make tidy"
 JAVA_HOME = "the pipeline's own session does it; tests/spark"
@@ -266,6 +259,8 @@ SKIPPED: dict[str, dict[str, str]] = {
     "docs/admission.md": {"holdfast clients ": ADMIN},
     "docs/cluster.md": {
         "holdfast cluster local": README + "test_the_cluster_for_trying",
+        "holdfast serve --data ./data ": RESIZE,
+        "holdfast cluster resize": RESIZE,
         "python -m bench.cluster ": HOURS,
     },
     "docs/experiments.md": {"holdfast lab report ": "tests/e2e/test_lab.py"},
@@ -305,6 +300,10 @@ SKIPPED: dict[str, dict[str, str]] = {
         "holdfast pub": README + "test_the_pair",
         "holdfast cluster status --data ./shared": README + "test_the_pair",
         "holdfast cluster handover --data ./shared": README + "test_the_pair",
+    },
+    "docs/upgrade.md": {
+        "holdfast cluster adopt": "tests/e2e/test_cluster_adoption.py::"
+        "test_clients_after_an_adoption",
     },
     "docs/topology.md": {
         "DB_URL=": "needs PostgreSQL",

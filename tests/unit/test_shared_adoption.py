@@ -22,7 +22,7 @@ from holdfast.node.lease.tenure import LeaseLost
 from holdfast.node.lease.watch import NOBODY, LeaseTimes
 from holdfast.node.state.replicated import ReplicatedState
 from tests.support.format_samples import FOLDER
-from tests.unit.test_convert import Countdown, Killed
+from tests.unit.test_adoption import Countdown, Killed
 
 PARTITIONS = 4
 
@@ -64,7 +64,7 @@ def unpacked(target: Path) -> Path:
 
 
 def lasting(root: Path) -> object:
-    return Source(root, open_to_read(root), is_strict=False).carried().lasting()
+    return Source(root, open_to_read(root)).carried().lasting()
 
 
 def test_the_first_takeover_adopts_the_directory(data: Path) -> None:

@@ -30,7 +30,6 @@ COMMANDS: Final = {
     "log": "inspect, dump or follow a data directory; trace a message",
     "backup": "copy a data directory at one moment, by hard links",
     "restore": "make a data directory from a backup, whole or up to a time",
-    "convert": "from one broker's data directory to a cluster's, and back",
     "clients": "list or disconnect the connected clients",
     "sessions": "list, show, move or end sessions",
     "subscriptions": "list subscriptions, or those that a topic reaches",
@@ -66,7 +65,6 @@ _MODULES: Final = {
     "show": "resources.show",
     "bench": "bench.command",
     "backup": "backup.command",
-    "convert": "convert.command",
 }
 """The modules in holdfast.cli of commands with another name than their module."""
 

@@ -15,6 +15,7 @@ The subcommands for a cluster use a node's admin port (`--admin`):
     unsafe-recover  let a node lead partitions that have lost every disk with all records
     watch       changes, one per line
     accept-older-copy  let a stopped node go on with a disk that the others have rejected
+    adopt       copy the directory of an earlier version in the form of this one
     diverged    the records that a node has set aside; publish them again
     local       a whole cluster on this machine, for trying
 
@@ -28,8 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from holdfast.cli.cluster import adopt, diverged, older_copy
 from holdfast.cli.cluster import commands as cluster_commands
-from holdfast.cli.cluster import diverged, older_copy
 from holdfast.cli.cluster import local as cluster_local
 from holdfast.cli.cluster import pair as cluster_pair
 from holdfast.cli.cluster import resize as cluster_resize
@@ -116,8 +117,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
             + ("; 0: all at once" if name == "drain" else "; 0: stop"),
         )
     _add_handover(commands)
-    older_copy.add_parser(commands)
-    diverged.add_parser(commands)
+    for module in (older_copy, adopt, diverged):
+        module.add_parser(commands)
     cluster_local.add_options(
         commands.add_parser("local", help="run a whole cluster on this machine, for trying")
     )
@@ -162,6 +163,8 @@ def run(args: argparse.Namespace) -> int:
             return cluster_local.run(args)
         if name == "accept-older-copy":
             return older_copy.run(args)
+        if name == "adopt":
+            return adopt.run(args)
         if name == "diverged":
             return diverged.run(args)
         if name == "handover" or (name == "status" and _asks_for_directory(args)):

@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from holdfast.io.conversion.conversion import ClusterPlan, fill
+from holdfast.io.conversion.conversion import fill
 from holdfast.io.conversion.source import ConversionError, Source
 from holdfast.io.disk.storage import StorageError, now_text
 from holdfast.log.files.data_directory import (
@@ -114,20 +114,21 @@ def adopt_epoch(root: Path, old: DataDirectory, number: int) -> DataDirectory:
 def _source(root: Path, directory: DataDirectory) -> Source:
     """The old content, for which there is room once more."""
     logger.info("adopting directory=%s text='its log is written again'", root)
-    source = Source(root / directory.epoch.folder, directory, is_strict=False)
+    source = Source(root / directory.epoch.folder, directory)
     if source.recovery.damaged:
         logger.warning("records_not_understood count=%d", source.recovery.damaged)
     free_bytes = OsFileSystem(root).free_bytes()
     if free_bytes < source.size_bytes:
         raise ConversionError(
             f"{root} has {free_bytes} bytes free, and its adoption needs about {source.size_bytes},"
-            " because the old content stays: make room, or use `holdfast convert` with another disk"
+            " because the old content stays: make room, or use"
+            " `holdfast cluster adopt` with another disk"
         )
     return source
 
 
 def _convert(source: Source, path: Path) -> None:
-    fill(source, path, ClusterPlan(replication_factor=1, min_insync=1))
+    fill(source, path)
     if source.lost:
         text = "damage has taken them from the log, and void ones are in their place"
         logger.error("records_lost count=%d text=%r", source.lost, text)

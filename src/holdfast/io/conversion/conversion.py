@@ -1,5 +1,4 @@
-"""Makes a data directory for the first node of a cluster from that of a single broker of version
-0.1, or of a cluster's only node.
+"""Makes a data directory for the only node of a cluster from that of a single broker.
 
 Invariant: the new directory has every message of the old one, at the same offset, and a state that
 recovery reads as the same (`CarriedState.lasting`). The old directory is only read. `fill` checks
@@ -13,7 +12,7 @@ what records below the start of the log defined.
 
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -50,33 +49,10 @@ MADE_AGAIN: Final = frozenset({MANIFEST, WATERMARKS, JOURNAL, SNAPSHOTS, RAFT, A
 """The files and folders that a cluster's node has in another form."""
 
 
-@dataclass(frozen=True)
-class ClusterPlan:
-    """The cluster that a conversion founds."""
-
-    replication_factor: int
-    min_insync: int
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """The result of a conversion."""
-
-    manifest: Manifest
-    records: int
-    """The records of the log."""
-    added: int
-    """Those added at its end."""
-    carried: CarriedState
-
-
-def fill(source: Source, root: Path, plan: ClusterPlan, node_id: str = "") -> Conversion:
-    """Make the directory `root` for the first node of a cluster. `node_id`: the new name; "" for
-    the same.
-
-    Raises `ConversionError` and `OSError`.
-    """
-    manifest = _manifest(source.manifest, node_id)
+def fill(source: Source, root: Path) -> None:
+    """Make the directory `root` for the only node of a cluster. Raises `ConversionError` and
+    `OSError`."""
+    manifest = _manifest(source.manifest)
     directory = DataDirectory(OsFileSystem(root), manifest)
     journal = source.journal
     segments = journal.segments
@@ -87,21 +63,18 @@ def fill(source: Source, root: Path, plan: ClusterPlan, node_id: str = "") -> Co
     carried = source.carried()
     in_use = _packet_ids(carried)
     log.copy(rewrite(batch, FIRST_EPOCH, in_use) for batch in source.batches())
-    records = sum(log.journal.next_offset) - sum(journal.start_offsets)
     definitions = Definitions(manifest.partitions, source.now_us, manifest.node_id)
     added = log.append(definitions.records(carried))
     log.finish(_entries(log, carried, added, source.now_us), source.now_us)
-    found_cluster(directory.files, manifest, plan.replication_factor, plan.min_insync)
+    found_cluster(directory.files, manifest)
     directory.write_manifest(manifest)
     _check(root, source, carried)
-    return Conversion(manifest, records, len(added), carried)
 
 
-def _manifest(before: Manifest, node_id: str) -> Manifest:
+def _manifest(before: Manifest) -> Manifest:
     # The new cluster agrees on the generation of its first node, as after a restore.
     return replace(
         before,
-        node_id=node_id or before.node_id,
         cluster_id=secrets.token_hex(8),
         incarnation=secrets.token_hex(8),
         restored=before.log_generation,
@@ -143,7 +116,7 @@ def _check(root: Path, source: Source, carried: CarriedState) -> None:
     """Check that the new directory has the same state and offsets. Raises `ConversionError`."""
     directory = open_to_read(root)
     opened = open_journal(directory, writes=False)
-    recovery = recover(directory, opened, source.now_us, is_strict=source.is_strict)
+    recovery = recover(directory, opened, source.now_us)
     again = carry(recovery, opened)
     begins = opened.journal.start_offsets == source.journal.start_offsets
     is_owned = any(session.owner for session in recovery.state.sessions.values())

@@ -10,8 +10,9 @@ from typing import Final
 from holdfast.io.disk.raft_files import FOLDER, DamagedRaft, RaftFiles
 from holdfast.log.files.filesystem import FileSystem, OsFileSystem
 from holdfast.log.files.layout import Manifest
+from holdfast.node.metadata.commands import Resize
 from holdfast.node.metadata.effects import Persist
-from holdfast.node.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.node.metadata.model import AUTOMATIC, ClusterMetadata, NodeInfo
 from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.metadata.store import MetaStore
 from holdfast.node.raft.log import RaftState
@@ -21,12 +22,11 @@ ELECTION_S: Final = 10.0
 """More than an election timeout, on the clock of a store that runs without other nodes."""
 
 
-def found_cluster(
-    files: FileSystem, manifest: Manifest, replication_factor: int, min_insync: int
-) -> None:
-    """Write the metadata of a new cluster whose only node is that of the manifest.
+def found_cluster(files: FileSystem, manifest: Manifest) -> None:
+    """Write the metadata of a new cluster whose only node is that of the manifest. Its replication
+    follows the number of nodes.
 
-    Raises `ValueError` for a name or a number that no cluster has, and `OSError`.
+    Raises `ValueError` for a name that no node has, and `OSError`.
     """
     member = peer_id(manifest.node_id, manifest.incarnation)
     raft = RaftFiles(files, member, is_new=True)
@@ -34,9 +34,9 @@ def found_cluster(
         store = _store(manifest, raft.state)
         # The node enters its addresses when it starts.
         node = NodeInfo(manifest.node_id, manifest.incarnation, "", "", "")
-        store.create_cluster(
-            manifest.cluster_id, manifest.partitions, replication_factor, min_insync, node, 0.0
-        )
+        store.create_cluster(manifest.cluster_id, manifest.partitions, *AUTOMATIC[0], node, 0.0)
+        _run(store, raft.write)
+        store.propose(Resize(0, True, 0, 0), ELECTION_S)
         _run(store, raft.write)
         if store.metadata is None:
             raise ValueError("the cluster cannot be founded")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.io.conversion.carried import CarriedState, carry
-from holdfast.io.conversion.raft_metadata import DamagedRaft, read_metadata
 from holdfast.io.disk.older_copy import APART
 from holdfast.io.disk.older_copy import MARK as OLDER_COPY
 from holdfast.io.disk.quarantine import MARK as BEGIN_ANEW
@@ -18,7 +17,6 @@ from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.journal.segment import Segment
 from holdfast.log.record import CONTROL, Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.metadata.model import DATA
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.recovery import Recovery
 from holdfast.node.state.replicated import ReplicatedState
@@ -36,12 +34,10 @@ class ConversionError(Exception):
 class Source:
     """A data directory whose node has ended, with its state after the last record."""
 
-    def __init__(self, path: Path, directory: DataDirectory, *, is_strict: bool = True) -> None:
+    def __init__(self, path: Path, directory: DataDirectory) -> None:
         """Read the state. Raises `ConversionError` for a directory that cannot be trusted, and
-        `OSError`. `is_strict`: also for one that is damaged, or has records that are not
-        understood. A broker passes both."""
+        `OSError`. Damage, and records that are not understood, are passed, as a broker does."""
         self.path = path
-        self.is_strict = is_strict
         self.directory = directory
         self.manifest = directory.manifest
         self.opened = open_journal(directory, writes=False)
@@ -52,7 +48,7 @@ class Source:
         self._check()
         for partition, end in enumerate(self.journal.next_offset):
             self.journal.advance(partition, end)
-        self.recovery = recover(directory, self.opened, self.now_us, is_strict=is_strict)
+        self.recovery = recover(directory, self.opened, self.now_us)
 
     @property
     def size_bytes(self) -> int:
@@ -73,20 +69,6 @@ class Source:
                     f"{self.path} cannot be trusted (it has the file {mark}): convert the directory"
                     " of another node"
                 )
-        if not self.is_strict:
-            return
-        damage = [f"segment {each.segment:020d} at {each.position}" for each in self.opened.damage]
-        for segment in self.journal.segments:
-            damage += [f"offset {gap.start} of {gap.partition}" for gap in segment.gaps()]
-        damage += [f"partition {partition}" for partition in self.journal.damaged]
-        if damage:
-            raise self._damaged(damage[0])
-
-    def _damaged(self, what: str) -> ConversionError:
-        return ConversionError(
-            f"{self.path} is damaged ({what}; `holdfast log verify` lists everything): convert a"
-            " backup, or the directory of another node"
-        )
 
     def batches(self) -> Iterator[Batch]:
         """All batches, in the order of the log. In a replica's log, those that count."""
@@ -124,44 +106,12 @@ class Source:
             if start < end:
                 try:
                     batch = Batch(file.read(position, index.batch_end(number) - position))
-                except CorruptBatch as error:
-                    if self.is_strict:
-                        place = f"segment {segment.sequence:020d} at {position}: {error}"
-                        raise self._damaged(place) from None
+                except CorruptBatch:
                     continue
                 yield _part(batch, start, end)
 
-    def check_alone(self) -> None:
-        """Check that the directory of a cluster's node has everything that the cluster has
-        acknowledged. Raises `ConversionError`."""
-        try:
-            metadata = read_metadata(self.path, self.manifest)
-        except DamagedRaft as error:
-            raise ConversionError(f"{self.path}: {error}") from None
-        if metadata is None:
-            raise ConversionError(f"{self.path} belongs to no cluster yet: it has nothing")
-        own = self.manifest.node_id
-        if own not in metadata.nodes or metadata.nodes[own].role != DATA:
-            raise ConversionError(f"{own} stores no messages: convert the directory of a data node")
-        behind = [
-            number for number, each in enumerate(metadata.partitions) if own not in each.in_sync
-        ]
-        if behind:
-            raise ConversionError(
-                f"{own} is not in sync for {len(behind)} partitions ({behind[0]}, ...): convert the"
-                " directory of a node that is, or drain and remove the other nodes first"
-            )
-        others = sorted(set(metadata.nodes) - {own})
-        if others:
-            raise ConversionError(
-                f"the cluster also has {', '.join(others)}, which may have acknowledged more: drain"
-                " and remove them, then stop this node"
-            )
 
-
-def recover(
-    directory: DataDirectory, opened: OpenedJournal, now_us: int, *, is_strict: bool = True
-) -> Recovery:
+def recover(directory: DataDirectory, opened: OpenedJournal, now_us: int) -> Recovery:
     """The state after the last record. Raises `ConversionError` if the log does not define it."""
     config = NodeConfig(
         node_id=directory.manifest.node_id,
@@ -186,11 +136,6 @@ def recover(
         )
     for record in replay(opened, offsets):
         recovery.apply(record)
-    if recovery.damaged and is_strict:
-        raise ConversionError(
-            f"{recovery.damaged} records are not understood: convert with the version that wrote"
-            " them, or a later one"
-        )
     return recovery
 
 

@@ -1,4 +1,4 @@
-"""Converted data directories, served by real processes: clients find what they had."""
+"""Adopted data directories, served by real processes: clients find what they had."""
 
 import subprocess
 import tarfile
@@ -19,38 +19,39 @@ from tests.support.kept_nodes import KINDS
 
 TIMED_OUT = 27
 """The exit code of mosquitto_sub after -W."""
-ALONE = ("--replication-factor", "1", "--min-insync", "1")
 
 
-def test_clients_after_a_conversion(tmp_path: Path) -> None:
-    """The directory is of a node that was killed, with sessions, a group, retained messages and
-    unfinished QoS 2."""
-    with tarfile.open(FOLDER / "0.1.0" / "node.tar.gz") as kept:
+@pytest.mark.parametrize(
+    ("kind", "to"),
+    [("node", "node"), ("node", "cluster"), ("cluster", "cluster"), ("cluster", "node")],
+)
+def test_clients_after_an_adoption(kind: str, to: str, tmp_path: Path) -> None:
+    """The directory is of a node of version 0.1 that was killed, with sessions, a group, retained
+    messages and unfinished QoS 2. The copy is served with a port for other nodes, or without."""
+    with tarfile.open(FOLDER / "0.1.0" / f"{kind}.tar.gz") as kept:
         kept.extractall(tmp_path / "old", filter="data")
-    options = ["--to", "cluster", *ALONE]
-    assert main(["convert", str(tmp_path / "old"), str(tmp_path / "new"), *options]) == 0
-    with KINDS["cluster"](tmp_path, tmp_path / "new") as node:
+    assert main(["cluster", "adopt", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
+    with KINDS[to](tmp_path, tmp_path / "new") as node:
         check(node.port)
-        assert isinstance(node, ClusterNode)
-        # The conversion does not know it.
-        (info,) = node.cluster()["nodes"]
-        assert info["peer_address"] == node.peer_address
+        if isinstance(node, ClusterNode):
+            # The adoption does not know it.
+            (info,) = node.cluster()["nodes"]
+            assert info["peer_address"] == node.peer_address
 
 
 @pytest.mark.long
 def test_a_broker_becomes_a_cluster(tmp_path: Path) -> None:
     """paho and mosquitto_sub have sessions at a broker; they find everything at each of three
-    nodes, also after the death of the one that was converted."""
+    nodes, also after the death of the first one, and at a broker again."""
     single = broker(tmp_path / "single", tmp_path / "old")
     sessions = Sessions()
     sessions.begin(single.port)
     sessions.publish(single.port, 200)
     assert single.stop() == 0
 
-    assert main(["convert", str(tmp_path / "old"), str(tmp_path / "new"), "--to", "cluster"]) == 0
     cluster = ClusterProcesses(tmp_path / "cluster", 3, {"cluster": {"partitions": 4}})
     try:
-        cluster.nodes["n1"].data = tmp_path / "new"
+        cluster.nodes["n1"].data = tmp_path / "old"
         cluster.restart("n1", "n2", "n3")
         cluster.wait_healthy()
         assert {each["peer_address"] for each in cluster.status()["nodes"]} == {
@@ -63,11 +64,19 @@ def test_a_broker_becomes_a_cluster(tmp_path: Path) -> None:
         sessions.read_some(cluster.nodes["n3"].port, 50)
         cluster.restart("n1")
         cluster.wait_healthy()
-        sessions.read_rest(cluster.nodes["n1"].port)
-        for name in ("n2", "n3", "n1"):
+        admin = ("--admin", f"127.0.0.1:{cluster.nodes['n1'].admin_port}")
+        for name in ("n2", "n3"):
+            assert main(["cluster", "drain", name, "--timeout", "120", *admin]) == 0
+            assert main(["cluster", "remove", name, *admin]) == 0
             assert cluster.stop(name) == 0
+        assert cluster.stop("n1") == 0
     finally:
         cluster.end()
+    again = broker(tmp_path / "again", tmp_path / "old")
+    try:
+        sessions.read_rest(again.port)
+    finally:
+        assert again.stop() == 0
 
 
 def broker(directory: Path, data: Path) -> Holdfast:

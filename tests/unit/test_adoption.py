@@ -1,4 +1,4 @@
-"""Conversions of a broker into a cluster's node, file by file and state by state."""
+"""Adoptions of a broker into a cluster's node, file by file and state by state."""
 
 import asyncio
 import errno
@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from holdfast.cli.backup.new_directory import NewDirectory
-from holdfast.cli.convert.conversion import PARTIAL, convert
+from holdfast.cli.cluster.adopt import PARTIAL, adopt_copy
 from holdfast.cli.main import main
 from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, offset_in
 from holdfast.io.conversion.adoption import adopt
 from holdfast.io.conversion.carried import CarriedState, carry
-from holdfast.io.conversion.conversion import MADE_AGAIN, ClusterPlan
+from holdfast.io.conversion.conversion import MADE_AGAIN
 from holdfast.io.conversion.definitions import Definitions
 from holdfast.io.conversion.raft_metadata import read_metadata
-from holdfast.io.conversion.source import ConversionError, Source, recover
+from holdfast.io.conversion.source import Source, recover
 from holdfast.io.disk.journal_writer import GroupWriter
 from holdfast.io.disk.storage import Storage, StorageError
 from holdfast.log.files.data_directory import (
@@ -43,7 +43,6 @@ from tests.support.edge_site import Site
 from tests.support.peer_mesh import until
 from tests.support.ports import free_port
 
-PLAN = ClusterPlan(replication_factor=3, min_insync=2)
 KEPT = Path(__file__).parent.parent / "data" / "single"
 """Directories of a single broker, as version 0.1 left them."""
 WAITING = {(0, 0), (0, 1), (1, 0), (1, 1), (2, 5), (3, 0), (3, 1)}
@@ -120,34 +119,35 @@ def test_nothing_is_lost_on_the_way(lived: Path, tmp_path: Path) -> None:
     assert {each.client for each in original.sessions} == {"away", "member", "publisher"}
     assert {group.key for group in original.groups} == {TEAM, LINE}
     assert len(original.entries) >= 4
-    made = convert(lived, cluster, PLAN)
+    manifest = adopt_copy(lived, cluster)
     assert digest(lived) == before
     assert messages(cluster) == messages(lived)
     assert state_of(cluster).lasting() == original.lasting()
     by_log = state_by_log(cluster, tmp_path / "by log", reading(cluster).now_us)
     assert by_log.lasting() == original.lasting()
-    assert made.manifest.cluster_id
+    assert manifest.cluster_id
+    assert not (cluster / BEFORE_ADOPTION).exists()
 
 
-def test_a_broker_without_others_gets_the_replicas_of_a_cluster(
-    lived: Path, tmp_path: Path
-) -> None:
-    """It is a cluster of one, with one replica of each partition."""
-    one, cluster = adopt_copy(lived, tmp_path), tmp_path / "cluster"
-    with Broker(data=one, settings=SETTINGS) as broker, wire.Wire(broker.port) as publisher:
-        assert publisher.connect("publisher", clean=False, expiry_s=FOR_EVER).session_present
-        publisher.publish("a/0", b"later", 1)
-        publisher.send(wire.publish("a/half", b"half too", 2, 998))
-        assert publisher.expect(wire.PUBREC).reason == 0
-    before = digest(one)
-    made = convert(one, cluster, PLAN)
-    assert digest(one) == before
-    assert messages(cluster) == messages(one)
-    assert state_of(cluster).lasting() == state_of(one).lasting()
-    metadata = read_metadata(cluster, made.manifest)
+def test_an_adopted_cluster_follows_its_nodes(lived: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    manifest = adopt_copy(lived, new)
+    metadata = read_metadata(new, manifest)
     assert metadata is not None
-    assert (metadata.replication_factor, metadata.min_insync) == (3, 2)
-    assert metadata.cluster_id == made.manifest.cluster_id != open_to_read(one).manifest.cluster_id
+    assert metadata.cluster_id == manifest.cluster_id
+    assert (metadata.replication_factor, metadata.min_insync) == (1, 1)
+    assert metadata.replication is not None
+    assert metadata.replication.is_automatic
+
+
+def test_the_directory_of_a_node_is_copied_as_it_is(lived: Path, tmp_path: Path) -> None:
+    one, new = adopted_copy(lived, tmp_path), tmp_path / "new"
+    before = digest(one)
+    adopt_copy(one, new)
+    assert digest(one) == before
+    assert digest(new) == {
+        name: each for name, each in before.items() if not name.startswith(BEFORE_ADOPTION)
+    }
 
 
 @pytest.mark.parametrize("dropped", range(0, 20, 3))
@@ -169,8 +169,8 @@ def test_a_definition_that_is_missing(
     count = len(list(records(Definitions(4, 0, "n1"), state_of(lived)))) - 2
     monkeypatch.setattr(Definitions, "records", fewer)
     if dropped < count:
-        with pytest.raises((ConversionError, AssertionError)):
-            convert(lived, tmp_path / "new", PLAN)
+        with pytest.raises((StorageError, AssertionError)):
+            adopt_copy(lived, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -226,7 +226,7 @@ def test_a_kill_at_each_change_of_the_disk(
             target.mkdir()
         countdown.left = kills + 1
         try:
-            convert(lived, target, PLAN)
+            adopt_copy(lived, target)
         except Killed:
             countdown.stop()
         else:
@@ -245,34 +245,40 @@ def test_a_kill_at_each_change_of_the_disk(
     assert state_of(target).lasting() == state_of(lived).lasting()
 
 
-def test_refusals(lived: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*arguments: object) -> str:
-        assert main(["convert", *map(str, arguments)]) == 1
-        return capsys.readouterr().err
+def test_refusals(
+    lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(old: Path, new: Path) -> str:
+        before = digest(old) if old.exists() else {}
+        assert main(["cluster", "adopt", str(old), str(new)]) == 1
+        assert before == (digest(old) if old.exists() else {})
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
 
     new = tmp_path / "new"
-    assert "--to single is not needed any more" in refused(lived, new, "--to", "single")
-    assert "is above" in refused(
-        lived, new, "--to", "cluster", "--replication-factor", 1, "--min-insync", 2
-    )
-    assert "is inside" in refused(lived, lived / "new", "--to", "cluster")
-    assert "no Holdfast data directory" in refused(tmp_path, new, "--to", "cluster")
-    for name in ("bad/name", "a b", "x" * 33):
-        assert "1 to 32 of" in refused(lived, new, "--to", "cluster", "--node-id", name)
+    assert "is inside" in refused(lived, lived / "new")
+    assert "no Holdfast data directory" in refused(tmp_path / "none", new)
+    lock = lock_root(lived)
+    assert "is served by another process" in refused(lived, new)
+    lock.release()
+    with monkeypatch.context() as patch:
+        patch.setattr(OsFileSystem, "free_bytes", lambda files: 1000)
+        assert "has 1000 bytes free" in refused(lived, new)
+    for name, content, text in (
+        ("adopted/file", "", "is half adopted: start its broker once"),
+        ("lease/file", "", "is shared by several nodes"),
+        ("manifest.json", '{"format": 99, "partitions": 4, "node_id": "n1", "created": ""}', "99"),
+    ):
+        other = tmp_path / "other"
+        shutil.copytree(lived, other)
+        (other / name).parent.mkdir(exist_ok=True)
+        (other / name).write_text(content)
+        assert text in refused(other, new)
+        shutil.rmtree(other)
+    assert not list(tmp_path.glob("new*"))
     new.mkdir()
     (new / "file").touch()
-    assert "not empty" in refused(lived, new, "--to", "cluster")
-    damaged = tmp_path / "damaged"
-    shutil.copytree(lived, damaged)
-    segment = next((damaged / "journal").glob("*.log"))
-    data = bytearray(segment.read_bytes())
-    data[60] ^= 1
-    segment.write_bytes(data)
-    assert "is damaged" in refused(damaged, tmp_path / "x", "--to", "cluster")
-    shutil.copytree(lived, tmp_path / "pair")
-    (tmp_path / "pair" / "lease").mkdir()
-    assert "pair" in refused(tmp_path / "pair", tmp_path / "x", "--to", "cluster")
-    assert not (tmp_path / "x").exists()
+    assert "not empty" in refused(lived, new)
     assert not list(tmp_path.glob(f"*{PARTIAL}"))
 
 
@@ -284,21 +290,15 @@ def test_a_disk_that_gets_full(
 
     monkeypatch.setattr("holdfast.io.disk.journal_writer.GroupWriter.write", fail)
     new = tmp_path / "new"
-    assert main(["convert", str(lived), str(new), "--to", "cluster"]) == 1
-    assert capsys.readouterr().err == f"holdfast: {new}: No space left on device\n"
+    assert main(["cluster", "adopt", str(lived), str(new)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line
     assert not list(tmp_path.iterdir())
 
 
 def places_of(site: Site) -> list[LogPlace]:
     found = [offset_in(each.properties) for each in site.host.published]
     return [each for each in found if each is not None]
-
-
-def test_a_member_of_a_federation_is_no_cluster(tmp_path: Path) -> None:
-    """The start of the cluster would drop the messages that wait for the other members."""
-    data = unpack("member", tmp_path / "data")
-    with pytest.raises(ConversionError, match="is a member of a federation"):
-        convert(data, tmp_path / "new", PLAN)
 
 
 def test_an_adopted_member_hands_over_what_waits_under_the_same_places(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_broker_that_leaves_a_federation_keeps_its_directory(
 def test_the_new_directory_is_a_link(lived: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "new").symlink_to("disk")
-    convert(lived, tmp_path / "new", PLAN)
+    adopt_copy(lived, tmp_path / "new")
     assert (tmp_path / "new").is_symlink()
     assert (tmp_path / "disk" / "manifest.json").exists()
     assert {each.name for each in tmp_path.iterdir()} == {"disk", "new"}
@@ -357,22 +357,22 @@ def test_retention_has_removed_the_beginning(tmp_path: Path) -> None:
     (session,) = opened.carried().sessions
     assert list(session.inbound) == [999]
     assert len(opened.carried().entries) == 1
-    convert(data, new, PLAN)
+    adopt_copy(data, new)
     after = reading(new)
     assert messages(new) == messages(data)
     assert after.journal.start_offsets == opened.journal.start_offsets
     assert after.carried().lasting() == opened.carried().lasting()
     for number in directory.snapshots():
         directory.remove_snapshot(number)
-    with pytest.raises(ConversionError, match="begins behind its newest snapshot"):
-        convert(data, tmp_path / "other", PLAN)
+    with pytest.raises(StorageError, match="begins behind its newest snapshot"):
+        adopt_copy(data, tmp_path / "other")
 
 
 def test_a_member_expires_before_the_conversion(tmp_path: Path) -> None:
     """The queue has its QoS 1 messages again. Its QoS 2 ones are finished, and its group ends."""
     data, cluster = tmp_path / "data", tmp_path / "cluster"
     unpack("expired", data)
-    convert(data, cluster, PLAN)
+    adopt_copy(data, cluster)
     assert state_of(cluster).lasting() == state_of(data).lasting()
     with Broker(data=data, settings=SETTINGS) as broker, wire.Wire(broker.port) as member:
         member.connect("another")
@@ -389,7 +389,7 @@ def replaced(directory: Path) -> dict[str, str]:
     }
 
 
-def adopt_copy(lived: Path, tmp_path: Path) -> Path:
+def adopted_copy(lived: Path, tmp_path: Path) -> Path:
     """The directory of the broker in its place, adopted."""
     data = tmp_path / "adopted"
     shutil.copytree(lived, data)
@@ -398,7 +398,7 @@ def adopt_copy(lived: Path, tmp_path: Path) -> Path:
 
 
 def test_a_directory_is_adopted_in_its_place(lived: Path, tmp_path: Path) -> None:
-    data = adopt_copy(lived, tmp_path)
+    data = adopted_copy(lived, tmp_path)
     assert state_of(data).lasting() == state_of(lived).lasting()
     assert messages(data) == messages(lived)
     assert digest(data / BEFORE_ADOPTION) == replaced(lived)
@@ -407,7 +407,7 @@ def test_a_directory_is_adopted_in_its_place(lived: Path, tmp_path: Path) -> Non
     adopt(data, "n1", 4)
     assert digest(data) == before
     # What is there from before is no part of a backup, and no part of another conversion.
-    convert(data, tmp_path / "cluster", PLAN)
+    adopt_copy(data, tmp_path / "cluster")
     assert not (tmp_path / "cluster" / BEFORE_ADOPTION).exists()
     assert main(["backup", str(data), str(tmp_path / "backup")]) == 0
     assert not (tmp_path / "backup" / BEFORE_ADOPTION).exists()
@@ -470,10 +470,8 @@ def test_an_adoption_passes_what_a_broker_passes(lived: Path, tmp_path: Path) ->
     writer.write(group)
     writer.close()
     storage.close()
-    with pytest.raises(ConversionError, match="1 records are not understood"):
-        convert(data, tmp_path / "new", PLAN)
     # A session that has logged no position is at the end of the log, which the record has moved.
-    before = Source(data, open_to_read(data), is_strict=False).carried().lasting()
+    before = Source(data, open_to_read(data)).carried().lasting()
     adopt(data, "n1", 4)
     assert state_of(data).lasting() == before
     assert before[1:] == state_of(lived).lasting()[1:]
@@ -515,7 +513,7 @@ def test_damage_becomes_void_records(lived: Path, tmp_path: Path, part: float) -
     content = bytearray(segment.read_bytes())
     content[int(len(content) * part) + 60] ^= 1
     segment.write_bytes(content)
-    source = Source(data, open_to_read(data), is_strict=False)
+    source = Source(data, open_to_read(data))
     before, ends = source.carried().lasting(), source.journal.next_offset
     broken = {
         place: each for place, each in messages_of(source).items() if place[1] < ends[place[0]]
