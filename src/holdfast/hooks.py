@@ -69,19 +69,19 @@ class Hooks:
     """The topic filters of the messages that `on_publish` is called for."""
 
     def authenticate(self, request: LoginRequest) -> Answer:
-        """Accept the client, refuse it, or return None to leave it to the others."""
+        """Accepts the client, refuses it, or returns None to leave it to the others."""
         return None
 
     def authorise(self, client: HookClient) -> Grants | None:
-        """Return the rights of a client that has proved its name, or None for those that it has
+        """Returns the rights of a client that has proved its name, or None for those that it has
         without this hook. Called once for each connection, before CONNACK."""
         return None
 
     def on_connect(self, client: HookClient) -> None:
-        """Handle a client that is connected."""
+        """Handles a client that is connected."""
 
     def on_disconnect(self, client: HookClient, reason: str) -> None:
-        """Handle the end of a connection. `reason` is the name of the reason code."""
+        """Handles the end of a connection. `reason` is the name of the reason code."""
 
     def on_publish(self, message: HookMessage) -> None:
-        """Handle a message that a client has published."""
+        """Handles a message that a client has published."""

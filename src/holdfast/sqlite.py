@@ -92,7 +92,7 @@ class SqliteFile:
             connection.close()
 
     def _open(self, load: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Open the file, create it if it is missing, and return its content by `load`."""
+        """Opens the file, creates it if it is missing, and returns its content by `load`."""
         if self._connection is not None:
             raise self.form.error(f"{self.path} is open in this process already")
         self._failure = None
@@ -130,7 +130,7 @@ class SqliteFile:
         db.execute(f"PRAGMA user_version = {self.form.version}")
 
     def _guard(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Return the operation's result. Raises the form's errors."""
+        """Returns the operation's result. Raises the form's errors."""
         if self._connection is None:
             raise self.form.error(f"{self.path} is not open")
         if self._failure is not None:
@@ -160,7 +160,7 @@ class SqliteFile:
 def connect(
     path: Path, prepare: Callable[[sqlite3.Connection], object], timeout_s: float = 0
 ) -> sqlite3.Connection:
-    """Open a file, which is created if it is missing, without an isolation level.
+    """Opens a file, which is created if it is missing, without an isolation level.
 
     `timeout_s`: how long to wait for the locks of others. Raises `sqlite3.Error` and `OSError`.
     """
@@ -183,13 +183,13 @@ def connect(
 
 
 def make_durable(db: sqlite3.Connection) -> None:
-    """Make each transaction durable when it returns."""
+    """Makes each transaction durable when it returns."""
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
 
 
 def sync_directory(path: Path) -> None:
-    """Sync the directory of a new file. Raises `OSError`.
+    """Syncs the directory of a new file. Raises `OSError`.
 
     SQLite syncs the file, but not the directory entry that names it.
     """
@@ -201,7 +201,7 @@ def sync_directory(path: Path) -> None:
 
 
 def transaction(db: sqlite3.Connection, operation: Callable[[], Result]) -> Result:
-    """Run `operation` in a transaction, on a connection without an isolation level.
+    """Runs `operation` in a transaction, on a connection without an isolation level.
 
     Raises `sqlite3.Error`, and any error of `operation`, after a rollback.
     """

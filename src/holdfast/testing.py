@@ -61,7 +61,7 @@ class InProcessBroker:
         config: str | os.PathLike[str] | None = None,
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        """Describe a broker; `start` starts it.
+        """Describes a broker; `start` starts it.
 
         `port`: of the first listener; 0: a free one. `users`: the password of each user name; with
         any, other clients are refused. `acl`: the text of an ACL file. `data`: a directory that is
@@ -120,7 +120,7 @@ class InProcessBroker:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> Self:
-        """Start and return this broker once clients can connect. Raises `BrokerFailed`."""
+        """Starts and returns this broker once clients can connect. Raises `BrokerFailed`."""
         if self.is_running:
             raise BrokerFailed("the broker runs already")
         if self._directory is None:
@@ -142,7 +142,7 @@ class InProcessBroker:
         return self
 
     def stop(self) -> None:
-        """Stop as SIGTERM does: clients are disconnected and a snapshot is written. Raises
+        """Stops as SIGTERM does: clients are disconnected and a snapshot is written. Raises
         `BrokerFailed` if the broker failed before."""
         self._finish(kills=False)
         if self._failure is not None:
@@ -150,12 +150,12 @@ class InProcessBroker:
             raise BrokerFailed(f"the broker stopped by itself: {failure}") from failure
 
     def kill(self) -> None:
-        """End as `kill -9` does, as far as clients and the data directory show: connections break
+        """Ends as `kill -9` does, as far as clients and the data directory show: connections break
         without a DISCONNECT, wills and snapshots are not written, nothing else is acknowledged."""
         self._finish(kills=True)
 
     def close(self) -> None:
-        """Stop, and remove the temporary directory. `start` then begins with an empty one."""
+        """Stops, and removes the temporary directory. `start` then begins with an empty one."""
         try:
             self.stop()
         finally:
@@ -193,7 +193,7 @@ class InProcessBroker:
         return self._directory
 
     def _finish(self, *, kills: bool) -> None:
-        """End the thread, if there is one."""
+        """Ends the thread, if there is one."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -218,7 +218,7 @@ class InProcessBroker:
             self._server.request_stop()
 
     def _run(self, started: threading.Event) -> None:
-        """Serve until the end: the thread's work."""
+        """Serves until the end: the thread's work."""
         from holdfast.io.event_loop.loop import new_event_loop
 
         loop = self._loop = new_event_loop()
@@ -278,7 +278,7 @@ class InProcessBroker:
         return load(self._config, {}, chosen | self._settings)
 
     def _write_users(self, directory: Path) -> Path:
-        """Write the password file. One iteration is enough where the passwords are in the test."""
+        """Writes the password file. One iteration is enough where the passwords are in the test."""
         from holdfast.security.passwords import hash_password
 
         path = directory / "passwords"
@@ -297,7 +297,7 @@ Broker = InProcessBroker
 
 
 async def _abandon(server: "Server") -> None:
-    """Release what a broker has opened, and promise and save nothing more."""
+    """Releases what a broker has opened, and promises and saves nothing more."""
     for listener in server.listeners:
         listener.close()
     if server.broker is not None:

@@ -159,13 +159,13 @@ _REQUIRED: Final = {event.name: frozenset(event.required) for event in EVENTS}
 
 
 def check_run(run: str) -> None:
-    """Check the name of a run. Raises ValueError."""
+    """Checks the name of a run. Raises ValueError."""
     if not re.fullmatch(RUN_PATTERN, run):
         raise ValueError(f"run {run!r}: 1 to 100 of the characters A-Z a-z 0-9 _ . -")
 
 
 def check_event(event: str, fields: frozenset[str]) -> None:
-    """Check that an event has all required fields, and no unknown field beside the common ones.
+    """Checks that an event has all required fields, and no unknown field beside the common ones.
 
     Raises ValueError.
     """
@@ -178,10 +178,10 @@ def check_event(event: str, fields: frozenset[str]) -> None:
 
 
 def topic_of(run: str, event: str) -> str:
-    """Return the topic of an event's record."""
+    """Returns the topic of an event's record."""
     return f"{TOPIC_ROOT}/{run}/{event}"
 
 
 def ddl() -> str:
-    """Return the columns of an event for Spark."""
+    """Returns the columns of an event for Spark."""
     return ", ".join(f"`{field.name}` {field.type}" for field in (*COMMON, *FIELDS))

@@ -27,7 +27,7 @@ _SCOPE: Final = ["run", "scope", "name"]
 
 
 def confirmations(events: DataFrame) -> DataFrame:
-    """Return first confirmations, once for each scope they belong to.
+    """Returns first confirmations, once for each scope they belong to.
 
     The scopes are the client, the partition (if the run gives their number) and all.
     """
@@ -53,7 +53,7 @@ def _scopes(partition: Column) -> Column:
 
 
 def silences(events: DataFrame) -> DataFrame:
-    """Return per scope the times between one confirmation and the next: `before_us`, `after_us`.
+    """Returns per scope the times between one confirmation and the next: `before_us`, `after_us`.
 
     If a message was published in vain after the last confirmation, a silence without an end
     follows: `after_us` is null and `until_us` is the end of the run.
@@ -82,7 +82,7 @@ def silences(events: DataFrame) -> DataFrame:
 
 
 def _last_in_vain(events: DataFrame) -> DataFrame:
-    """Return per scope the time of the last message that was never answered."""
+    """Returns per scope the time of the last message that was never answered."""
     partition = F.expr(PARTITION)
     return (
         messages.outcomes(events)
@@ -95,7 +95,7 @@ def _last_in_vain(events: DataFrame) -> DataFrame:
 
 
 def _usual(events: DataFrame) -> DataFrame:
-    """Return per scope the median time between two confirmations."""
+    """Returns per scope the median time between two confirmations."""
     return (
         silences(events)
         .where(F.col("after_us").isNotNull())
@@ -105,7 +105,7 @@ def _usual(events: DataFrame) -> DataFrame:
 
 
 def downtime(events: DataFrame) -> DataFrame:
-    """Return per fault and scope the longest silence that overlaps the fault.
+    """Returns per fault and scope the longest silence that overlaps the fault.
 
     `downtime_s` is from confirmation to confirmation. `service_after_s` is from the fault to the
     first confirmation after the silence (null: none came).
@@ -144,7 +144,7 @@ def downtime(events: DataFrame) -> DataFrame:
 
 
 def availability(events: DataFrame) -> DataFrame:
-    """Return per scope the share of the observed time that was not an outage.
+    """Returns per scope the share of the observed time that was not an outage.
 
     The time is from the first to the last confirmation, or to the end of the run if that was a
     silence.
@@ -182,7 +182,7 @@ def availability(events: DataFrame) -> DataFrame:
 
 
 def timeline(events: DataFrame) -> DataFrame:
-    """Return per fault the events from its beginning until AFTERWARDS_US after its end.
+    """Returns per fault the events from its beginning until AFTERWARDS_US after its end.
 
     They are roles, connections, and the first confirmation of each partition, in seconds after the
     fault.

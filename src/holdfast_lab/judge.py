@@ -48,7 +48,7 @@ _ARROW: Final = pyarrow.schema(
 
 
 def violations(events: DataFrame) -> DataFrame:
-    """Return every broken promise; no rows mean that all were kept.
+    """Returns every broken promise; no rows mean that all were kept.
 
     The columns are run, kind, who (subscriber, group or client), the message (null if it is not
     about one), and a text.
@@ -58,7 +58,7 @@ def violations(events: DataFrame) -> DataFrame:
 
 
 def findings(events: DataFrame) -> DataFrame:
-    """Return the broken promises and explained repetitions of each topic, with the publisher's
+    """Returns the broken promises and explained repetitions of each topic, with the publisher's
     `qos`.
 
     For a repetition `text` is the reason. One task has a topic's events of one run in memory, at
@@ -68,7 +68,7 @@ def findings(events: DataFrame) -> DataFrame:
 
 
 def counts(events: DataFrame) -> DataFrame:
-    """Return per run and QoS of the publisher the published and owed messages and the broken
+    """Returns per run and QoS of the publisher the published and owed messages and the broken
     promises."""
     schema = f"run string, qos int, {', '.join(f'{name} bigint' for name in _COUNTED)}"
     of_topics = _rows_of_topics(events).groupBy("run", "topic").applyInArrow(_count, schema)
@@ -76,7 +76,7 @@ def counts(events: DataFrame) -> DataFrame:
 
 
 def _rows_of_topics(events: DataFrame) -> DataFrame:
-    """Return the events of each topic, each topic with a copy of the events that concern all."""
+    """Returns the events of each topic, each topic with a copy of the events that concern all."""
     of_topics = of_kind(events, *OF_MESSAGES).select("run", "topic", *Row._fields)
     topics = of_topics.select("run", "topic").distinct()
     of_all = of_kind(events, *OF_ALL).drop("topic").join(F.broadcast(topics), "run")
@@ -84,7 +84,7 @@ def _rows_of_topics(events: DataFrame) -> DataFrame:
 
 
 def _history(rows: pyarrow.Table) -> tuple[str, History]:
-    """Return the name of the run and the history of the topic."""
+    """Returns the name of the run and the history of the topic."""
     columns = (rows[name].to_pylist() for name in Row._fields)
     history = History(rows["topic"][0].as_py(), map(Row, *columns))
     return rows["run"][0].as_py(), history
@@ -121,7 +121,7 @@ def _accused(events: DataFrame) -> DataFrame:
 
 
 def _incomplete(events: DataFrame) -> DataFrame:
-    """Return the writers of whose events some are missing."""
+    """Returns the writers of whose events some are missing."""
     writers = events.groupBy("run", "writer").agg(
         F.count("*").alias("present"),
         F.max("n").alias("newest"),

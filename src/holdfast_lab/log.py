@@ -42,7 +42,7 @@ class ExperimentLog:
         error_us: int = 0,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
-        """Open the file and write the first events. Raises ValueError and OSError.
+        """Opens the file and writes the first events. Raises ValueError and OSError.
 
         `writer` and `host` default to the name of this machine. `error_us` is the largest
         difference, in microseconds, between this machine's clock and those of the run's other
@@ -76,7 +76,7 @@ class ExperimentLog:
         self.close()
 
     def write(self, event: str, at_s: float | None = None, **fields: object) -> None:
-        """Write an event.
+        """Writes an event.
 
         `at_s` is its time in monotonic seconds; None means now. Raises ValueError for an event that
         `events` does not define, and OSError if the file cannot be written.
@@ -97,7 +97,7 @@ class ExperimentLog:
                 raise self._failure
 
     def close(self) -> None:
-        """Write the last event and everything before it. Raises OSError."""
+        """Writes the last event and everything before it. Raises OSError."""
         with self._changed:
             if self._is_closing:
                 return

@@ -13,12 +13,12 @@ MESSAGE: Final = ["run", "publisher", "topic", "sequence"]
 
 
 def of_kind(events: DataFrame, *names: str) -> DataFrame:
-    """Return the events with some names."""
+    """Returns the events with some names."""
     return events.where(F.col("event").isin(*names))
 
 
 def outcomes(events: DataFrame) -> DataFrame:
-    """Return per published message its first PUBLISH, the number of sends, and the broker's
+    """Returns per published message its first PUBLISH, the number of sends, and the broker's
     response.
 
     `confirmed_us` is the time of the confirmation, and `is_refused` is true if there was a refusal.
@@ -52,7 +52,7 @@ def outcomes(events: DataFrame) -> DataFrame:
 
 
 def first_deliveries(events: DataFrame) -> DataFrame:
-    """Return per subscription (a client's own, or that of its group) and message its first
+    """Returns per subscription (a client's own, or that of its group) and message its first
     delivery.
 
     The time comes with the host of its clock.
@@ -77,7 +77,7 @@ def first_deliveries(events: DataFrame) -> DataFrame:
 
 
 def faults(events: DataFrame) -> DataFrame:
-    """Return per fault its kind, the affected nodes, its begin and its end.
+    """Returns per fault its kind, the affected nodes, its begin and its end.
 
     A fault that was never healed lasts until the end of the run.
     """

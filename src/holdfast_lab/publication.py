@@ -45,7 +45,7 @@ def publish_events(
     password: bytes | None = None,
     timeout_s: float = 600.0,
 ) -> int:
-    """Publish every event of the file with QoS 1, in order, and return their number.
+    """Publishes every event of the file with QoS 1, in order, and returns their number.
 
     It returns when the last event is confirmed. `servers` are MQTT addresses of one Holdfast
     broker, in any order.
@@ -75,7 +75,7 @@ async def _publish_all(
 
 
 async def _publish_window(client: Client, window: list[Message]) -> None:
-    """Publish some events, and return when all are confirmed.
+    """Publishes some events, and returns when all are confirmed.
 
     After a transient refusal the refused event and all behind it are sent again, in order. The
     broker drops those that it has already. Raises ClientError.

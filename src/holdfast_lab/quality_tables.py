@@ -13,7 +13,7 @@ DELIVER = "publish to deliver"
 
 
 def latency(events: DataFrame) -> DataFrame:
-    """Return latencies per run, measure and QoS of the publisher, without wills.
+    """Returns latencies per run, measure and QoS of the publisher, without wills.
 
     They are from the first PUBLISH to the confirmation, and to each subscription's first delivery.
     """
@@ -59,7 +59,7 @@ def _took(end_column: str) -> Column:
 
 
 def repetitions(events: DataFrame) -> DataFrame:
-    """Return per run, subscription and QoS the deliveries after the first, by their reason."""
+    """Returns per run, subscription and QoS the deliveries after the first, by their reason."""
     reason = F.when(F.col("kind") == REPETITION, F.col("text")).otherwise(F.lit("broken promise"))
     return (
         findings(events)

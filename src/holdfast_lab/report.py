@@ -33,7 +33,7 @@ TIMELINE: Final = (
 
 
 def add_to_report(page: Page, stored: Stored, run: str | None) -> None:
-    """Add the parts of the newest test runs, or of the one whose name is given.
+    """Adds the parts of the newest test runs, or of the one whose name is given.
 
     Raises LakeError if the lake has no run of that name.
     """
@@ -51,7 +51,7 @@ def add_to_report(page: Page, stored: Stored, run: str | None) -> None:
 
 
 def _runs(stored: Stored) -> list[str]:
-    """Return the names of the test runs, newest first."""
+    """Returns the names of the test runs, newest first."""
     if not stored.has("experiment_runs"):
         return []
     found = stored.read("experiment_runs", ["run", "started"]).to_pylist()
@@ -60,7 +60,7 @@ def _runs(stored: Stored) -> list[str]:
 
 
 def add_run(page: Page, stored: Stored, run: str) -> None:
-    """Add the part of one test run."""
+    """Adds the part of one test run."""
     one: Rows = stored.read("experiment_runs", run=run).to_pylist()
     part = page.part(f"Run {run}", text_of(one[0]["name"]) if one else "")
     if not one:
@@ -182,7 +182,7 @@ def _downtime(page: Page, part: ReportPart, downtime: Rows) -> None:
 
 
 def _worst(downtime: Rows) -> Rows:
-    """Return the longest downtimes of each fault."""
+    """Returns the longest downtimes of each fault."""
     found: dict[int, dict[str, Any]] = {}
     for row in downtime:
         one = found.setdefault(
@@ -290,7 +290,7 @@ def _counts(part: ReportPart, stored: Stored, run: str) -> None:
 
 
 def add_comparison(page: Page, stored: Stored, runs: Sequence[str]) -> None:
-    """Add a comparison of runs: latency by number of clients, and throughput."""
+    """Adds a comparison of runs: latency by number of clients, and throughput."""
     part = page.part("Test runs compared", f"{len(runs)} runs")
     rows = [row for row in stored.read("experiment_runs").to_pylist() if row["run"] in runs]
     latency = [row for row in stored.read("experiment_latency").to_pylist() if row["run"] in runs]

@@ -16,14 +16,14 @@ SECONDS_MAX: Final = 7 * 86_400
 
 
 def bounds(events: DataFrame) -> DataFrame:
-    """Return per run the times of its first and its last event."""
+    """Returns per run the times of its first and its last event."""
     return events.groupBy("run").agg(
         F.min("time_us").alias("start_us"), F.max("time_us").alias("end_us")
     )
 
 
 def parameters(events: DataFrame) -> DataFrame:
-    """Return per run the parameters that its first writer gave."""
+    """Returns per run the parameters that its first writer gave."""
     return (
         of_kind(events, "run_started")
         .groupBy("run")
@@ -32,13 +32,13 @@ def parameters(events: DataFrame) -> DataFrame:
 
 
 def number(name: str) -> str:
-    """Return the SQL for a numeric parameter. It is null if the parameter is missing or no
+    """Returns the SQL for a numeric parameter. It is null if the parameter is missing or no
     number."""
     return f"try_cast(parameters['{name}'] AS bigint)"
 
 
 def runs(events: DataFrame) -> DataFrame:
-    """Return one row per run: its parameters and totals."""
+    """Returns one row per run: its parameters and totals."""
     published = (
         messages.outcomes(events)
         .where("NOT is_will")
@@ -76,7 +76,7 @@ def runs(events: DataFrame) -> DataFrame:
 
 
 def seconds(events: DataFrame) -> DataFrame:
-    """Return one row for each second of each run.
+    """Returns one row for each second of each run.
 
     It has the messages published in it and their fate, the confirmations and deliveries in it, and
     the number of faults.
@@ -106,7 +106,7 @@ def seconds(events: DataFrame) -> DataFrame:
 
 
 def _second(events: DataFrame, rows: DataFrame, time_column: str) -> DataFrame:
-    """Add the second of the run to rows."""
+    """Adds the second of the run to rows."""
     second = F.floor((F.col(time_column) - F.col("start_us")) / US)
     starts = F.broadcast(bounds(events).select("run", "start_us"))
     return rows.join(starts, "run").withColumn("second", second)
@@ -149,7 +149,7 @@ def _happened(events: DataFrame) -> DataFrame:
 
 
 def _broken(events: DataFrame, every: DataFrame) -> DataFrame:
-    """Return the number of faults that overlap each second."""
+    """Returns the number of faults that overlap each second."""
     from_us = F.col("start_us") + F.col("second") * US
     return (
         every.join(F.broadcast(messages.faults(events)), "run")
@@ -160,7 +160,7 @@ def _broken(events: DataFrame, every: DataFrame) -> DataFrame:
 
 
 def traffic(events: DataFrame) -> DataFrame:
-    """Return per client and node the messages each way, like the conversations of a packet
+    """Returns per client and node the messages each way, like the conversations of a packet
     capture."""
     acting = F.when(F.col("event").isin("connected", "delivered"), F.col("client")).otherwise(
         F.col("publisher")

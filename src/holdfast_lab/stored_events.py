@@ -22,7 +22,7 @@ _OPTIONS: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
 
 def parse(records: DataFrame) -> DataFrame:
-    """Return the events among records (columns `topic`, `payload`), unchanged, as `parsed`.
+    """Returns the events among records (columns `topic`, `payload`), unchanged, as `parsed`.
 
     Records on their topics that are no events have a `reason`.
     """
@@ -38,20 +38,20 @@ def parse(records: DataFrame) -> DataFrame:
 
 
 def events_of_records(records: DataFrame) -> DataFrame:
-    """Return the events among records, prepared for the tables (`prepare`). Other records are left
+    """Returns the events among records, prepared for the tables (`prepare`). Other records are left
     out."""
     return prepare(parse(records).where(F.col("reason").isNull()).select("parsed.*").drop(_CORRUPT))
 
 
 def events_of_files(spark: SparkSession, *paths: Path) -> DataFrame:
-    """Return the events of files that `ExperimentLog` wrote, like `events_of_records`."""
+    """Returns the events of files that `ExperimentLog` wrote, like `events_of_records`."""
     lines = spark.read.text([str(path) for path in paths])
     topic = F.lit(f"{TOPIC_ROOT}/of/file").alias("topic")
     return events_of_records(lines.select(topic, F.col("value").alias("payload")))
 
 
 def _reason(event: Column) -> Column:
-    """Return the reason why a record is no event, or null if it is one."""
+    """Returns the reason why a record is no event, or null if it is one."""
     needed = [F.when(event[name].isNull(), F.lit(name)) for name in _NEEDED]
     needed += [
         F.when((event["event"] == one.name) & event[name].isNull(), F.lit(name))
@@ -72,7 +72,7 @@ def _reason(event: Column) -> Column:
 
 
 def prepare(events: DataFrame) -> DataFrame:
-    """Return each event once, with `time_us` (microseconds since 1970) and its largest error
+    """Returns each event once, with `time_us` (microseconds since 1970) and its largest error
     `error_us`."""
     once = events.dropDuplicates(["run", "writer", "n"])
     clocks = (

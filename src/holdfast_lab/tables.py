@@ -26,7 +26,7 @@ _SCOPE: Final = (
 
 
 def build_events(records: DataFrame) -> Outputs:
-    """Return the events among new records. Other records on their topics go to quarantine."""
+    """Returns the events among new records. Other records on their topics go to quarantine."""
     parsed = parse(records)
     rejected = parsed.where(F.col("reason").isNotNull())
     return Outputs(
@@ -36,7 +36,7 @@ def build_events(records: DataFrame) -> Outputs:
 
 
 def _prepared(build: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
-    """Return a build that prepares all events of a run first.
+    """Returns a build that prepares all events of a run first.
 
     Events may be stored more than once, and the event `clock` may come late. So preparation needs
     all events of the run, and cannot be done when an event is stored.

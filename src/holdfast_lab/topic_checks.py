@@ -59,7 +59,7 @@ class TopicCounts:
 
 
 def count_topic(history: History) -> list[TopicCounts]:
-    """Return the totals of a topic per QoS of the publisher."""
+    """Returns the totals of a topic per QoS of the publisher."""
     counts = [TopicCounts(qos) for qos in range(3)]
     for key, message in history.messages.items():
         of_qos = counts[message.qos]
@@ -83,7 +83,7 @@ def count_topic(history: History) -> list[TopicCounts]:
 
 
 def check_topic(history: History) -> Iterator[Finding]:
-    """Yield everything that the history of a topic proves."""
+    """Yields everything that the history of a topic proves."""
     for subscription in history.subscriptions.values():
         yield from _check_missing(history, subscription)
         yield from _check_subscription(history, subscription)
@@ -104,7 +104,7 @@ def _finding(
 
 
 def due_messages(history: History, subscription: JudgedSubscription) -> Iterator[Key]:
-    """Yield the confirmed messages that must be delivered to a subscription."""
+    """Yields the confirmed messages that must be delivered to a subscription."""
     if not subscription.granted_qos:
         return
     for key in history.confirmed_us:
@@ -157,7 +157,7 @@ def _check_repetitions(history: History, subscription: JudgedSubscription) -> It
 
 
 def _explanation(history: History, message: JudgedMessage, known: list[Receipt]) -> str:
-    """Return the reason that explains the last of these deliveries below QoS 2, or "" for none."""
+    """Returns the reason that explains the last of these deliveries below QoS 2, or "" for none."""
     before, receipt = known[-2:]
     is_same_client = before.client == receipt.client
     is_same_place = is_same_client and before.connection == receipt.connection
@@ -177,7 +177,7 @@ def _explanation(history: History, message: JudgedMessage, known: list[Receipt])
 
 
 def _was_given_up(history: History, before: Receipt, receipt: Receipt) -> bool:
-    """Return whether the group may have lost the first delivery before the second.
+    """Returns whether the group may have lost the first delivery before the second.
 
     The first member lost its connection, or a fault may have lost the record of its delivery.
     """
@@ -186,7 +186,7 @@ def _was_given_up(history: History, before: Receipt, receipt: Receipt) -> bool:
 
 
 def _in_order(history: History, subscription: JudgedSubscription) -> Iterator[Key]:
-    """Yield the first deliveries of messages published after the SUBACK.
+    """Yields the first deliveries of messages published after the SUBACK.
 
     An older message is left out. Its copy may have come late, to others too, because the
     subscription was not owed it.
@@ -239,7 +239,7 @@ def _check_owners(history: History) -> Iterator[Finding]:
 
 
 def _check_retained(history: History) -> Iterator[Finding]:
-    """Check the retained messages of a topic with one publisher.
+    """Checks the retained messages of a topic with one publisher.
 
     With several publishers the events do not determine which confirmed message was the last.
     """

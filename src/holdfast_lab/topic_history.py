@@ -58,7 +58,7 @@ class Moment(NamedTuple):
     error_us: int
 
     def is_after(self, other: "Moment") -> bool:
-        """Return whether this moment is certainly after another one.
+        """Returns whether this moment is certainly after another one.
 
         On the clocks of two hosts it must be later by more than both errors. A smaller distance
         proves no order.
@@ -106,7 +106,7 @@ class JudgedSubscription:
     """The writers of the deliveries."""
 
     def is_due(self, message: JudgedMessage) -> bool:
-        """Return whether the message was published after the SUBACK."""
+        """Returns whether the message was published after the SUBACK."""
         return self.since is not None and message.sent.is_after(self.since)
 
 
@@ -114,7 +114,7 @@ class History:
     """The messages, subscriptions and faults of one topic in one run."""
 
     def __init__(self, topic: str, rows: Iterable[Row]) -> None:
-        """Assemble the history from events in any order."""
+        """Assembles the history from events in any order."""
         self.topic = topic
         self.messages: dict[Key, JudgedMessage] = {}
         self.confirmed_us: dict[Key, int] = {}
@@ -142,14 +142,14 @@ class History:
         self._order_groups()
 
     def was_broken(self, from_us: float, to_us: float) -> bool:
-        """Return whether there was a fault at any moment between two times."""
+        """Returns whether there was a fault at any moment between two times."""
         return any(
             begin <= to_us and self._fault_to_us.get(fault, END_US) >= from_us
             for fault, begin in self._fault_from_us.items()
         )
 
     def _take_common(self, row: Row) -> None:
-        """Note an event that concerns all topics."""
+        """Notes an event that concerns all topics."""
         client = row.client or ""
         if row.event == "connected":
             self.accepted_us.setdefault(client, []).append(row.time_us)
@@ -183,13 +183,13 @@ class History:
         self.subscriptions[name] = JudgedSubscription(name, row.group is not None, granted_qos)
 
     def _subscription_of(self, client: str) -> JudgedSubscription:
-        """Return the subscription of a client. A client that never subscribed gets one that is owed
-        nothing."""
+        """Returns the subscription of a client. A client that never subscribed gets one that is
+        owed nothing."""
         name = self._group_of.get(client) or client
         return self.subscriptions.setdefault(name, JudgedSubscription(name))
 
     def _take(self, row: Row) -> None:
-        """Note an event of the topic."""
+        """Notes an event of the topic."""
         key = (row.publisher or "", row.sequence or 0)
         if row.event == "published":
             known = self.messages.get(key)
@@ -214,7 +214,7 @@ class History:
             self.retained.append((row.client or "", key if row.publisher is not None else None))
 
     def _order_groups(self) -> None:
-        """Sort deliveries to groups by time if their members have several writers.
+        """Sorts deliveries to groups by time if their members have several writers.
 
         The numbers of several writers have no common order.
         """

@@ -45,7 +45,7 @@ class Verdict:
         return self.events > 0 and not self.violations
 
     def text(self) -> str:
-        """Return the violations as lines: the number of each kind and client, and the first of
+        """Returns the violations as lines: the number of each kind and client, and the first of
         them."""
         if not self.events:
             return f"run {self.run}: no events"
@@ -70,7 +70,8 @@ def _about(violation: Violation) -> str:
 
 
 def verdict(events: DataFrame, run: str) -> Verdict:
-    """Return the verdict over one run, from prepared events (`stored_events.events_of_records`)."""
+    """Returns the verdict over one run, from prepared events
+    (`stored_events.events_of_records`)."""
     of_run = events.where(F.col("run") == run).persist()
     try:
         count = of_run.count()

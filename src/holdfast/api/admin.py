@@ -121,7 +121,7 @@ class AdminRoutes:
         return PlainTextResponse("ok\n")
 
     async def readyz(self, call: Call) -> Response:
-        """Report the obstacles, and the figures that explain them."""
+        """Reports the obstacles, and the figures that explain them."""
         found = obstacles(self._server)
         body: dict[str, object] = {
             "ready": not found,
@@ -158,13 +158,13 @@ class AdminRoutes:
         return JSONResponse(body, 503 if found else 200)
 
     async def stopz(self, call: Call) -> Response:
-        """Report what a stop of this node would cost the clients of the cluster."""
+        """Reports what a stop of this node would cost the clients of the cluster."""
         found = stop_obstacles(self._server)
         reasons = {each.name: each.text for each in found}
         return JSONResponse({"may_stop": not found, "reasons": reasons}, 503 if found else 200)
 
     async def reload(self, call: Call) -> Reloaded:
-        """Apply the configuration and the files as they are now."""
+        """Applies the configuration and the files as they are now."""
         try:
             call.after = done = await self._server.reload()
             return done
@@ -182,7 +182,7 @@ class AdminServer:
     def __init__(
         self, server: ServedProcess, reserved: socket.socket, hosts: Iterable[str] = ()
     ) -> None:
-        """Listen at once. Raises `OSError` if the address cannot be used, and `AccessError` if the
+        """Listens at once. Raises `OSError` if the address cannot be used, and `AccessError` if the
         file of users and tokens cannot, and `SecurityFileError` for a certificate.
 
         `reserved`: the bound socket, which the server closes. `hosts`: names that requests may use
@@ -213,12 +213,12 @@ class AdminServer:
         self._watching: list[asyncio.Task[None]] = []
 
     async def reload(self, context: ssl.SSLContext | None, given: AccessData) -> None:
-        """Use another certificate, and the users and tokens of the configuration as they are."""
+        """Uses another certificate, and the users and tokens of the configuration as they are."""
         self.context = context
         await asyncio.to_thread(self._gate.credentials.use_given, given)
 
     def start(self) -> None:
-        """Serve, and watch the file of users and tokens."""
+        """Serves, and watches the file of users and tokens."""
         self._serving = watched(self._server.serve(sockets=[]))
         self._watching = [
             watched(each)
@@ -232,7 +232,7 @@ class AdminServer:
         ]
 
     async def stop(self) -> None:
-        """End the connections, and write what is only in memory."""
+        """Ends the connections, and writes what is only in memory."""
         self._server.should_exit = True
         self._door.close()
         for task in self._watching:

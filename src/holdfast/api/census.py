@@ -52,7 +52,7 @@ class Census:
         self.certificates: list[CertificateDate] = []
 
     async def run(self) -> None:
-        """Count again and again, until cancelled."""
+        """Counts again and again, until cancelled."""
         while True:
             spent_s = await self.take()
             if self._server.config is not self._config:
@@ -63,7 +63,7 @@ class Census:
             await asyncio.sleep(max(CENSUS_S, spent_s * CENSUS_SHARE))
 
     async def take(self) -> float:
-        """Count all sessions now. Returns the seconds that the loop was busy with it."""
+        """Counts all sessions now. Returns the seconds that the loop was busy with it."""
         broker, cluster = self._server.broker, self._server.cluster
         if broker is None or cluster is None:
             return 0.0
@@ -83,7 +83,7 @@ class Census:
 
 
 def dates_of(config: Config) -> list[CertificateDate]:
-    """Return the dates of the configured certificate files. Blocks.
+    """Returns the dates of the configured certificate files. Blocks.
 
     A file that cannot be read has none: the start or the reload has reported it.
     """
@@ -117,7 +117,7 @@ def dates_of(config: Config) -> list[CertificateDate]:
 
 
 def ended(dates: Iterable[CertificateDate], now: float) -> list[str]:
-    """Return a line for each certificate that is of no use any more. Lists are not among them:
+    """Returns a line for each certificate that is of no use any more. Lists are not among them:
     see `holdfast.io.settings.security_files`."""
     return [
         f"{each.path}: the {each.file} of {each.door} ended at {_day(each.usable_until)}: no TLS"
@@ -138,7 +138,7 @@ def _by_file(dates: Iterable[CertificateDate]) -> list[CertificateDate]:
 
 
 def near_end(dates: Iterable[CertificateDate], now: float) -> list[str]:
-    """Return a line for each certificate that ends within NEAR_END_S, or one of whose signers has
+    """Returns a line for each certificate that ends within NEAR_END_S, or one of whose signers has
     ended."""
     return [
         f"{each.path}: the {each.file} of {each.door} ends at {_day(each.valid_until)}"
@@ -148,7 +148,7 @@ def near_end(dates: Iterable[CertificateDate], now: float) -> list[str]:
 
 
 def file_warnings(config: Config) -> list[str]:
-    """Return a line for each file that a start can use, and warns of. Blocks."""
+    """Returns a line for each file that a start can use, and warns of. Blocks."""
     return near_end(dates_of(config), time.time()) + [
         f"{path}: every user of this machine may read it: chmod o-r {path}"
         for path in readable_by_everyone(config)
@@ -156,8 +156,8 @@ def file_warnings(config: Config) -> list[str]:
 
 
 def report_files(config: Config) -> None:
-    """Log the certificates of all doors that have ended or are about to, and the files with secrets
-    that everybody may read. Blocks.
+    """Logs the certificates of all doors that have ended or are about to, and the files with
+    secrets that everybody may read. Blocks.
 
     The node serves nevertheless: other listeners may do, and a start that is refused would turn a
     restart into an outage.

@@ -120,7 +120,7 @@ class Departure:
         """The nodes that leave while this one waits. They are expected back."""
 
     def ask(self) -> None:
-        """Announce to the other nodes that this one will stop."""
+        """Announces to the other nodes that this one will stop."""
         self._runtime.ask_to_stop(self._now())
 
     def may_leave(self, figures: ClusterFigures) -> bool:
@@ -135,7 +135,7 @@ class Departure:
         )
 
     def leave(self) -> None:
-        """Announce that this node stops, and let other nodes lead its partitions."""
+        """Announces that this node stops, and lets other nodes lead its partitions."""
         self._runtime.leave(self._now())
 
 
@@ -187,14 +187,14 @@ class ClusterOperations:
         }
 
     def settle(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
-        """Resolve operations with the outcomes of their metadata requests."""
+        """Resolves operations with the outcomes of their metadata requests."""
         for request, outcome in outcomes:
             future = self._requests.pop(request, None)
             if future is not None and not future.done():
                 future.set_result(outcome)
 
     def status(self) -> dict[str, object]:
-        """Return the cluster as this node sees it. Unknown node ids are empty."""
+        """Returns the cluster as this node sees it. Unknown node ids are empty."""
         cluster_node = self._cluster_node
         now = self._loop.time()
         metadata = cluster_node.context.metadata
@@ -287,36 +287,36 @@ class ClusterOperations:
         )
 
     def replicated_sessions(self) -> list[Session]:
-        """Return the sessions of all nodes as the log defines them."""
+        """Returns the sessions of all nodes as the log defines them."""
         return list(self._cluster_node.replicated.state.sessions.values())
 
     def _refusals(self) -> list[str]:
-        """Return the addresses of nodes that refused this one, each with its reason."""
+        """Returns the addresses of nodes that refused this one, each with its reason."""
         return [
             f"{address} {refusal.text}"
             for address, refusal in sorted(self._links.refused_by.items())
         ]
 
     def changes(self, since_us: int) -> list[MetadataChange]:
-        """Return the changes of the metadata since a time, oldest first."""
+        """Returns the changes of the metadata since a time, oldest first."""
         return self._cluster_node.history.changes(since_us)
 
     def now_us(self) -> int:
-        """Return the time that the nodes agree on, in microseconds since 1970."""
+        """Returns the time that the nodes agree on, in microseconds since 1970."""
         return self._cluster_node.clock.agreed_us(self._loop.time())
 
     def waiting(self) -> tuple[int, float]:
-        """Return the number of records that wait for their commit, and the age in seconds of the
+        """Returns the number of records that wait for their commit, and the age in seconds of the
         oldest one with a promise."""
         forwarding = self._cluster_node.forwarding
         return len(forwarding.pending), forwarding.waits_s(self._loop.time())
 
     def lags(self) -> dict[int, dict[str, int]]:
-        """Return, for each partition led here, the records that each follower does not have."""
+        """Returns, for each partition led here, the records that each follower does not have."""
         return self._cluster_node.replication.lags()
 
     def leaders(self) -> dict[str, int]:
-        """Return the number of partitions that each data node leads."""
+        """Returns the number of partitions that each data node leads."""
         metadata = self._metadata()
         found = {node: 0 for node, info in metadata.nodes.items() if info.role == DATA}
         for info in metadata.partitions:
@@ -325,15 +325,15 @@ class ClusterOperations:
         return found
 
     def plan(self, make: Make) -> Callable[[], list[PartitionForecast]]:
-        """Return a pure function that computes the result of an operation. Raises `ClusterError` if
-        the operation is refused."""
+        """Returns a pure function that computes the result of an operation. Raises `ClusterError`
+        if the operation is refused."""
         metadata = self._metadata()
         health = self._cluster_node.health(self._loop.time())
         command = self._command(lambda: make(metadata))
         return partial(forecast, metadata, health, command)
 
     async def init(self) -> dict[str, object]:
-        """Initialise a cluster with this node, and return the status. Nodes that name this one in
+        """Initialises a cluster with this node, and returns the status. Nodes that name this one in
         `--join` join it.
 
         It refuses if another node refused this one or belongs to a cluster: that cluster probably
@@ -383,12 +383,12 @@ class ClusterOperations:
         return self.status()
 
     async def change(self, make: Make) -> None:
-        """Carry out an operation. A drain moves the leaderships away first, then the replicas."""
+        """Carries out an operation. A drain moves the leaderships away first, then the replicas."""
         await self._operate(lambda: make(self._metadata()))
 
     def _check_may_resize(self) -> None:
-        """Raise `ClusterError` if the nodes cannot agree on a replication now. A node that does not
-        know the command could not read its own log any more."""
+        """Raises `ClusterError` if the nodes cannot agree on a replication now. A node that does
+        not know the command could not read its own log any more."""
         context = self._cluster_node.context
         if not context.is_available(self._loop.time()):
             raise ClusterError("no majority of the nodes that vote is reached: try again later")
@@ -401,7 +401,7 @@ class ClusterOperations:
             raise ClusterError(f"the version of {', '.join(older)} cannot resize: upgrade it first")
 
     async def unsafe_recover(self, node: str) -> None:
-        """Make a node leader of leaderless partitions. Acknowledged records may be lost."""
+        """Makes a node leader of leaderless partitions. Acknowledged records may be lost."""
         context = self._cluster_node.context
         older = context.nodes_without(GIVES_UP_RECORDS, witnesses=True)
         number = 0 if older else secrets.randbits(GENERATION_BITS) or 1
@@ -412,7 +412,7 @@ class ClusterOperations:
         )
 
     def _replaced(self) -> dict[str, str]:
-        """Return refused, disconnected nodes whose old disk had the last copy of a partition."""
+        """Returns refused, disconnected nodes whose old disk had the last copy of a partition."""
         metadata = self._cluster_node.context.metadata
         if metadata is None:
             return {}
@@ -423,7 +423,7 @@ class ClusterOperations:
         }
 
     async def remove(self, node: str) -> None:
-        """Remove a node for good. Refused unless it is drained, or down and replaced."""
+        """Removes a node for good. Refused unless it is drained, or down and replaced."""
         try:
             operations.remove(self._metadata(), node)
         except operations.OperationError as error:
@@ -438,7 +438,7 @@ class ClusterOperations:
         return metadata
 
     def propose(self, command: Command, done: Callable[[Outcome], None]) -> None:
-        """Propose a command. `done` is called with its outcome."""
+        """Proposes a command. `done` is called with its outcome."""
         self._broker.touch()
         request = self._cluster_node.meta.propose(command, self._loop.time())
         future: asyncio.Future[Outcome] = self._loop.create_future()
@@ -452,7 +452,7 @@ class ClusterOperations:
             await self._outcome(self._cluster_node.meta.propose(command, self._loop.time()))
 
     def _command(self, make: Callable[[], Command | None]) -> Command | None:
-        """Return the command of an operation. Raises `ClusterError` if it is refused."""
+        """Returns the command of an operation. Raises `ClusterError` if it is refused."""
         try:
             command = make()
         except operations.OperationError as error:
@@ -462,7 +462,7 @@ class ClusterOperations:
         return command
 
     async def _outcome(self, request: int) -> None:
-        """Wait for a metadata request. Raises `ClusterError` unless it was accepted."""
+        """Waits for a metadata request. Raises `ClusterError` unless it was accepted."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         self._requests[request] = future
         outcome = await future

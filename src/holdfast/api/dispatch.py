@@ -39,13 +39,13 @@ class AccessGate(Protocol):
     """The decision about the author of a request, and the record of what the author changed."""
 
     async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
-        """Return the caller, who has the scope of the endpoint. Raises `ApiRefusal` (401, 403)."""
+        """Returns the caller, who has the scope of the endpoint. Raises `ApiRefusal` (401, 403)."""
 
     def still_admits(self, request: Request, endpoint: Endpoint) -> bool:
         """Whether the credentials of a request in progress are still valid, with the scope."""
 
     async def record(self, call: Call, status: int, error: str) -> None:
-        """Record the result of a change. `error` is empty if the change was carried out."""
+        """Records the result of a change. `error` is empty if the change was carried out."""
 
 
 def remote_of(request: Request) -> str:
@@ -126,7 +126,7 @@ async def _while_admitted(
 
 
 async def _carry_out(call: Call) -> tuple[Response, str]:
-    """Return the response, and the reason of a refusal."""
+    """Returns the response, and the reason of a refusal."""
     try:
         result = await call.endpoint.handler(call)
     except ApiRefusal as error:

@@ -70,7 +70,7 @@ class ReadPlanner:
         self._choice: TopicChoice | None = None
 
     def plan(self, broker: Broker, request: ReadRequest) -> Plan:
-        """Plan the response. Raises `BadRead`, `OtherGeneration` and `RemovedRecords`."""
+        """Plans the response. Raises `BadRead`, `OtherGeneration` and `RemovedRecords`."""
         own = broker.generation()
         if request.generation not in (None, own):
             raise OtherGeneration("the log has another generation: it was restored")

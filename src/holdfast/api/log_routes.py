@@ -162,7 +162,7 @@ class LogRoutes:
         return broker
 
     def _committed(self, partition: int) -> int:
-        """Return the first offset that is not both committed and readable from the file."""
+        """Returns the first offset that is not both committed and readable from the file."""
         journal = self._broker.node.state.journal
         return min(journal.high_watermark[partition], journal.written[partition])
 
@@ -201,7 +201,7 @@ class LogRoutes:
         return await self._ranges(call)
 
     def _ends(self) -> list[int] | None:
-        """Return the end of each partition, or None if this node's log cannot be read."""
+        """Returns the end of each partition, or None if this node's log cannot be read."""
         broker = self._server.broker
         if broker is None or not broker.runtime.believes_disk:
             return None
@@ -209,7 +209,7 @@ class LogRoutes:
         return list(map(min, journal.high_watermark, journal.written))
 
     def _place(self) -> tuple[str, list[int]]:
-        """Return the name of the log, and the partitions that this node leads."""
+        """Returns the name of the log, and the partitions that this node leads."""
         config = self._broker.node.state.config
         status = cluster_of(self._server).status()
         partitions = status["partitions"]
@@ -247,7 +247,7 @@ class LogRoutes:
         return _Slices(first_slice, partial(self._read_slice, partition), end, size, self._ended)
 
     async def _read_plan(self, call: Call) -> Response:
-        """Serve what `holdfast.api.log_sender` serves, on connections that it cannot take: those
+        """Serves what `holdfast.api.log_sender` serves, on connections that it cannot take: those
         with TLS, and those with an earlier request."""
         broker, request = self._broker, call.body(ReadRequest)
         self._begin()
@@ -269,7 +269,7 @@ class LogRoutes:
         return _Extents(plan, broker.reads, self._ended)
 
     def _begin(self) -> None:
-        """Count a response with batches. Raises `ApiRefusal` (503) if there are too many."""
+        """Counts a response with batches. Raises `ApiRefusal` (503) if there are too many."""
         if self._reads >= READS_MAX:
             text = f"{READS_MAX} others read already: come again, or POST {PATH}"
             raise ApiRefusal(503, text, {"Retry-After": "1"})
@@ -279,7 +279,7 @@ class LogRoutes:
         self._reads -= 1
 
     async def _read_slice(self, partition: int, start: int, end: int, size: int) -> list[bytes]:
-        """Read batches from `start`. Damaged ones are left out; another node has them."""
+        """Reads batches from `start`. Damaged ones are left out; another node has them."""
         reader = self._broker.reader
         found = await self._broker.reads.in_thread(
             lambda: reader.read_batches(partition, start, end, min(size, SLICE_BYTES))

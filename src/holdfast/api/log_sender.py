@@ -96,7 +96,7 @@ class LogSender:
         self._closing = False
 
     def take_over(self, connection: socket.socket, received: bytes) -> None:
-        """Serve a connection that has already sent `received`."""
+        """Serves a connection that has already sent `received`."""
         connection.settimeout(IDLE_S)
         with self._lock:
             full = self._closing or not self._make_room()
@@ -117,7 +117,7 @@ class LogSender:
         thread.start()
 
     def close(self) -> None:
-        """Cut all connections and wait for the threads."""
+        """Cuts all connections and waits for the threads."""
         with self._lock:
             self._closing = True
             threads = list(self._sockets.values())
@@ -129,7 +129,7 @@ class LogSender:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _make_room(self) -> bool:
-        """Make room for one more if necessary. The thread of a displaced connection then ends."""
+        """Makes room for one more if necessary. The thread of a displaced connection then ends."""
         if len(self._sockets) < self._readers_max:
             return True
         oldest = next(iter(self._unproved), None)
@@ -175,7 +175,7 @@ class RequestChecks:
         self._gate = gate
 
     def check(self, headers: Message, remote: str) -> None:
-        """Check the origin and the access of a request. Raises `ApiRefusal` (401, 403)."""
+        """Checks the origin and the access of a request. Raises `ApiRefusal` (401, 403)."""
         hosts = headers.get_all("Host", [])
         origins, sites = headers.get_all("Origin", []), headers.get_all("Sec-Fetch-Site", [])
         own = [each for each in hosts if self._hosts.knows(each)]
@@ -213,14 +213,14 @@ class _Received(io.RawIOBase):
         self._deadline = time.monotonic() + REQUEST_S
 
     def rest(self) -> None:
-        """End the limit, because the request is complete."""
+        """Ends the limit, because the request is complete."""
         self._deadline = 0.0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read some bytes. Raises `TimeoutError` when the limit has passed."""
+        """Reads some bytes. Raises `TimeoutError` when the limit has passed."""
         if not self._received:
             wait_s = IDLE_S
             if self._deadline:
@@ -270,10 +270,10 @@ class LogRequests(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(self._input)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Do nothing: requests are not logged."""
+        """Does nothing: requests are not logged."""
 
     def do_POST(self) -> None:
-        """Serve one request. A refused body stays unread, so the connection then ends."""
+        """Serves one request. A refused body stays unread, so the connection then ends."""
         try:
             self._checks.check(self.headers, self._remote)
         except ApiRefusal as error:
@@ -341,7 +341,7 @@ class LogRequests(BaseHTTPRequestHandler):
 
 
 def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
-    """Send a range of a file. Raises `OSError`, also when the deadline has passed."""
+    """Sends a range of a file. Raises `OSError`, also when the deadline has passed."""
     file, position, left = extent.file, extent.position, extent.length
     opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, KernelFile) else None
     while left:
@@ -374,7 +374,7 @@ class LogConnections(BoundedConnection):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Decide by the first bytes whether this connection belongs to a reader."""
+        """Decides by the first bytes whether this connection belongs to a reader."""
         if self._is_ours is None:
             data = self._first = self._first + data
             if data.startswith(FIRST_BYTES):

@@ -32,7 +32,7 @@ class CommitWatch:
         self._looks: asyncio.Task[None] | None = None
 
     async def wait(self, known: Sequence[int], timeout_s: float) -> None:
-        """Return when some partition ends behind its known end, or after the timeout. Raises
+        """Returns when some partition ends behind its known end, or after the timeout. Raises
         `TooManyWaits`."""
         ends = self._find_ends()
         if ends is None or any(map(int.__gt__, ends, known)):
@@ -52,7 +52,7 @@ class CommitWatch:
             self._waits.pop(future, None)
 
     async def _look(self, before: list[int]) -> None:
-        """Look until no request waits. `before` are ends that no waiting reader is behind."""
+        """Looks until no request waits. `before` are ends that no waiting reader is behind."""
         try:
             while self._waits:
                 await asyncio.sleep(LOOK_S)

@@ -61,4 +61,4 @@ class ServedProcess(Protocol):
     """Reads all settings with their origin, in a thread. None: there is no configuration."""
 
     async def reload(self) -> Reloaded:
-        """Read the configuration and its files again. Raises ReloadError."""
+        """Reads the configuration and its files again. Raises ReloadError."""

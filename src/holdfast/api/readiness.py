@@ -37,7 +37,7 @@ class Obstacle:
 
 
 def obstacles(server: ServedProcess) -> list[Obstacle]:
-    """Return the obstacles, the most serious first. The node is ready if there are none."""
+    """Returns the obstacles, the most serious first. The node is ready if there are none."""
     found: list[Obstacle] = []
     cluster = server.cluster
     if cluster is not None:
@@ -128,7 +128,7 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
 
 
 def stop_obstacles(server: ServedProcess) -> list[Obstacle]:
-    """Return the reasons why a stop of this node now would end the service of the cluster."""
+    """Returns the reasons why a stop of this node now would end the service of the cluster."""
     effect = _stop_effect(server)
     found: list[Obstacle] = []
     if effect.loses_majority:
@@ -150,7 +150,7 @@ def _stop_effect(server: ServedProcess) -> StopEffect:
 
 
 async def wait_until_spared(server: ServedProcess, longest_s: float) -> None:
-    """Wait while the stop of this node would end the service, and a connected node is about to
+    """Waits while the stop of this node would end the service, and a connected node is about to
     change that. Afterwards the other nodes count this one as gone.
 
     Counter-example: a rolling update restarts n3, then n2 as soon as n3 serves again. n3 has not
@@ -191,14 +191,14 @@ class Readiness:
         """The time at which each obstacle was first seen."""
 
     async def watch(self) -> None:
-        """Look every LOOK_S, until cancelled."""
+        """Looks every LOOK_S, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self.look(loop.time())
             await asyncio.sleep(LOOK_S)
 
     def look(self, now: float) -> None:
-        """Log the obstacles that appeared or ended since the last look."""
+        """Logs the obstacles that appeared or ended since the last look."""
         found = {each.name: each for each in obstacles(self._server)}
         if not self._was_ready:
             self._was_ready = not found

@@ -96,7 +96,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command. Returns 1 with one line on standard error if it cannot do its work."""
+    """Runs the command. Returns 1 with one line on standard error if it cannot do its work."""
     if args.access_kind == "may":
         return run_may(args)
     if args.access_kind == "audit":
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def become_owner(directory: Path) -> None:
-    """Give up the rights of root for those of the owner of a directory, for the rest of the
+    """Gives up the rights of root for those of the owner of a directory, for the rest of the
     process.
 
     The owner can replace each name in the directory by a link while root works there. So root would

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Print one line for each problem, or that there is none."""
+    """Prints one line for each problem, or that there is none."""
     try:
         config = load(args.plain or args.config, os.environ)
     except ConfigError as error:
@@ -73,7 +73,7 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def check_files(config: Config) -> int:
-    """Print one line for each file that a start could not use, and for each warning of a start."""
+    """Prints one line for each file that a start could not use, and for each warning of a start."""
     from holdfast.api.census import file_warnings
     from holdfast.config.check import warnings
     from holdfast.process.file_check import file_problems
@@ -88,7 +88,7 @@ def check_files(config: Config) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print the settings as TOML keys with comments, or as JSON."""
+    """Prints the settings as TOML keys with comments, or as JSON."""
     try:
         settings = settings_of(args.plain or args.config, os.environ, {})
     except ConfigError as error:
@@ -106,7 +106,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_explain(args: argparse.Namespace) -> int:
-    """Print the value, source, range, default and meaning of one key."""
+    """Prints the value, source, range, default and meaning of one key."""
     try:
         found = explain(args.key, args.config, os.environ, {})
     except NoSuchKey as error:
@@ -126,7 +126,7 @@ def run_explain(args: argparse.Namespace) -> int:
 
 
 def run_import(args: argparse.Namespace) -> int:
-    """Write or print the configuration, and list what could not be carried over."""
+    """Writes or prints the configuration, and lists what could not be carried over."""
     try:
         made = import_configuration(args.file)
         if args.out is None:
@@ -150,7 +150,7 @@ def _read_users(path: Path) -> str:
 
 
 def _write(made: MosquittoImport, directory: Path) -> None:
-    """Write the files. Raises `OSError` if one of them exists already."""
+    """Writes the files. Raises `OSError` if one of them exists already."""
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     if made.users is not None:

@@ -42,7 +42,7 @@ class LineFormat(NamedTuple):
 
 @lru_cache(FORMATS_MAX)
 def parse_format(text: str) -> LineFormat:
-    """Divide a format into its event and its values."""
+    """Divides a format into its event and its values."""
     event, blank, rest = text.partition(" ")
     if EVENT.fullmatch(event) is None:
         return LineFormat("", ())
@@ -61,7 +61,7 @@ def parse_format(text: str) -> LineFormat:
 
 
 def fields_of(line: LineFormat, args: tuple[object, ...]) -> Iterator[tuple[str, object]]:
-    """Yield the values of a line with their names: an argument as it is, all else as text."""
+    """Yields the values of a line with their names: an argument as it is, all else as text."""
     for part in line.parts:
         values = args[part.first : part.first + part.arguments]
         name = f"of_{part.name}" if part.name in RESERVED else part.name
@@ -75,7 +75,7 @@ def fields_of(line: LineFormat, args: tuple[object, ...]) -> Iterator[tuple[str,
 
 
 def _plain(value: object) -> object:
-    """Return what JSON can express; anything else as text."""
+    """Returns what JSON can express; anything else as text."""
     if isinstance(value, float):
         return value if isfinite(value) else str(value)
     if value is None or isinstance(value, bool | int | str):

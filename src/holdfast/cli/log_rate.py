@@ -50,7 +50,7 @@ class LineRate:
         self._buckets: dict[tuple[str, int], _Bucket] = {}
 
     def admit(self, event: str, level: int, now: float) -> bool:
-        """Return whether the line may be written."""
+        """Returns whether the line may be written."""
         if level >= logging.CRITICAL:
             return True
         if self.suppresses(event, level, now):
@@ -59,7 +59,7 @@ class LineRate:
         return True
 
     def suppresses(self, event: str, level: int, now: float) -> bool:
-        """Return whether the line may not be written, and count it then."""
+        """Returns whether the line may not be written, and counts it then."""
         if level >= logging.CRITICAL:
             return False
         bucket = self._bucket(event, level, now)
@@ -73,7 +73,7 @@ class LineRate:
         return True
 
     def summaries(self, now: float) -> list[Summary]:
-        """Return summaries of the lines suppressed since the last call."""
+        """Returns summaries of the lines suppressed since the last call."""
         found = []
         for (event, level), bucket in self._buckets.items():
             if bucket.left_out:
@@ -91,7 +91,7 @@ class LineRate:
         return self._buckets.setdefault(key, _Bucket(LINES_BURST, now))
 
     def _forget_quiet(self, now: float) -> None:
-        """Remove full buckets, because a new bucket is equal to a full one."""
+        """Removes full buckets, because a new bucket is equal to a full one."""
         quiet_s = LINES_BURST / LINES_PER_S
         self._buckets = {
             key: bucket
@@ -101,17 +101,17 @@ class LineRate:
 
 
 def event_of(message: str) -> str:
-    """Return the first word of a line's format, before its values are inserted."""
+    """Returns the first word of a line's format, before its values are inserted."""
     return message[: EVENT_CHARACTERS_MAX + 1].partition(" ")[0][:EVENT_CHARACTERS_MAX]
 
 
 def cut(text: str, characters_max: int) -> str:
-    """Return the text, with "..." instead of the part beyond the limit."""
+    """Returns the text, with "..." instead of the part beyond the limit."""
     return text if len(text) <= characters_max else f"{text[:characters_max]}..."
 
 
 def cut_value(value: object, characters_max: int = VALUE_CHARACTERS_MAX) -> object:
-    """Limit a value of a line, because a peer may have chosen it."""
+    """Limits a value of a line, because a peer may have chosen it."""
     if isinstance(value, str):
         return cut(value, characters_max)
     if isinstance(value, bytes) and len(value) > characters_max:
@@ -122,7 +122,7 @@ def cut_value(value: object, characters_max: int = VALUE_CHARACTERS_MAX) -> obje
 
 
 def one_line(text: str) -> str:
-    """Escape all unprintable characters.
+    """Escapes all unprintable characters.
 
     These are line ends, control sequences, and marks that change the direction of writing.
     """

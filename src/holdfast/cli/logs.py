@@ -49,7 +49,7 @@ class LineFilter(logging.Filter):
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Limit the record's rate, values and length. Returns False to suppress it.
+        """Limits the record's rate, values and length. Returns False to suppress it.
 
         Summaries are never suppressed: otherwise a busy event could hide that lines are missing.
         """
@@ -76,7 +76,7 @@ class LineFilter(logging.Filter):
         return True
 
     def suppresses(self, event: str, level: int) -> bool:
-        """Return whether a line would be suppressed, and count it then. It need not be made."""
+        """Returns whether a line would be suppressed, and counts it then. It need not be made."""
         with self._lock:
             if not self._rate.suppresses(event, level, _now()):
                 return False
@@ -84,7 +84,7 @@ class LineFilter(logging.Filter):
             return True
 
     def summarise(self) -> None:
-        """Write the number of suppressed lines."""
+        """Writes the number of suppressed lines."""
         with self._lock:
             self._timer = None
             summaries = self._rate.summaries(_now())
@@ -151,7 +151,7 @@ class _Prioritised(logging.Formatter):
 
 
 def goes_to_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Return whether a stream is a connection to journald, by its device and inode in
+    """Returns whether a stream is a connection to journald, by its device and inode in
     `JOURNAL_STREAM`. A program that redirects the stream passes the variable on."""
     try:
         found = os.fstat(stream.fileno())
@@ -175,7 +175,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def set_up_logging(level: str, format: str, node_id: str = "") -> None:
-    """Set up the broker's log. `level`: a level's name in lower case. `format`: text or json.
+    """Sets up the broker's log. `level`: a level's name in lower case. `format`: text or json.
 
     `node_id`: the node's name, a member of each JSON line.
     """
@@ -197,14 +197,14 @@ def set_up_logging(level: str, format: str, node_id: str = "") -> None:
 
 
 def set_up_plain_logging() -> None:
-    """Set up the log of other processes, whose lines also name the module's logger."""
+    """Sets up the log of other processes, whose lines also name the module's logger."""
     handler = _Handler(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     _spare_lookups()
 
 
 def _spare_lookups() -> None:
-    """Disable look-ups of thread, process and source line, which no line shows."""
+    """Disables look-ups of thread, process and source line, which no line shows."""
     logging._srcfile = None
     logging.logThreads = False
     logging.logProcesses = False

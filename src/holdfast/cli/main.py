@@ -79,7 +79,7 @@ OWN_OPTIONS: Final = frozenset({"pub", "sub"})
 
 
 def version_text() -> str:
-    """Return version, build of the hot modules, Python and event loop in one line."""
+    """Returns version, build of the hot modules, Python and event loop in one line."""
     import platform
 
     from holdfast import __version__
@@ -122,7 +122,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def build_parser(commands: list[str]) -> argparse.ArgumentParser:
-    """Make the parser with the given subcommands. Each one costs the import of its module."""
+    """Makes the parser with the given subcommands. Each one costs the import of its module."""
     parser = CommandParser(
         prog="holdfast",
         description="An MQTT broker that keeps what it has acknowledged.",
@@ -168,7 +168,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code. argparse itself raises SystemExit."""
+    """Runs one command and returns its exit code. argparse itself raises SystemExit."""
     # Modules make no garbage while they load, and the search for it takes a seventh of a start.
     gc.set_threshold(50_000, 20, 100)
     try:

@@ -88,7 +88,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command. Returns 1 with one line on standard error if it cannot do its work."""
+    """Runs the command. Returns 1 with one line on standard error if it cannot do its work."""
     try:
         _check_usage(args)
         if args.upgrade:
@@ -247,7 +247,7 @@ def ask_password() -> str:
 
 
 def _replace(path: Path, lines: list[str]) -> None:
-    """Write the file under another name and rename it. Symbolic links are followed."""
+    """Writes the file under another name and renames it. Symbolic links are followed."""
     path = Path(os.path.realpath(path))
     # mkstemp sets mode 0600 with any umask.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -269,7 +269,7 @@ def _replace(path: Path, lines: list[str]) -> None:
 
 
 def _keep_owner_and_mode(path: Path, descriptor: int) -> None:
-    """Copy owner and mode, because the broker may run as another user than the editor."""
+    """Copies owner and mode, because the broker may run as another user than the editor."""
     try:
         old = path.stat()
     except FileNotFoundError:

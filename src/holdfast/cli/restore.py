@@ -36,7 +36,7 @@ def _time(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restore. Returns 1 if that is impossible."""
+    """Restores. Returns 1 if that is impossible."""
     try:
         manifest, lines = restore(args.backup, args.directory, args.until)
     except (BackupError, DataDirectoryError, OSError) as error:

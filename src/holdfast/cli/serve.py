@@ -166,7 +166,7 @@ def serve(
     read: Callable[[], Config],
     explain: Callable[[], list[Setting]] | None = None,
 ) -> int:
-    """Serve with a loaded configuration, and return the exit code.
+    """Serves with a loaded configuration, and returns the exit code.
 
     `read` loads it again, for a reload; `explain` has its settings with their origin. A node that
     lost or handed over the lease starts again in this process, as a standby.

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 
 def table(rows: Sequence[dict[str, str]], numbers: Collection[str]) -> Iterator[str]:
-    """Yield a table with the columns of the first row, `numbers` aligned to the right."""
+    """Yields a table with the columns of the first row, `numbers` aligned to the right."""
     if not rows:
         return
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
@@ -17,5 +17,5 @@ def table(rows: Sequence[dict[str, str]], numbers: Collection[str]) -> Iterator[
 
 
 def count_text(count: int, noun: str) -> str:
-    """Return a count with its noun in singular or plural."""
+    """Returns a count with its noun in singular or plural."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

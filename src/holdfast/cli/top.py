@@ -85,7 +85,7 @@ def _ports(port: AdminPort) -> list[AdminPort]:
 
 
 def _show_all(port: AdminPort, args: argparse.Namespace) -> None:
-    """Print all nodes of a cluster, and what they have most of together."""
+    """Prints all nodes of a cluster, and what they have most of together."""
     in_place = sys.stdout.isatty() and not args.json and not args.once
     before: dict[str, TopReply] = {}
     pause_s = FIRST_S
@@ -146,7 +146,7 @@ def _show(port: AdminPort, args: argparse.Namespace) -> None:
 
 
 def _draw(lines: list[str], size: os.terminal_size) -> None:
-    """Replace the content of the terminal."""
+    """Replaces the content of the terminal."""
     fitting = [_clip(line, size.columns) for line in lines[: size.lines - 1]]
     print(HOME_AND_CLEAR + "\n".join(fitting), flush=True)
 
@@ -177,7 +177,7 @@ class TopView(Struct, frozen=True):
 
 
 def with_rates(before: TopReply, now: TopReply) -> TopView:
-    """Return the later reply with the changes between the two.
+    """Returns the later reply with the changes between the two.
 
     The counters of a node that has started again begin at 0, so they are the change themselves.
     """
@@ -202,7 +202,7 @@ def with_rates(before: TopReply, now: TopReply) -> TopView:
 
 
 def _quantile(before: TopDurations | None, now: TopDurations, share: float) -> float | None:
-    """Return the bound of the bucket below which this share of the new durations is."""
+    """Returns the bound of the bucket below which this share of the new durations is."""
     old = [0.0] * len(now.counts) if before is None else before.counts
     counts = [new - was for new, was in zip(now.counts, old, strict=True)]
     if not counts or counts[-1] <= 0:
@@ -214,7 +214,7 @@ def _quantile(before: TopDurations | None, now: TopDurations, share: float) -> f
 
 
 def cluster_screen(views: list[TopView], most: int, columns: int = COLUMNS) -> Iterator[str]:
-    """Yield the lines for a person about several nodes: two for each, and the tables of all with
+    """Yields the lines for a person about several nodes: two for each, and the tables of all with
     the node of each row."""
     for view in views:
         yield from islice(_head(view), 2)
@@ -240,7 +240,7 @@ def cluster_screen(views: list[TopView], most: int, columns: int = COLUMNS) -> I
 
 
 def screen(shown: TopView, columns: int = COLUMNS) -> Iterator[str]:
-    """Yield the lines for a person. Names are cut so that the numbers fit into `columns`."""
+    """Yields the lines for a person. Names are cut so that the numbers fit into `columns`."""
     now = shown.now
     yield from _head(shown)
     yield ""
@@ -280,7 +280,7 @@ def _rate_row(title: str, name: str, each: TopTopic | TopPublisher) -> dict[str,
 
 
 def _head(shown: TopView) -> Iterator[str]:
-    """Yield the lines about the node as a whole."""
+    """Yields the lines about the node as a whole."""
     now, rates = shown.now, shown.rates
     yield (
         f"{now.node}  up {_time(now.uptime_s)}  connections {now.connections}"
@@ -304,7 +304,7 @@ def _head(shown: TopView) -> Iterator[str]:
 
 
 def _fitting(rows: list[dict[str, str]], columns: int) -> list[dict[str, str]]:
-    """Return the rows with the names in their first column cut to the space beside the others."""
+    """Returns the rows with the names in their first column cut to the space beside the others."""
     first, *others = rows[0]
     used = sum(2 + max(len(name), *(len(row[name]) for row in rows)) for name in others)
     most = max(len(first), columns - used)
@@ -312,12 +312,12 @@ def _fitting(rows: list[dict[str, str]], columns: int) -> list[dict[str, str]]:
 
 
 def _clip(text: str, most: int) -> str:
-    """Return the text with at most so many characters."""
+    """Returns the text with at most so many characters."""
     return text if len(text) <= most else f"{text[: max(0, most - 3)]}..."[:most]
 
 
 def _name(text: str) -> str:
-    """Return a name of a client or topic, which a stranger may have chosen, for a terminal."""
+    """Returns a name of a client or topic, which a stranger may have chosen, for a terminal."""
     return cut(one_line(text), TOPIC_CHARACTERS_MAX)
 
 

@@ -70,13 +70,13 @@ class AdminConnection:
         return f"{self.server[0]}:{self.server[1]}"
 
     def close(self) -> None:
-        """Close the connection. The next request opens another one."""
+        """Closes the connection. The next request opens another one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def interrupt(self) -> None:
-        """End the request in progress from another thread. It and all later ones raise NoAnswer."""
+        """Ends the present request from another thread. It and all later ones raise NoAnswer."""
         self._is_interrupted = True
         connection = self._connection
         sock = None if connection is None else connection.sock
@@ -86,15 +86,15 @@ class AdminConnection:
                 sock.shutdown(SHUT_RDWR)
 
     def get(self, path: str, kind: type[T]) -> T:
-        """Return the JSON at a path.
+        """Returns the JSON at a path.
 
         Raises NoAnswer, or AdminError for a failure that a later attempt will not fix.
         """
         return self.exchange("GET", path, None, kind)
 
     def exchange(self, method: str, path: str, body_sent: object, kind: type[T]) -> T:
-        """Send a request that may be repeated, with a JSON body unless that is None, and return the
-        JSON of its response. Raises like `get`."""
+        """Sends a request that may be repeated, with a JSON body unless that is None, and returns
+        the JSON of its response. Raises like `get`."""
         data = None if body_sent is None else json.encode(body_sent)
         is_used = self._connection is not None
         try:
@@ -116,7 +116,7 @@ class AdminConnection:
             raise AdminError(f"{self.name}: the answer to {path} is not usable: {error}") from None
 
     def send_request(self, method: str, path: str, body: bytes | None = None) -> None:
-        """Send a request. Raises NoAnswer."""
+        """Sends a request. Raises NoAnswer."""
         if self._is_interrupted:
             raise NoAnswer(f"{self.name}: the connection was closed here")
         try:
@@ -147,7 +147,7 @@ class AdminConnection:
         return HTTPSConnection(*self.server, timeout=self._timeout_s, context=context)
 
     def receive_response(self) -> HTTPResponse:
-        """Receive the response to the last request. Raises NoAnswer."""
+        """Receives the response to the last request. Raises NoAnswer."""
         assert self._connection is not None
         try:
             return self._connection.getresponse()
@@ -155,7 +155,7 @@ class AdminConnection:
             raise self._failed(error) from error
 
     def receive_usable(self) -> HTTPResponse:
-        """Receive a response with a status below 500. Raises NoAnswer."""
+        """Receives a response with a status below 500. Raises NoAnswer."""
         response = self.receive_response()
         if response.status >= 500:
             text = self.complaint("the request", response.status, self.text_of(response))
@@ -164,7 +164,7 @@ class AdminConnection:
         return response
 
     def text_of(self, response: HTTPResponse) -> bytes:
-        """Read the body of a response that is no log data. Raises NoAnswer."""
+        """Reads the body of a response that is no log data. Raises NoAnswer."""
         try:
             # A chunked response does not announce its length, so the limit applies while reading.
             text = response.read(ANSWER_BYTES_MAX + 1)
@@ -178,7 +178,7 @@ class AdminConnection:
         return text
 
     def read_into(self, response: HTTPResponse, buffer: memoryview) -> None:
-        """Fill all of `buffer` from the response. Raises NoAnswer."""
+        """Fills all of `buffer` from the response. Raises NoAnswer."""
         done = 0
         try:
             while done < len(buffer):
@@ -194,7 +194,7 @@ class AdminConnection:
             raise self._unusable(f"the answer is longer than the {done} bytes it announced")
 
     def complaint(self, path: str, status: int, body: bytes) -> str:
-        """Return the error text for a response with another status."""
+        """Returns the error text for a response with another status."""
         text = body[:ERROR_TEXT_BYTES].decode(errors="replace").strip()
         return f"{self.name}: {status} to {path}: {text}"
 

@@ -15,4 +15,4 @@ class Authentication(Protocol):
         """The reply to the data of an AUTH packet."""
 
     def finish(self, data: bytes | None) -> None:
-        """Check the data that came with success."""
+        """Checks the data that came with success."""

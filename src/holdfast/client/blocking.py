@@ -60,7 +60,7 @@ def _in_its_thread(
     @wraps(method)
     def call(self: "Client", /, *arguments: P.args, **named: P.kwargs) -> T:
         async def work() -> T:
-            """Call the method in the client's loop."""
+            """Calls the method in the client's loop."""
             return method(self._client, *arguments, **named)
 
         return self._run(work())
@@ -161,7 +161,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Disconnect and end the thread. After that only `connect` may be called."""
+        """Disconnects and ends the thread. After that only `connect` may be called."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is None or loop.is_of_parent():
@@ -191,7 +191,7 @@ class Client:
         """Blocking form of `Client.abort`."""
 
         async def abort() -> None:
-            """Abort in the client's loop."""
+            """Aborts in the client's loop."""
             self._client.abort()
 
         if self._loop is not None:
@@ -212,7 +212,7 @@ class Client:
         """The same as `Client.submit`, with a future for threads (`future.result(timeout)`)."""
 
         async def submit() -> Future[PublishResult]:
-            """Submit in the client's loop."""
+            """Submits in the client's loop."""
             future = await self._client.submit(
                 topic,
                 payload,
@@ -257,7 +257,7 @@ class Client:
         is lost."""
 
         async def receive() -> Message | None:
-            """Receive in the client's loop."""
+            """Receives in the client's loop."""
             async with asyncio.timeout(timeout_s):
                 return await self._client.receive()
 
@@ -323,7 +323,7 @@ class _LoopThread:
             raise
 
     def close(self, last_call: Callable[[], None]) -> None:
-        """End the loop and its thread. `last_call` runs in the loop before its end."""
+        """Ends the loop and its thread. `last_call` runs in the loop before its end."""
         if self.is_of_parent():
             return
         with self._lock:

@@ -62,7 +62,7 @@ class Client(ConnectionManager):
         properties: Properties | None = None,
         topic_alias: int = 0,
     ) -> PublishResult:
-        """Publish and wait for the acknowledgement (QoS 0: until the socket takes it). Raises
+        """Publishes and waits for the acknowledgement (QoS 0: until the socket takes it). Raises
         `PublishRefused` with the server's reason, `ConnectionLost` or `NotConnected`.
 
         Cancelling stops the wait, not the message.
@@ -82,7 +82,7 @@ class Client(ConnectionManager):
         properties: Properties | None = None,
         topic_alias: int = 0,
     ) -> asyncio.Future[PublishResult]:
-        """Publish without waiting for the acknowledgement, which the future receives. Waits while
+        """Publishes without waiting for the acknowledgement, which the future receives. Waits while
         the socket is congested or the queue is full, so calls in a row keep the window filled."""
         transport = self._transport
         is_congested = transport is None or not transport.is_writable
@@ -112,7 +112,7 @@ class Client(ConnectionManager):
         )
 
     async def until_ready(self) -> None:
-        """Wait until `is_ready`, also while the client reconnects. Raises `ConnectionLost` or
+        """Waits until `is_ready`, also while the client reconnects. Raises `ConnectionLost` or
         `NotConnected`."""
         while not self.is_ready:
             transport = await self._ready()
@@ -128,7 +128,7 @@ class Client(ConnectionManager):
         on_settled: Callable[[int, Outcome], None],
         qos: int = 1,
     ) -> None:
-        """Publish (topic, payload, retain, properties) with one write of the socket.
+        """Publishes (topic, payload, retain, properties) with one write of the socket.
 
         `on_settled` is called once for each message, with its index and the outcome that `submit`'s
         future would have. That is when the acknowledgement is read, or before this returns: at QoS
@@ -155,7 +155,7 @@ class Client(ConnectionManager):
             self._resolve_batched(partial(on_settled, index), outcome)
 
     async def _room_for(self, qos: int) -> ClientSocket | None:
-        """Wait until a message may be published. None: the client is reconnecting, and the message
+        """Waits until a message may be published. None: the client is reconnecting, and the message
         is queued for the next connection."""
         while True:
             if not self.is_connected:
@@ -173,7 +173,7 @@ class Client(ConnectionManager):
             await self._room.wait()
 
     async def flush(self) -> None:
-        """Wait until all published messages are acknowledged. Raises `ConnectionLost` or
+        """Waits until all published messages are acknowledged. Raises `ConnectionLost` or
         `NotConnected`."""
         while len(self.core.outgoing):
             if not self._is_reconnecting():
@@ -187,7 +187,7 @@ class Client(ConnectionManager):
         properties: Properties | None = None,
         subscription_id: int = 0,
     ) -> list[int]:
-        """Subscribe and return the granted QoS of each filter. Raises `SubscribeRefused` if the
+        """Subscribes and returns the granted QoS of each filter. Raises `SubscribeRefused` if the
         server refused a filter (the others are in effect), `TimedOut`, `ConnectionLost` or
         `NotConnected`."""
         requests = [request_of(one) for one in filters]
@@ -201,7 +201,7 @@ class Client(ConnectionManager):
         return answer.reasons
 
     async def unsubscribe(self, *filters: str, properties: Properties | None = None) -> list[int]:
-        """Unsubscribe and return a reason code per filter (none with MQTT 3). Raises as
+        """Unsubscribes and returns a reason code per filter (none with MQTT 3). Raises as
         `subscribe`."""
         names = list(filters)
         answer = await self._request(
@@ -236,7 +236,7 @@ class Client(ConnectionManager):
         return message
 
     def acknowledge(self, message: Message) -> None:
-        """Acknowledge a message of QoS 1 or 2, with `Options.manual_acknowledge`. A message of an
+        """Acknowledges a message of QoS 1 or 2, with `Options.manual_acknowledge`. A message of an
         earlier connection is ignored, because the server sends it again. The acknowledgements of
         one turn of the loop go out at its end, in one write."""
         if self._is_reconnecting():
@@ -254,7 +254,7 @@ class Client(ConnectionManager):
             self._transport.pump()
 
     async def reauthenticate(self) -> None:
-        """Repeat the enhanced authentication. Raises as `connect`."""
+        """Repeats the enhanced authentication. Raises as `connect`."""
         transport = await self._ready()
         self._reauthenticated = asyncio.get_running_loop().create_future()
         self.core.reauthenticate(transport.now)
@@ -263,8 +263,8 @@ class Client(ConnectionManager):
             await self._reauthenticated
 
     async def _request(self, name: str, send: Callable[[float], int]) -> Subscribed:
-        """Send a request and return the reply. If the connection is lost, send it again on the next
-        one."""
+        """Sends a request and returns the reply. If the connection is lost, send it again on the
+        next one."""
         while True:
             transport = await self._ready()
             packet_id = send(transport.now)

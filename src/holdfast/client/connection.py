@@ -156,7 +156,7 @@ class ConnectionManager:
         return self._dialing.dialer.server
 
     async def connect(self, policy: Reconnect | None = None) -> bool:
-        """Connect and return whether the server still had the session.
+        """Connects and returns whether the server still had the session.
 
         `policy` limits the attempts of this call; by default `reconnect` does (without it, each
         server is tried once). Raises `ConnectionRefused`, `ConnectionLost`, `TimedOut`,
@@ -179,14 +179,14 @@ class ConnectionManager:
     async def disconnect(
         self, reason: int = reasons.SUCCESS, properties: Properties | None = None
     ) -> None:
-        """Send DISCONNECT and close the socket. Unacknowledged messages stay queued for the next
+        """Sends DISCONNECT and closes the socket. Unacknowledged messages stay queued for the next
         `connect`; their futures fail."""
         self._leave(reason, properties)
         if self._transport is not None:
             await self._transport.closed.wait()
 
     def abort(self) -> None:
-        """Abort the connection or the attempt to make one, without DISCONNECT, so the server
+        """Aborts the connection or the attempt to make one, without DISCONNECT, so the server
         publishes the will. Otherwise as `disconnect`."""
         if self._transport is not None:
             self._transport.abandon()
@@ -203,7 +203,7 @@ class ConnectionManager:
             self._end(None)
 
     async def wait_closed(self) -> ClientError | None:
-        """Wait until the connection is over permanently. Returns its error, or None after
+        """Waits until the connection is over permanently. Returns its error, or None after
         `disconnect`."""
         await self._is_over.wait()
         if self._transport is not None:
@@ -327,7 +327,7 @@ class ConnectionManager:
             self._dialing.note_lost(error)
 
     def _end(self, error: ClientError | None) -> None:
-        """Fail everything that waits: there is no connection and none will follow."""
+        """Fails everything that waits: there is no connection and none will follow."""
         self._error = error
         self._dialing.stop()
         self._is_over.set()
@@ -351,6 +351,6 @@ class ConnectionManager:
             fail(self._reauthenticated, failure)
 
     def _notify(self, callback: Callable[..., None] | None, *arguments: object) -> None:
-        """Schedule a callback. The loop reports an error in it, and the connection continues."""
+        """Schedules a callback. The loop reports an error in it, and the connection continues."""
         if callback is not None:
             asyncio.get_running_loop().call_soon(callback, *arguments)

@@ -33,7 +33,7 @@ class ProducerIdentity:
 
 
 def check_producer(producer: str) -> None:
-    """Raise `ValueError` unless this is a valid producer id."""
+    """Raises `ValueError` unless this is a valid producer id."""
     if not _PRODUCER.fullmatch(producer):
         raise ValueError(
             f"producer id {producer!r}: 1 to {PRODUCER_CHARACTERS_MAX} of the characters "

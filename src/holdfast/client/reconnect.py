@@ -109,7 +109,7 @@ class Backoff:
         self._delay_s = 0.0
 
     def reset(self) -> None:
-        """Begin with the first delay again."""
+        """Begins with the first delay again."""
         self._delay_s = 0.0
 
     def next_s(self, policy: Reconnect) -> float:

@@ -29,7 +29,7 @@ class ScramAuthentication:
             raise AuthenticationFailed(str(error), reasons.NOT_AUTHORIZED) from error
 
     def finish(self, data: bytes | None) -> None:
-        """Check that the server has proved itself."""
+        """Checks that the server has proved itself."""
         try:
             self._client.verify(data or b"")
         except ScramError as error:

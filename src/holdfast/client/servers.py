@@ -98,7 +98,7 @@ def _split_authority(authority: str, text: str) -> tuple[str, int]:
 
 
 def check_host(host: str, text: str) -> None:
-    """Raise `ValueError`, with `text`, unless the host can be looked up."""
+    """Raises `ValueError`, with `text`, unless the host can be looked up."""
     if not host:
         raise ValueError(f"server {text!r}: the host is missing; {_EXAMPLE}")
     name = host[:-1] if host.endswith(".") else host

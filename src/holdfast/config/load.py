@@ -37,14 +37,14 @@ def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _resolve(config: Config) -> Config:
-    """Resolve what depends on other settings."""
+    """Resolves what depends on other settings."""
     config = _resolve_anonymous(config)
     listeners = [_resolve_origins(each, config) for each in config.listeners]
     return msgspec.structs.replace(config, listeners=listeners)
 
 
 def _resolve_origins(listener: Listener, config: Config) -> Listener:
-    """Exclude the pages of other machines from a listener of this machine without authentication.
+    """Excludes the pages of other machines from a listener of this machine without authentication.
     Otherwise each page of the internet that a user visits could publish there. A browser reaches no
     Unix socket, and sends no header of a proxy."""
     is_reached = listener.is_loopback() and not listener.socket and not listener.proxies
@@ -57,7 +57,7 @@ def _resolve_origins(listener: Listener, config: Config) -> Listener:
 
 
 def _resolve_anonymous(config: Config) -> Config:
-    """Resolve an unset `allow_anonymous`. As in Mosquitto 2, clients of other machines need a
+    """Resolves an unset `allow_anonymous`. As in Mosquitto 2, clients of other machines need a
     setting that lets them in without credentials."""
     security = config.security
     if security.allow_anonymous is not None:

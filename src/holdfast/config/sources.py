@@ -141,7 +141,7 @@ class _Reader:
         self._included_by: dict[Path, Path | None] = {}
 
     def read(self, path: Path, by: Path | None = None) -> None:
-        """Read a file and the files that it includes. Raises `ConfigError` that names the file."""
+        """Reads a file and the files that it includes. Raises `ConfigError` that names the file."""
         own = path.resolve()
         if own in self._included_by:
             former = self._included_by[own]
@@ -252,7 +252,7 @@ def read_text(kind: inspect.Type | None, text: str) -> object:
 
 
 def _put(tree: Tree, parts: list[str], value: object, origin: str, origins: dict[str, str]) -> None:
-    """Put one value into the tree, creating the tables on the way. If the file has another type in
+    """Puts one value into the tree, creating the tables on the way. If the file has another type in
     place of a table, that stays: the check of types reports it."""
     key = parts[0]
     node: object = tree.setdefault(parts[0], _empty(parts[1:])) if len(parts) > 1 else tree

@@ -101,7 +101,7 @@ class Batch:
     """A parsed header over bytes that hold one whole batch at `start`."""
 
     def __init__(self, data: bytes, start: int = 0, *, check: bool = True) -> None:
-        """Parse the header and, unless `check` is false, the checksum. Raises `CorruptBatch`."""
+        """Parses the header and, unless `check` is false, the checksum. Raises `CorruptBatch`."""
         if len(data) - start < HEADER_BYTES:
             raise CorruptBatch(f"{len(data) - start} bytes left, a header has {HEADER_BYTES}")
         fields = HEADER.unpack_from(data, start)
@@ -223,7 +223,7 @@ class Batch:
         return topics, newest_us
 
     def set_topics(self, topics: list[bytes], newest_us: int) -> None:
-        """Set the result of `topics`, which the builder knows already."""
+        """Sets the result of `topics`, which the builder knows already."""
         self._topics = topics
         self._newest_us = newest_us
 

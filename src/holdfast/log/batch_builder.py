@@ -54,7 +54,7 @@ class BatchBuilder:
         self._body: list[bytes] = []
 
     def add(self, record: Record) -> int:
-        """Add a record, set its offset and return it. The caller keeps a batch below
+        """Adds a record, sets its offset and returns it. The caller keeps a batch below
         BATCH_BYTES_MAX and closes it within an hour (`timestamp_delta_us` has 32 bits)."""
         if self.count == 0:
             self.base_timestamp_us = record.timestamp_us
@@ -118,7 +118,7 @@ class BatchBuilder:
         return offset
 
     def move_last(self, record: Record) -> "BatchBuilder":
-        """Move the newest record to a builder of its own, with the same offset, and return that."""
+        """Moves the newest record to a builder of its own, at the same offset, and returns that."""
         moved = BatchBuilder(self.partition, self.base_offset + self.count - 1)
         moved.epoch = self.epoch
         moved.add(record)
@@ -141,7 +141,7 @@ class BatchBuilder:
         return moved
 
     def extend(self, batch: Batch) -> int:
-        """Add the records of another batch unchanged, and return the offset of the first."""
+        """Adds the records of another batch unchanged, and returns the offset of the first."""
         body = batch.start + HEADER_BYTES + batch.count * HEAD_BYTES
         if self.count == 0:
             self.base_timestamp_us = batch.base_timestamp_us
@@ -163,7 +163,7 @@ class BatchBuilder:
         return offset
 
     def _add_moved_heads(self, batch: Batch) -> None:
-        """Add the heads, with positions and times relative to this batch."""
+        """Adds the heads, with positions and times relative to this batch."""
         moved_by = self.body_bytes
         later_by = batch.base_timestamp_us - self.base_timestamp_us
         for fields in HEAD.iter_unpack(batch.raw_heads()):

@@ -85,7 +85,7 @@ class SnapshotEncoder:
         )
 
     def add(self, kind: int, data: bytes) -> list[bytes]:
-        """Add an entry and return the bytes that are ready to be written, often none."""
+        """Adds an entry and returns the bytes that are ready to be written, often none."""
         self._open.append(_ENTRY.pack(kind, len(data)))
         self._open.append(data)
         self._open_entries += 1
@@ -95,7 +95,7 @@ class SnapshotEncoder:
         return self._returned(self._close_chunk())
 
     def finish(self) -> list[bytes]:
-        """Return the rest of the snapshot with its footer."""
+        """Returns the rest of the snapshot with its footer."""
         rest = self._close_chunk()
         size_bytes = self.size_bytes + sum(map(len, rest)) + FOOTER_BYTES
         footer = _FOOTER.pack(self._chunks, self.entries, size_bytes)
@@ -123,7 +123,7 @@ class Snapshot:
     """A snapshot that is read through `read_at`. Only `check` proves that it is complete."""
 
     def __init__(self, read_at: ReadAt, size_bytes: int) -> None:
-        """Read header and footer.
+        """Reads header and footer.
 
         Raises `CorruptSnapshot` if one is invalid.
         """
@@ -176,7 +176,7 @@ class Snapshot:
             )
 
     def check(self) -> None:
-        """Read the whole snapshot.
+        """Reads the whole snapshot.
 
         Raises `CorruptSnapshot` if it is damaged.
         """

@@ -37,7 +37,7 @@ _TIME: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def write_package(directory: Path) -> tuple[Path, Path]:
-    """Write the archive and the script below `directory`, and return their paths."""
+    """Writes the archive and the script below `directory`, and returns their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     archive = directory / ARCHIVE
     root = Path(holdfast.__file__).parent.parent

@@ -52,7 +52,7 @@ class _Column:
 def batch_rows(
     file: BinaryIO, opened: parquet.ParquetFile, group: int, names: Collection[str] = ()
 ) -> int:
-    """Return the number of rows of a batch of a row group, of which no batch takes more than
+    """Returns the number of rows of a batch of a row group, of which no batch takes more than
     BATCH_BYTES or one row. `names`: the columns at the top that are read; empty: all.
 
     Raises PagesTooLarge, and ValueError for headers that are none.
@@ -85,7 +85,7 @@ def batch_rows(
 
 
 def _measure(file: BinaryIO, chunk: Any, schema: Any) -> _Column:
-    """Read the headers of the pages that Arrow would read."""
+    """Reads the headers of the pages that Arrow would read."""
     begin = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < begin:
         begin = chunk.dictionary_page_offset
@@ -120,7 +120,7 @@ def _measure(file: BinaryIO, chunk: Any, schema: Any) -> _Column:
 
 
 def _longest(file: BinaryIO, chunk: Any, schema: Any, uncompressed: int, compressed: int) -> int:
-    """Return the most bytes of a value of a dictionary. A dictionary that cannot be read, and one
+    """Returns the most bytes of a value of a dictionary. A dictionary that cannot be read, and one
     that is too large, counts as one value."""
     if schema.physical_type == "FIXED_LEN_BYTE_ARRAY":
         return int(schema.length)

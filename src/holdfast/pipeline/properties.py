@@ -48,7 +48,7 @@ PROPERTIES_TYPE: Final = pa.struct(
 
 
 def decode_array(blocks: pa.Array) -> pa.Array:
-    """Decode property blocks to structs. The result is null if the block is null, empty or
+    """Decodes property blocks to structs. The result is null if the block is null, empty or
     damaged."""
     return pa.array(map(_row, blocks.to_pylist()), PROPERTIES_TYPE)
 
@@ -68,7 +68,7 @@ def _row(block: bytes | None) -> dict[str, Any] | None:
 
 
 def decode_properties(column: Any) -> Any:
-    """Return a Spark column with the struct of PROPERTIES_DDL. `column` is a name or a Column."""
+    """Returns a Spark column with the struct of PROPERTIES_DDL. `column` is a name or a Column."""
     # Imported here, because a task that only reads needs no SQL functions.
     from pyspark.sql.pandas.functions import arrow_udf
 

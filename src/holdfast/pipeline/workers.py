@@ -6,7 +6,7 @@ _is_done = False
 
 
 def exclude_modules_from_collection() -> None:
-    """Exclude the objects that exist now from garbage collection, once in a process.
+    """Excludes the objects that exist now from garbage collection, once in a process.
 
     Spark's daemon collects garbage after each task, and the next task of the process waits for it.
     With the modules of pyspark, numpy and pyarrow loaded, a collection takes 40 ms, which is twice

@@ -170,7 +170,7 @@ class ClusterMembership:
             self.broker.cluster.distrust_disk()
 
     def became_complete(self) -> None:
-        """Mark the directory as one that lacks nothing."""
+        """Marks the directory as one that lacks nothing."""
         try:
             self._mark.renew()
         except OSError as error:
@@ -178,7 +178,7 @@ class ClusterMembership:
             logger.error("unsynced_mark_not_written error=%r", str(error))
 
     def _failed(self, on_failed: Callable[[BaseException], None], error: BaseException) -> None:
-        """Stop, and note that records that are not synced may be lost although the machine runs."""
+        """Stops, and notes that unsynced records may be lost although the machine runs."""
         try:
             self._mark.note_failure()
         except OSError as failure:
@@ -263,7 +263,7 @@ class ClusterMembership:
         return PeerLinks(self._loop, identity, auth, handler, cluster.peer_bind, cluster.peer_port)
 
     async def start(self) -> None:
-        """Listen for other nodes and dial them. Raises `OSError` if the address cannot be used."""
+        """Listens for other nodes and dials them. Raises `OSError` for an unusable address."""
         if self.config.cluster.peer_bind or self._held is not None:
             self.broker.agreement = MetadataAgreement(self.cluster_node, self.operations.propose)
         reason = older_copy.reason_apart(self.storage.directory.files)
@@ -284,7 +284,7 @@ class ClusterMembership:
             self._tasks.append(watched(creation))
 
     async def wait_until_ready(self) -> None:
-        """Wait until this node leads each partition of its cluster or follows its leader, and has
+        """Waits until this node leads each partition of its cluster or follows its leader, and has
         met the other nodes that run. Counter-example: the disk of the only voter is an older copy.
         It is a majority by itself, and acknowledges messages before another node can tell it."""
         await self._ready.wait()
@@ -293,7 +293,7 @@ class ClusterMembership:
     # ProcessPort
 
     def take_nodes(self, metadata: ClusterMetadata) -> None:
-        """Adjust the links, because the cluster's nodes have changed."""
+        """Adjusts the links, because the cluster's nodes have changed."""
         if self.links.identity.cluster_id != metadata.cluster_id:
             logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
             self._store_cluster_id(metadata.cluster_id)
@@ -304,7 +304,7 @@ class ClusterMembership:
         self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
 
     def _announce_replication(self, metadata: ClusterMetadata) -> None:
-        """Log the settings in force and the wanted ones when they change."""
+        """Logs the settings in force and the wanted ones when they change."""
         wanted = metadata.replication
         is_automatic = wanted is not None and wanted.is_automatic
         in_force = (metadata.replication_factor, metadata.min_insync)
@@ -317,7 +317,7 @@ class ClusterMembership:
             logger.info(text, *shown)
 
     def _store_cluster_id(self, cluster_id: str) -> None:
-        """Write it to the manifest, again and again while the disk is full. A node that starts
+        """Writes it to the manifest, again and again while the disk is full. A node that starts
         before it is there gets it from the metadata, as now."""
         try:
             self.storage.directory.join_cluster(cluster_id)
@@ -326,24 +326,24 @@ class ClusterMembership:
             self._storing = self._loop.call_later(SAVE_AGAIN_S, self._store_cluster_id, cluster_id)
 
     def take_users(self) -> None:
-        """Put the users that the nodes have agreed on in force."""
+        """Puts the users that the nodes have agreed on in force."""
         commands = self.broker.commands
         if isinstance(commands, AgreedCommandRunner):
             commands.changed()
         self.operations.access.on_change()
 
     def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
-        """Resolve the operator's operations."""
+        """Resolves the operator's operations."""
         self.operations.settle(outcomes)
 
     def save_snapshot(self) -> None:
-        """Write a snapshot of state received from other nodes, unless one is being written."""
+        """Writes a snapshot of state received from other nodes, unless one is being written."""
         if self._saving is None:
             self._saving = watched(self._save_replicated())
 
     def became_ready(self) -> None:
-        """End `wait_until_ready`. A node without others keeps its users in its file, unless it once
-        had others and agreed with them on users."""
+        """Ends `wait_until_ready`. A node without others keeps its users in its file, unless it
+        once had others and agreed with them on users."""
         agreement = MetadataAgreement(self.cluster_node, self.operations.propose)
         if self.broker.agreement is None and agreement.current() is not None:
             self.broker.agreement = agreement
@@ -353,7 +353,7 @@ class ClusterMembership:
         self._ready.set()
 
     def _follow_nodes(self) -> None:
-        """Let the replication follow the number of nodes, if this cluster has begun as one node:
+        """Lets the replication follow the number of nodes, if this cluster has begun as one node:
         nothing else was ever wanted. It is proposed once, because the next start does it again."""
         metadata = self.cluster_node.context.metadata
         assert metadata is not None
@@ -362,24 +362,24 @@ class ClusterMembership:
             self.operations.propose(Resize(0, True, 0, 0), lambda outcome: None)
 
     def relieved(self) -> None:
-        """Continue with `leave`."""
+        """Continues with `leave`."""
         self._relieved.set()
 
     def set_aside(self, *, keep: bool) -> None:
-        """Start again with an empty directory."""
+        """Starts again with an empty directory."""
         if self._aside.mark(keep=keep):
             self._start_anew()
 
     def stand_apart(self, text: str) -> None:
-        """Store that this node stands apart, also after a crash."""
+        """Stores that this node stands apart, also after a crash."""
         older_copy.stand_apart(self.storage.directory.files, text)
 
     def recovered(self) -> None:
-        """Store that this disk has the log of the others."""
+        """Stores that this disk has the log of the others."""
         older_copy.recovered(self.storage.directory.files)
 
     def begin_anew(self) -> None:
-        """Start again as another Raft peer, because the disk is an older copy."""
+        """Starts again as another Raft peer, because the disk is an older copy."""
         if older_copy.mark(self.storage.directory.files, secrets.token_hex(8)):
             self._start_anew()
 
@@ -392,7 +392,7 @@ class ClusterMembership:
         replacement.aside = self._aside.path
 
     async def _follow_generation(self) -> None:
-        """Keep the generation of the log in the manifest, and let the nodes agree on one after a
+        """Keeps the generation of the log in the manifest, and lets the nodes agree on one after a
         restore."""
         refused = ""
         while True:
@@ -433,7 +433,7 @@ class ClusterMembership:
         await done.wait()
 
     async def _save_replicated(self) -> None:
-        """Write a snapshot of state received from other nodes, which counts once it is durable."""
+        """Writes a snapshot of state received from other nodes, which counts once it is durable."""
         transfer = self.cluster_node.transfer
         covered = transfer.begin_save()
         try:
@@ -455,7 +455,7 @@ class ClusterMembership:
     # Shutdown
 
     async def leave(self) -> str:
-        """Let other nodes take over the leaderships; returns where the clients may go."""
+        """Lets other nodes take over the leaderships; returns where the clients may go."""
         if self.cluster_node.context.metadata is None:
             return ""
         cluster = self.broker.cluster
@@ -466,7 +466,7 @@ class ClusterMembership:
         return await self.broker.hand_over()
 
     async def stop(self) -> None:
-        """Close the links and write the last high watermarks."""
+        """Closes the links and writes the last high watermarks."""
         for task in (self._saving, *self._tasks):
             if task is not None:
                 task.cancel()
@@ -507,7 +507,7 @@ def _load_auth(config: Config) -> PeerAuth:
 
 
 def _open_storage(config: Config, root: Path) -> Storage:
-    """Open the directory of a node that serves it alone."""
+    """Opens the directory of a node that serves it alone."""
     _begin_anew_if_decided(root)
     return Storage.open(
         root,
@@ -562,7 +562,7 @@ def _begin_anew_if_decided(root: Path) -> None:
 
 
 def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> ReplicatedState:
-    """Rebuild the replicated state. `damage`: receives the damage that is found now."""
+    """Rebuilds the replicated state. `damage`: receives the damage that is found now."""
 
     def note(found: Damage) -> None:
         report_damage(found)
@@ -578,7 +578,7 @@ def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Replicated
 
 
 def check_may_share(root: Path) -> None:
-    """Check that other nodes do not have what is in a directory that is not shared yet. Raises
+    """Checks that other nodes do not have what is in a directory that is not shared yet. Raises
     `StorageError`."""
     if (root / MANIFEST).exists() and not (root / LEASE).exists():
         try:
@@ -590,7 +590,7 @@ def check_may_share(root: Path) -> None:
 
 
 def _check_has_no_others(metadata: ClusterMetadata | None, own: str, root: Path) -> None:
-    """Refuse to serve alone what other nodes may have, too."""
+    """Refuses to serve alone what other nodes may have, too."""
     others = [] if metadata is None else sorted(metadata.nodes.keys() - {own})
     if others:
         raise StorageError(
@@ -600,7 +600,7 @@ def _check_has_no_others(metadata: ClusterMetadata | None, own: str, root: Path)
 
 
 def _load_uncommitted(cluster_node: ClusterNode, storage: Storage) -> None:
-    """Load the records above the high watermarks until they are committed or truncated."""
+    """Loads the records above the high watermarks until they are committed or truncated."""
     journal = storage.journal
     for partition, end in enumerate(journal.next_offset):
         start = journal.high_watermark[partition]

@@ -119,7 +119,7 @@ async def _first_of_cluster(cluster: Cluster, own: PeerIdentity, auth: PeerAuth)
 
 
 async def _check_cluster(cluster: Cluster, own: PeerIdentity, auth: PeerAuth, data: Path) -> None:
-    """Check that the data directory is not of another cluster. A node that does not reply says
+    """Checks that the data directory is not of another cluster. A node that does not reply says
     nothing about that."""
     for address in cluster.join:
         try:

@@ -124,7 +124,7 @@ class Server:
         self._leaving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to serve or to stand by. Raises `StartError` if that is impossible."""
+        """Begins to serve or to stand by. Raises `StartError` if that is impossible."""
         stop_on_unexpected(asyncio.get_running_loop(), self.fail)
         self._watching = watched(Readiness(self).watch())
         self.config = config = with_directory(self.config)
@@ -177,14 +177,14 @@ class Server:
             raise StartError(str(error)) from error
 
     def _load(self) -> Config:
-        """Read the configuration again, with what the start has found out."""
+        """Reads the configuration again, with what the start has found out."""
         config = with_directory(self._read())
         if not joins(config) or not self._completed:
             return config
         return replace(config, cluster=replace(config.cluster, **self._completed))
 
     async def _complete(self, config: Config) -> None:
-        """Find out what a node that joins was not told, unless it is stopped before. Raises
+        """Finds out what a node that joins was not told, unless it is stopped before. Raises
         `StartError`."""
         completing = asyncio.ensure_future(with_cluster(config))
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -223,7 +223,7 @@ class Server:
         return clustering
 
     async def _adopt(self, config: Config) -> None:
-        """Adopt the directory of a single broker. Raises `StartError`."""
+        """Adopts the directory of a single broker. Raises `StartError`."""
         node, partitions = config.node, config.cluster.partitions
         try:
             await asyncio.to_thread(adopt, Path(node.data), node.id, partitions)
@@ -231,7 +231,7 @@ class Server:
             raise StartError(str(error)) from error
 
     async def _serve_as_one(self, held: Held | None = None) -> None:
-        """Serve as a cluster of one node, which waits for no other. Raises `StorageError`."""
+        """Serves as a cluster of one node, which waits for no other. Raises `StorageError`."""
         sharing = self.sharing
         config = of_one(self.config, "" if sharing is None else sharing.directory_id)
         if held is None:
@@ -252,7 +252,7 @@ class Server:
             self._log_ready()
 
     async def _serve_in_cluster(self, cluster: ClusterMembership) -> None:
-        """Serve clients once this node follows the leaders of all partitions."""
+        """Serves clients once this node follows the leaders of all partitions."""
         await cluster.wait_until_ready()
         if cluster.is_witness:
             logger.info("ready witness=%s", self.config.node.id)
@@ -281,7 +281,7 @@ class Server:
         return sharing
 
     def _hold(self, images: ReplicatedState, storage: Storage) -> None:
-        """Begin to serve as holder of the lease."""
+        """Begins to serve as holder of the lease."""
         assert self.sharing is not None
         self.storage = storage
         self._serving = watched(self._serve_held(Held(storage, images, self.sharing.confirm)))
@@ -293,7 +293,7 @@ class Server:
             self.fail(error)
 
     async def _open(self, broker: ClusterBroker, storage: Storage) -> None:
-        """Open the listeners and start maintenance. Raises `StartError`."""
+        """Opens the listeners and starts maintenance. Raises `StartError`."""
         assert self.maintenance is not None
         broker.touch()
         # The node was made before it serves; there may have been a reload since.
@@ -315,7 +315,7 @@ class Server:
         await self._federate(broker, storage)
 
     async def _federate(self, broker: ClusterBroker, storage: Storage) -> None:
-        """Start the configured federator. Raises `StartError` if it cannot start."""
+        """Starts the configured federator. Raises `StartError` if it cannot start."""
         config = self.config
         if config.federation is None:
             if federation_session.has_session(broker.node.state):
@@ -368,7 +368,7 @@ class Server:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Stop at once: the journal or the state cannot be trusted. The first failure counts."""
+        """Stops at once: the journal or the state cannot be trusted. The first failure counts."""
         if self.failure is None:
             self.failure = error
         broker = self.broker if self._clustering is None else self._clustering.broker
@@ -377,8 +377,8 @@ class Server:
         self._stop.set()
 
     async def reload(self) -> Reloaded:
-        """Apply the configuration and the files as they are now. Raises `ReloadError`, and changes
-        nothing then."""
+        """Applies the configuration and the files as they are now. Raises `ReloadError`, and
+        changes nothing then."""
         async with self._reloading:
             if self._stop.is_set():
                 raise ReloadError("the broker is stopping")
@@ -394,7 +394,7 @@ class Server:
                 raise
 
     def request_reload(self) -> None:
-        """Reload soon, and report it to the service manager."""
+        """Reloads soon, and reports it to the service manager."""
         self._reload_task = watched(self.manager.report_reload(self.reload))
 
     def _count_reload(self, name: str) -> None:
@@ -431,7 +431,7 @@ class Server:
         return done
 
     def request_stop(self) -> None:
-        """Stop once the other nodes and the load balancers can do without this one; at once at the
+        """Stops once the other nodes and the load balancers can do without this one; at once at the
         second request."""
         if self.broker is None or self._departing is not None:
             self._stop.set()
@@ -447,17 +447,17 @@ class Server:
         self._stop.set()
 
     def hand_over(self) -> None:
-        """Let another node of the shared directory take over, and stand by afterwards."""
+        """Lets another node of the shared directory take over, and stands by afterwards."""
         self._hands_over = True
         self._stop.set()
 
     def start_anew(self) -> None:
-        """Stop in order, and start again as a new process."""
+        """Stops in order, and starts again as a new process."""
         self._starts_anew = True
         self._stop.set()
 
     async def run(self) -> int:
-        """Run to the end. Returns the exit code, STAND_BY_AGAIN or START_ANEW."""
+        """Runs to the end. Returns the exit code, STAND_BY_AGAIN or START_ANEW."""
         self.manager.report_ready("running")
         await self._stop.wait()
         # A process whose directory hangs ends late, and must take no clients meanwhile.
@@ -476,7 +476,7 @@ class Server:
         return STAND_BY_AGAIN if self._hands_over else 0
 
     async def _within_shutdown(self, writing: Coroutine[object, object, None]) -> bool:
-        """Return False if a full disk does not accept the rest, of which nothing was promised."""
+        """Returns False if a full disk does not accept the rest, of which nothing was promised."""
         try:
             async with asyncio.timeout(SHUTDOWN_S):
                 await writing
@@ -486,7 +486,7 @@ class Server:
         return True
 
     async def stop(self) -> None:
-        """Disconnect clients and write everything, with a snapshot if no standby has it."""
+        """Disconnects clients and writes everything, with a snapshot if no standby has it."""
         for task in (self._watching, self._reload_task, self._departing, self._leaving):
             if task is not None:
                 task.cancel()
@@ -508,8 +508,8 @@ class Server:
         logger.info("stopped")
 
     async def _leave_cluster(self, cluster: ClusterMembership, others: str) -> None:
-        """Hand over the leaderships, then tell the clients which nodes to use. `others`: the nodes
-        that may take the shared directory over, ""."""
+        """Hands over the leaderships, then tells the clients which nodes to use. `others`: the
+        nodes that may take the shared directory over, ""."""
         logger.info("shutting_down")
         if self._serving is not None:
             self._serving.cancel()

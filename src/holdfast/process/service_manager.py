@@ -30,13 +30,13 @@ class ServiceManager:
         self._timer: asyncio.TimerHandle | None = None
 
     def report_ready(self, status: str) -> None:
-        """Report the end of the start, or of a reload. `status` is shown by `systemctl status`."""
+        """Reports the end of the start, or of a reload. `status` is shown by `systemctl status`."""
         self._send("READY=1", f"STATUS={_line(status)}")
         if self._watchdog_s and self._timer is None:
             self._beat()
 
     async def report_reload(self, reload: Callable[[], Awaitable[object]]) -> None:
-        """Carry out a reload, and report its begin and its end."""
+        """Carries out a reload, and reports its begin and its end."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         status = "running"
         try:
@@ -46,7 +46,7 @@ class ServiceManager:
         self.report_ready(status)
 
     def report_stop(self, waits_s: float) -> None:
-        """Report the begin of a stop that waits this long before it ends what is open."""
+        """Reports the begin of a stop that waits this long before it ends what is open."""
         self._send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int((waits_s + CLOSING_S) * 1_000_000)}")
 
     def _beat(self) -> None:

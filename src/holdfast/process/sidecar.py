@@ -112,7 +112,7 @@ class SidecarPort:
 
 
 async def run(settings: SidecarSettings) -> None:
-    """Run until SIGTERM or SIGINT. At SIGHUP, new links and new connections to the broker use the
+    """Runs until SIGTERM or SIGINT. At SIGHUP, new links and new connections to the broker use the
     files of `settings` as they are then.
 
     Raises `FederatorError` if the federator cannot start or continue.
@@ -166,7 +166,7 @@ async def run(settings: SidecarSettings) -> None:
 
 
 async def _renew(federator: Federator, settings: SidecarSettings, requests: asyncio.Event) -> None:
-    """Read the certificates, the CAs and the secret again at each request, until cancelled."""
+    """Reads the certificates, the CAs and the secret again at each request, until cancelled."""
     while True:
         await requests.wait()
         requests.clear()
@@ -182,7 +182,7 @@ async def _renew(federator: Federator, settings: SidecarSettings, requests: asyn
 
 
 async def _failed(federator: Federator, edge: MqttEdge) -> None:
-    """Raise `FederatorError` once the federator or the edge cannot continue."""
+    """Raises `FederatorError` once the federator or the edge cannot continue."""
     loop = asyncio.get_running_loop()
     waiting: set[asyncio.Task[Any]] = {
         loop.create_task(federator.failed()), loop.create_task(edge.failed()),
@@ -196,7 +196,7 @@ async def _failed(federator: Federator, edge: MqttEdge) -> None:
 
 
 def _listener(address: str) -> socket.socket | None:
-    """Bind the admin port, or return None. Raises `FederatorError` if it cannot be used."""
+    """Binds the admin port, or returns None. Raises `FederatorError` if it cannot be used."""
     if not address:
         return None
     try:

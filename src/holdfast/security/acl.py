@@ -145,7 +145,7 @@ class RuleSet:
         return self._count
 
     def add(self, rule: AccessRule) -> None:
-        """Add a rule."""
+        """Adds a rule."""
         self._count += 1
         self._trie.add(rule.filter, self._count, rule)
 
@@ -201,7 +201,7 @@ class PatternSet:
         return any("%u" in rule.filter for rule in _in_order(self._by_level, ANY))
 
     def add(self, rule: AccessRule) -> None:
-        """Add a pattern."""
+        """Adds a pattern."""
         self._count += 1
         levels = rule.filter.split("/")
         named = [index for index, level in enumerate(levels) if "%u" in level or "%c" in level]
@@ -369,7 +369,7 @@ def _access_and_filter(keyword: str, rest: str, where: str) -> tuple[int, str]:
 
 
 def check_rule_filter(filter: str, where: str) -> None:
-    """Raise `AclError` unless rules may be about this filter. `where` is the head of the text."""
+    """Raises `AclError` unless rules may be about this filter. `where` is the head of the text."""
     try:
         check_filter(filter)
     except InvalidFilter as error:

@@ -24,7 +24,7 @@ _BEFORE_VALIDITY: Final = 3
 
 
 def ends_of(pem: bytes) -> list[float]:
-    """Return the end of validity of each certificate in a file, in seconds since 1970.
+    """Returns the end of validity of each certificate in a file, in seconds since 1970.
 
     Raises `ValueError` for a file without a certificate that can be read.
     """
@@ -35,8 +35,8 @@ def ends_of(pem: bytes) -> list[float]:
 
 
 def lists_valid_until(pem: bytes) -> float:
-    """Return the earliest end of validity of the revocation lists in a file, in seconds since 1970,
-    or infinity if none has an end.
+    """Returns the earliest end of validity of the revocation lists in a file, in seconds since
+    1970, or infinity if none has an end.
 
     Raises `ValueError` for a file without a list that can be read.
     """
@@ -79,7 +79,7 @@ def _seconds(tag: int, value: bytes) -> float:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the tag and the content of each element of a DER sequence's content."""
+    """Yields the tag and the content of each element of a DER sequence's content."""
     at = 0
     while at < len(data):
         if len(data) - at < 2:

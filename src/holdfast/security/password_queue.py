@@ -36,7 +36,7 @@ class PasswordQueue(Generic[T]):
         return self._count
 
     def offer(self, address: str, check: T) -> bool:
-        """Queue a check. False: there is no room for it."""
+        """Queues a check. False: there is no room for it."""
         waiting = self._waiting.get(address)
         if self._count >= self._waiting_max:
             return False
@@ -50,7 +50,7 @@ class PasswordQueue(Generic[T]):
         return True
 
     def take(self) -> T | None:
-        """Remove and return the next check, or None."""
+        """Removes and returns the next check, or None."""
         for address, waiting in self._waiting.items():
             check = waiting.popleft()
             self._count -= 1

@@ -148,14 +148,14 @@ class Handshake:
             self._out.append(self._own_preamble)
 
     def take_out(self) -> bytes:
-        """Remove and return the bytes to send now."""
+        """Removes and returns the bytes to send now."""
         out = b"".join(self._out)
         self._out.clear()
         return out
 
     def receive(self, data: bytes) -> bool:
-        """Process bytes of the peer. True: the link is established, and `rest` is the input behind
-        it.
+        """Processes bytes of the peer. True: the link is established, and `rest` is the input
+        behind it.
 
         Raises `Refusal`; `take_out` may then have a last message for the peer.
         """

@@ -85,7 +85,7 @@ class KeyRing:
         return key
 
     def remember(self, session_id: bytes, identity: str) -> None:
-        """Keep the identity of a session that its client may resume."""
+        """Keeps the identity of a session that its client may resume."""
         self._identities[session_id] = identity
         if len(self._identities) > SESSIONS_MAX:
             self._identities.popitem(last=False)

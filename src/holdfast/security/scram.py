@@ -158,7 +158,7 @@ class ScramClient:
         return f"{without_proof},p={proof}".encode()
 
     def verify(self, server_final: bytes) -> None:
-        """Raise `ScramError` unless the server has proved that it has the credentials."""
+        """Raises `ScramError` unless the server has proved that it has the credentials."""
         text = _decode(server_final)
         if text.startswith("e="):
             raise ScramError(f"the server refused: {text[2:82]}")

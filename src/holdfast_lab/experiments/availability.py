@@ -35,7 +35,7 @@ QUICK_ROUNDS: Final = 1
 
 
 async def run(target: Target, trial: Trial) -> Result:
-    """Inject each fault of the target several times into one stream of messages."""
+    """Injects each fault of the target several times into one stream of messages."""
     rounds = trial.choose(QUICK_ROUNDS, ROUNDS)
     plan = [fault for _ in range(rounds) for fault in target.faults]
     result = Result(
@@ -119,7 +119,7 @@ async def _round(
 
 
 def _draw(result: Result, observed: Observed, played: list[PlayedFault]) -> None:
-    """Draw the first fault of each kind, and the whole run."""
+    """Draws the first fault of each kind, and the whole run."""
     kinds = {each.kind: each for each in reversed(played)}
     for kind, fault in kinds.items():
         result.charts.append(timeline_of(f"Failover, {kind}: {result.title}", fault, observed))

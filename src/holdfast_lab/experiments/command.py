@@ -33,7 +33,7 @@ BAR: Final = 24
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a subcommand."""
+    """Runs a subcommand."""
     commands = {"list": run_list, "run": run_run, "report": run_report, "compare": run_compare}
     try:
         return commands[args.lab_command](args)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_list(_: argparse.Namespace) -> int:
-    """Print the experiments and targets."""
+    """Prints the experiments and targets."""
     for name, experiment in EXPERIMENTS.items():
         print(f"{name}\n  {experiment.question}\n  from: {experiment.source}")
         print(f"  targets: {', '.join(experiment.targets)}")
@@ -54,7 +54,7 @@ def run_list(_: argparse.Namespace) -> int:
 
 
 def run_run(args: argparse.Namespace) -> int:
-    """Run experiments, and store each result as soon as it is there."""
+    """Runs experiments, and stores each result as soon as it is there."""
     chosen = list(EXPERIMENTS) if "all" in args.experiments else args.experiments
     unknown = [name for name in chosen if name not in EXPERIMENTS]
     if unknown:
@@ -146,7 +146,7 @@ class ProgressLine:
         self._shows = sys.stderr.isatty()
 
     def show(self, share: float, text: str) -> None:
-        """Show the share of this experiment that is done."""
+        """Shows the share of this experiment that is done."""
         if not self._shows:
             return
         whole = (self._place + share) / self._total
@@ -157,7 +157,7 @@ class ProgressLine:
         print(f"\r\x1b[K{bar} {self._name}: {text} {left}", end="", file=sys.stderr, flush=True)
 
     def end(self, result: Result) -> None:
-        """Print the result in a line or two."""
+        """Prints the result in a line or two."""
         if self._shows:
             print("\r\x1b[K", end="", file=sys.stderr)
         main = MAIN.get(result.experiment, ())
@@ -173,7 +173,7 @@ class ProgressLine:
 
 
 def run_report(args: argparse.Namespace) -> int:
-    """Draw a run as a page, and as Markdown."""
+    """Draws a run as a page, and as Markdown."""
     made = store.load(args.directory)
     if args.document is not None:
         document.keep(made, args.document)
@@ -231,7 +231,7 @@ def _draw_png(page: Path) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Print the figures of two runs side by side."""
+    """Prints the figures of two runs side by side."""
     rows = pages.comparison(store.load(args.before), store.load(args.after))
     if not rows:
         raise ResultError("the two runs have no figure in common")

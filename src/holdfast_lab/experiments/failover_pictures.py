@@ -83,7 +83,7 @@ def seconds_of(title: str, observed: Observed) -> Chart:
     lost = [observed.published[each] for each in observed.not_delivered()]
 
     def line(name: str, times_s: Iterable[float]) -> Series:
-        """Count the times in each second."""
+        """Counts the times in each second."""
         counts = Counter(int(each - start_s) for each in times_s)
         return Series(name, list(range(length)), [counts[second] for second in range(length)])
 

@@ -37,7 +37,7 @@ REPAIR_S: Final = 2.0
 
 
 async def run(target: Target, trial: Trial) -> Result:
-    """Measure the latency without a fault, then the silence after kills of the relay."""
+    """Measures the latency without a fault, then the silence after kills of the relay."""
     count = trial.choose(QUICK_MESSAGES, MESSAGES)
     rounds = trial.choose(QUICK_ROUNDS, ROUNDS)
     result = Result(
@@ -116,7 +116,7 @@ async def _undisturbed(
 async def _kill(
     target: Target, traffic: Traffic, log: ExperimentLog, number: int, is_last: bool
 ) -> float:
-    """Kill the relay once. Returns the silence of the far subscriber in seconds. A relay that
+    """Kills the relay once. Returns the silence of the far subscriber in seconds. A relay that
     another member replaces need not be there at the end."""
     far = list(traffic.observed.arrivals)[-1]
     if not await traffic.deliveries(far, SETTLED, SERVICE_S):

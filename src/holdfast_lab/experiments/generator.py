@@ -13,12 +13,12 @@ SHARES: Final = (*(number / 100 for number in range(1, 100)), 0.995, 0.999)
 
 
 async def play(target: Target, plan: LoadPlan) -> tuple[Outcomes, list[str]]:
-    """Run the plan. Returns the outcomes, and why they must not be trusted. Raises `LoadError`."""
+    """Runs the plan. Returns the outcomes, and why they must not be trusted. Raises `LoadError`."""
     servers = target.servers
     count = 0
 
     def connect(name: str, receive: object) -> Client:
-        """Make a client that begins with the next node."""
+        """Makes a client that begins with the next node."""
         nonlocal count
         count += 1
         # The clients are spread over the nodes.
@@ -40,7 +40,7 @@ async def play(target: Target, plan: LoadPlan) -> tuple[Outcomes, list[str]]:
 
 
 def _ignore(message: Message) -> None:
-    """Take a message and do nothing."""
+    """Takes a message and does nothing."""
 
 
 def distribution(name: str, latencies: Latencies) -> Series:

@@ -27,7 +27,7 @@ QUICK_CLIENTS_MAX: Final = 1000
 
 
 async def run(target: Target, trial: Trial) -> Result:
-    """Measure each number of clients."""
+    """Measures each number of clients."""
     duration_s = trial.choose(QUICK_S, DURATION_S)
     warm_up_s = trial.choose(QUICK_WARM_UP_S, WARM_UP_S)
     result = Result(

@@ -23,7 +23,7 @@ DEAD_S: Final = 1.0
 
 
 async def run(target: Target, trial: Trial) -> Result:
-    """Send the messages and count those that arrive."""
+    """Sends the messages and counts those that arrive."""
     interval_s = QUICK_INTERVAL_S if trial.is_quick else INTERVAL_S
     result = Result(
         "packet-loss", target.name, target.title, target.version(),

@@ -35,7 +35,7 @@ VARIANTS: Final[dict[str, tuple[int, int, str]]] = {
 
 
 async def run(target: Target, trial: Trial) -> Result:
-    """Measure every variant in every round."""
+    """Measures every variant in every round."""
     rounds, count = trial.choose(QUICK_ROUNDS, ROUNDS), trial.choose(QUICK_MESSAGES, MESSAGES)
     result = Result(
         "publish-queue", target.name, target.title, target.version(),

@@ -30,7 +30,7 @@ FAR: Final = f"at-{LONELY}"
 
 
 async def run(target: Target, trial: Trial) -> Result:
-    """Fail the manager, then both neighbours of member 8, by a kill and by silence."""
+    """Fails the manager, then both neighbours of member 8, by a kill and by silence."""
     rounds = trial.choose(1, ROUNDS)
     result = Result(
         "repair", target.name, target.title, target.version(),
@@ -112,7 +112,7 @@ class Round:
         return silence_s
 
     async def heal(self) -> None:
-        """Start again what failed. The members that failed need not be there at the end."""
+        """Starts again what failed. The members that failed need not be there at the end."""
         await asyncio.to_thread(self._target.heal)
         self._log.write("fault_healed", fault=self._number)
 

@@ -26,7 +26,7 @@ DUMP_S: Final = 120.0
 
 
 async def run(target: Target, trial: Trial) -> Result:
-    """Kill leaders while two publishers write, then compare the logs of the nodes."""
+    """Kills leaders while two publishers write, then compares the logs of the nodes."""
     kills = trial.choose(QUICK_KILLS, KILLS)
     result = Result(
         "replication", target.name, target.title, target.version(),

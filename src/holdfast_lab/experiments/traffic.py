@@ -50,12 +50,12 @@ def new_client(
     """
 
     def connected(session_present: bool, server: object) -> None:
-        """Record a connection."""
+        """Records a connection."""
         log.write("connected", client=name)
         on_change(True)
 
     def disconnected(error: object) -> None:
-        """Record the end of a connection."""
+        """Records the end of a connection."""
         log.write("disconnected", client=name)
         on_change(False)
 
@@ -96,7 +96,7 @@ class ObservedDeliveries:
     newest: int = 0
 
     def take(self, sequence: int) -> None:
-        """Count a delivery."""
+        """Counts a delivery."""
         if sequence in self.delivered:
             self.repeated += 1
         else:
@@ -268,7 +268,7 @@ class Traffic:
             log.write("subscribed", client=name)
 
     async def _probe(self) -> None:
-        """Publish messages that do not count until each subscriber has one."""
+        """Publishes messages that do not count until each subscriber has one."""
         while not all(each.probes for each in self.observed.arrivals.values()):
             await (await self._publisher.submit(self.topic, payload_of(0, self._tag), qos=1))
             with contextlib.suppress(TimeoutError):
@@ -306,7 +306,7 @@ class Traffic:
         self.observed.links.append((time.monotonic(), name, is_connected))
 
     def _sent(self, is_sent: bool, packet: object) -> None:
-        """Record each PUBLISH that leaves the publisher, repetitions too."""
+        """Records each PUBLISH that leaves the publisher, repetitions too."""
         if is_sent and isinstance(packet, Publish) and int(packet.payload[:8]):
             self._log.write(
                 "published", publisher=PUBLISHER, topic=self.topic, qos=1,
@@ -340,12 +340,12 @@ class Traffic:
             )  # fmt: skip
 
     async def deliveries(self, name: str, count: int, timeout_s: float) -> bool:
-        """Wait for so many more deliveries to a subscriber. Returns whether they came in time."""
+        """Waits for so many more deliveries to a subscriber. Returns whether they came in time."""
         delivered = self.observed.arrivals[name].delivered
         return await self._wait_for(lambda: len(delivered), count, timeout_s)
 
     async def confirmations(self, count: int, timeout_s: float) -> bool:
-        """Wait for so many more confirmations. Returns whether they came in time."""
+        """Waits for so many more confirmations. Returns whether they came in time."""
         return await self._wait_for(lambda: len(self.observed.confirmed), count, timeout_s)
 
     async def _wait_for(self, number: Callable[[], int], count: int, timeout_s: float) -> bool:
@@ -359,7 +359,7 @@ class Traffic:
         return False
 
     async def finish(self, drain_s: float | None = None) -> Observed:
-        """Publish no more, and wait for the rest, at most `drain_s` (else `DRAIN_S`) without any
+        """Publishes no more, and waits for the rest, at most `drain_s` (else `DRAIN_S`) without any
         progress. Raises the error that has ended a client."""
         drain_s = DRAIN_S if drain_s is None else drain_s
         observed = self.observed

@@ -32,7 +32,7 @@ not give, or that was not measured. The page is generated from the results in `{
 
 
 def document(run: LabRun, kept: str = "docs/experiments") -> str:
-    """Return the document of a run. `kept` is the directory of its results, for the command."""
+    """Returns the document of a run. `kept` is the directory of its results, for the command."""
     command = f"holdfast lab report {kept} --document docs/experiments.md"
     machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
     lines = [
@@ -95,7 +95,7 @@ def _experiment(name: str, results: list[Result]) -> list[str]:
 
 
 def keep(run: LabRun, page: Path) -> None:
-    """Write the document of a run, and its results without charts into the directory beside it."""
+    """Writes the document of a run, and its results without charts into the directory beside it."""
     directory = page.with_suffix("")
     directory.mkdir(exist_ok=True)
     for each in run.results:
@@ -106,6 +106,6 @@ def keep(run: LabRun, page: Path) -> None:
 
 
 def is_kept(page: Path) -> bool:
-    """Return whether a document is the one that its kept results make."""
+    """Returns whether a document is the one that its kept results make."""
     directory = page.with_suffix("")
     return (directory / FILE).exists() and page.read_text() == document(load(directory))

@@ -130,7 +130,7 @@ def fdatasync_ms(directory: Path, samples: int = 50) -> float:
 
 
 def save(run: LabRun, directory: Path) -> None:
-    """Write the run's file in place of an earlier one."""
+    """Writes the run's file in place of an earlier one."""
     path = directory / FILE
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")

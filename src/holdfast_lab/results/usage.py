@@ -71,6 +71,6 @@ class Usage:
             before_s, cpu_before, bytes_before = now_s, cpu_now, bytes_now
 
     async def stop(self) -> None:
-        """Take no more samples."""
+        """Takes no more samples."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -87,18 +87,18 @@ class ActiveMqPair(Target):
 
     @property
     def servers(self) -> list[str]:
-        """Return the addresses for clients."""
+        """Returns the addresses for clients."""
         return [f"127.0.0.1:{each.port}" for each in self._brokers]
 
     def start(self) -> None:
-        """Start both, one after the other. Raises `TargetError`."""
+        """Starts both, one after the other. Raises `TargetError`."""
         first, second = self._brokers
         first.start()
         wait_until(lambda: listens(first.port), [first], "the broker listens")
         second.start()
 
     def stop(self) -> None:
-        """Stop both and remove their files."""
+        """Stops both and removes their files."""
         for each in self._brokers:
             if each.is_running():
                 each.signal(signal.SIGKILL)
@@ -106,16 +106,16 @@ class ActiveMqPair(Target):
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         found = first_line(["dpkg-query", "-W", "-f", "${Package} ${Version}\n", "activemq"])
         return found.strip()
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         return [each.pid for each in self._brokers if each.is_running()]
 
     def inject(self, fault: Fault, topic: str) -> str:
-        """Inject a fault into the broker that serves. Returns its name."""
+        """Injects a fault into the broker that serves. Returns its name."""
         serving = next((each for each in self._brokers if listens(each.port)), None)
         if serving is None:
             raise TargetError("neither broker of the pair serves")
@@ -124,7 +124,7 @@ class ActiveMqPair(Target):
         return serving.name
 
     def heal(self) -> None:
-        """Start the former one again; it waits for the lock."""
+        """Starts the former one again; it waits for the lock."""
         broker, self._hurt = self._hurt, None
         if broker is not None:
             if not broker.wait(STOP_S):

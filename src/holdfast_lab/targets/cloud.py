@@ -63,7 +63,7 @@ FEDERATION_PORT: Final = 7883
 
 
 def delay_s(one: str, other: str) -> float:
-    """Return the time from one host to another, one way, in seconds."""
+    """Returns the time from one host to another, one way, in seconds."""
     if CLIENTS in (one, other):
         return 0.0
     here, there = _continent(one), _continent(other)
@@ -95,7 +95,7 @@ class CloudNode(HoldfastNode):
         return bool(self.status())
 
     def status(self, topic: str = "") -> Any:
-        """Return the status of its membership; empty if it does not reply."""
+        """Returns the status of its membership; empty if it does not reply."""
         with self.host.entered():
             return federation_status(self.admin_port, topic)
 
@@ -128,7 +128,7 @@ class ManagerProgram(Program):
             return False
 
     def request(self, method: str, path: str, body: object = None) -> Any:
-        """Return the data of a reply. Raises `TargetError`."""
+        """Returns the data of a reply. Raises `TargetError`."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/api/v1{path}", data, method=method)
         try:
@@ -170,7 +170,7 @@ class CloudTarget(FederatedTarget):
         return self.network.hosts[CLIENTS].entered()
 
     def start(self) -> None:
-        """Start the manager and all members, with 8 linked to 0 and 7. Raises `TargetError`."""
+        """Starts the manager and all members, with 8 linked to 0 and 7. Raises `TargetError`."""
         secret = self.directory / "secret"
         secret.write_text(f"{secrets.token_hex(32)}\n")
         secret.chmod(0o600)
@@ -191,29 +191,29 @@ class CloudTarget(FederatedTarget):
         self._complete()
 
     def stop(self) -> None:
-        """Stop all processes, their network, and remove their files."""
+        """Stops all processes, their network, and removes their files."""
         end([*self.members, self.manager])
         self.network.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         return first_line([*PROGRAM, "--version"])
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         return [each.pid for each in [*self.members, self.manager] if each.is_running()]
 
     def server(self, member: int) -> str:
-        """Return the address of a member's broker for clients."""
+        """Returns the address of a member's broker for clients."""
         return self.members[member].server
 
     def status(self, member: int, topic: str = "") -> Any:
-        """Return the status of a member; empty if it does not reply."""
+        """Returns the status of a member; empty if it does not reply."""
         return self.members[member].status(topic)
 
     def links(self) -> list[tuple[int, int]]:
-        """Return the links that the manager has decided, by the numbers of the members."""
+        """Returns the links that the manager has decided, by the numbers of the members."""
         number_of = {id: number for number, id in enumerate(self.ids)}
         found = self.manager.request("GET", "/topology")["links"]
         return sorted(
@@ -223,7 +223,7 @@ class CloudTarget(FederatedTarget):
         )
 
     def inject(self, fault: Fault, topic: str) -> str:
-        """Fail the manager, or members 0 and 7 at once. Returns who failed."""
+        """Fails the manager, or members 0 and 7 at once. Returns who failed."""
         self._last = fault
         if fault is Fault.MANAGER:
             self.manager.signal(signal.SIGKILL)
@@ -236,7 +236,7 @@ class CloudTarget(FederatedTarget):
         return "members 0 and 7"
 
     def await_relinked(self, timeout_s: float) -> list[int]:
-        """Wait until the manager has given member 8 living neighbours and it is linked to them.
+        """Waits until the manager has given member 8 living neighbours and it is linked to them.
 
         Returns these. Raises `TargetError` when that takes too long.
         """
@@ -250,7 +250,7 @@ class CloudTarget(FederatedTarget):
         raise TargetError(f"member 8 was not linked to living members within {timeout_s:g} s")
 
     def heal(self) -> None:
-        """Start again what failed, and link 8 to 0 and 7 again."""
+        """Starts again what failed, and links 8 to 0 and 7 again."""
         self.network.heal()
         failed: list[Program] = []
         if self._last is Fault.MANAGER:
@@ -270,7 +270,7 @@ class CloudTarget(FederatedTarget):
         self.members[member].start()
 
     def _complete(self) -> None:
-        """Wait until all members have joined, and link 8 to 0 and 7 and to no other."""
+        """Waits until all members have joined, and links 8 to 0 and 7 and to no other."""
         wait_until(self._is_joined, self.members, "all members have joined")
         self.ids = [
             int(self.status(number)["manager"]["id"]) for number in range(len(self.members))
@@ -293,7 +293,7 @@ class CloudTarget(FederatedTarget):
         self.manager.request("PUT", "/links", {"links": links})
 
     def _linked(self) -> set[int]:
-        """Return the members to which 8 has a usable link."""
+        """Returns the members to which 8 has a usable link."""
         numbers = {self.status(number).get("id"): number for number in range(len(self.members))}
         links = self.status(LONELY).get("links", [])
         return {numbers[link["id"]] for link in links if link["usable"] and link["id"] in numbers}

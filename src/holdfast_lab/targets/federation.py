@@ -37,13 +37,13 @@ MOSQUITTO_INFLIGHT: Final = 1000
 
 
 def id_of(member: int) -> str:
-    """Return the id of a member. The ids have the order of the numbers, so that of two ways of
+    """Returns the id of a member. The ids have the order of the numbers, so that of two ways of
     equal length the members take the one that the layout's tree has."""
     return f"{member + 1:032x}"
 
 
 def write_settings(file: Path, table: Mapping[str, str | int | list[str]]) -> None:
-    """Write a configuration file with a table [federation]. The scalars and lists of JSON are
+    """Writes a configuration file with a table [federation]. The scalars and lists of JSON are
     those of TOML."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     file.write_text("\n".join(["[federation]", *lines, ""]))
@@ -62,34 +62,34 @@ class FederatedTarget(Target):
 
     @property
     def servers(self) -> list[str]:
-        """Return the address of the publisher's member."""
+        """Returns the address of the publisher's member."""
         return [self.server(self.layout.publisher)]
 
     @abstractmethod
     def server(self, member: int) -> str:
-        """Return the address of a member's broker for clients."""
+        """Returns the address of a member's broker for clients."""
 
     def status(self, member: int, topic: str = "") -> Any:
-        """Return the status of a member; empty if it does not reply."""
+        """Returns the status of a member; empty if it does not reply."""
         return {}
 
     def copies(self) -> int | None:
-        """Return the messages that members sent to one another so far; None if nothing counts."""
+        """Returns the messages that members sent to one another so far; None if nothing counts."""
         counters = [self.status(member).get("counters") for member in range(self.layout.members)]
         return sum(each["data_copies"] for each in counters if each) if all(counters) else None
 
     def relay(self) -> int:
-        """Return the last member on the way to the far subscriber."""
+        """Returns the last member on the way to the far subscriber."""
         return path(self.layout.parents(), self.layout.subscribers[-1])[1]
 
     def inject(self, fault: Fault, topic: str) -> str:
-        """Kill the relay. Returns its name."""
+        """Kills the relay. Returns its name."""
         self._hurt = self.relay()
         self._kill(self._hurt)
         return f"member {self._hurt}"
 
     def heal(self) -> None:
-        """Start the killed member again."""
+        """Starts the killed member again."""
         if self._hurt >= 0:
             self._revive(self._hurt)
             self._hurt = -1
@@ -101,7 +101,7 @@ class FederatedTarget(Target):
     def _revive(self, member: int) -> None: ...
 
     def is_agreed(self) -> bool:
-        """Return whether all members know all, and have the links of the layout and no other."""
+        """Returns whether all members know all, and have the links of the layout and no other."""
         found = [self.status(member) for member in range(self.layout.members)]
         return all(
             each
@@ -124,7 +124,7 @@ class FederationTarget(FederatedTarget):
         self.members: list[HoldfastNode] = []
 
     def start(self) -> None:
-        """Start all members and wait until they are linked. Raises `TargetError`."""
+        """Starts all members and waits until they are linked. Raises `TargetError`."""
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(self.layout.members)]
         for number, address in enumerate(addresses):
             peers = [addresses[b] for a, b in self.layout.edges if a == number]
@@ -145,24 +145,24 @@ class FederationTarget(FederatedTarget):
         wait_until(self.is_agreed, self.members, "all members are linked and know all others")
 
     def stop(self) -> None:
-        """Stop all members and remove their files."""
+        """Stops all members and removes their files."""
         end(self.members)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         return first_line([*PROGRAM, "--version"])
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         return [each.pid for each in self.members if each.is_running()]
 
     def server(self, member: int) -> str:
-        """Return the address of a member's broker for clients."""
+        """Returns the address of a member's broker for clients."""
         return self.members[member].server
 
     def status(self, member: int, topic: str = "") -> Any:
-        """Return the status of a member; empty if it does not reply."""
+        """Returns the status of a member; empty if it does not reply."""
         return federation_status(self.members[member].admin_port, topic)
 
     def _kill(self, member: int) -> None:
@@ -186,21 +186,21 @@ class MosquittosTarget(FederatedTarget):
             self.brokers.append(Mosquitto(place, inflight_max=MOSQUITTO_INFLIGHT))
 
     def stop(self) -> None:
-        """Stop all brokers and remove their files."""
+        """Stops all brokers and removes their files."""
         for broker in self.brokers:
             broker.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         return self.brokers[0].version()
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         return [pid for broker in self.brokers for pid in broker.pids()]
 
     def server(self, member: int) -> str:
-        """Return the address of a member's broker for clients."""
+        """Returns the address of a member's broker for clients."""
         return self.brokers[member].servers[0]
 
     def _kill(self, member: int) -> None:
@@ -223,7 +223,7 @@ class SidecarsTarget(MosquittosTarget):
         self._admin_ports = [free_port() for _ in range(self.layout.members)]
 
     def start(self) -> None:
-        """Start all brokers, then the federators. Raises `TargetError`."""
+        """Starts all brokers, then the federators. Raises `TargetError`."""
         for broker in self.brokers:
             broker.start()
         addresses = [f"127.0.0.1:{free_port()}" for _ in self.brokers]
@@ -245,16 +245,16 @@ class SidecarsTarget(MosquittosTarget):
         wait_until(self._is_complete, self.sidecars, "all federators are linked and subscribed")
 
     def stop(self) -> None:
-        """Stop all processes and remove their files."""
+        """Stops all processes and removes their files."""
         end(self.sidecars)
         super().stop()
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         return [*super().pids(), *(each.pid for each in self.sidecars if each.is_running())]
 
     def status(self, member: int, topic: str = "") -> Any:
-        """Return the status of a federator; empty if it does not reply."""
+        """Returns the status of a federator; empty if it does not reply."""
         return federation_status(self._admin_ports[member], topic)
 
     def _is_complete(self) -> bool:
@@ -263,7 +263,7 @@ class SidecarsTarget(MosquittosTarget):
         )
 
     def _kill(self, member: int) -> None:
-        """Kill the federator and its broker, as a host that fails takes both."""
+        """Kills the federator and its broker, as a host that fails takes both."""
         self.sidecars[member].signal(signal.SIGKILL)
         super()._kill(member)
 
@@ -281,7 +281,7 @@ class BridgesTarget(MosquittosTarget):
     title = "Mosquitto, twelve with bridges"
 
     def start(self) -> None:
-        """Start all brokers. Raises `TargetError`."""
+        """Starts all brokers. Raises `TargetError`."""
         parents = self.layout.parents()
         for child, parent in sorted(parents.items()):
             address = self.brokers[child].servers[0]
@@ -295,7 +295,7 @@ class BridgesTarget(MosquittosTarget):
 
 
 def start_in_turn(programs: Sequence[Program]) -> None:
-    """Start programs a few at a time; each one listens before the next ones begin."""
+    """Starts programs a few at a time; each one listens before the next ones begin."""
     for first in range(0, len(programs), START_TOGETHER):
         together = programs[first : first + START_TOGETHER]
         for each in together:
@@ -305,7 +305,7 @@ def start_in_turn(programs: Sequence[Program]) -> None:
 
 
 def end(programs: Sequence[Program]) -> None:
-    """Stop programs at once, not one after the other. Nothing of theirs is read any more."""
+    """Stops programs at once, not one after the other. Nothing of theirs is read any more."""
     for each in programs:
         if each.is_running():
             each.signal(signal.SIGKILL)
@@ -314,7 +314,7 @@ def end(programs: Sequence[Program]) -> None:
 
 
 def federation_status(admin_port: int, topic: str) -> Any:
-    """Return the reply of an admin port about its federation; empty if there is none."""
+    """Returns the reply of an admin port about its federation; empty if there is none."""
     query = f"?topic={topic}" if topic else ""
     found = admin(admin_port, f"/api/v1/federation{query}")
     if not isinstance(found, dict) or "members" not in found:

@@ -14,7 +14,7 @@ Edges = list[tuple[int, int]]
 
 
 def edges_of(text: str) -> Edges:
-    """Return the links of a text such as "0-1 1-2". Raises ValueError if it is no such text."""
+    """Returns the links of a text such as "0-1 1-2". Raises ValueError if it is no such text."""
     return [(int(a), int(b)) for a, b in (edge.split("-") for edge in text.split())]
 
 
@@ -28,24 +28,24 @@ class Layout:
 
     @property
     def members(self) -> int:
-        """Return the number of members."""
+        """Returns the number of members."""
         return 1 + max(max(edge) for edge in self.edges)
 
     def parents(self) -> dict[int, int]:
-        """Return the shortest-path tree from the publisher, as the parent of each member."""
+        """Returns the shortest-path tree from the publisher, as the parent of each member."""
         return shortest_path_tree(self.edges, self.publisher)
 
     def hops(self, member: int) -> int:
-        """Return the links between the publisher and a member."""
+        """Returns the links between the publisher and a member."""
         return len(path(self.parents(), member)) - 1
 
     def copies_least(self) -> int:
-        """Return the least copies of a message: one for each link of the tree that leads to a
+        """Returns the least copies of a message: one for each link of the tree that leads to a
         subscriber."""
         return len(branches(self.parents(), self.subscribers))
 
     def degree(self, member: int) -> int:
-        """Return the number of links of a member."""
+        """Returns the number of links of a member."""
         return sum(member in edge for edge in self.edges)
 
 
@@ -53,7 +53,7 @@ LAN = Layout(tuple(edges_of(LAN_EDGES)), publisher=11, subscribers=(0, 5))
 
 
 def layout_of(text: str, publisher: int, subscribers: Iterable[int]) -> Layout:
-    """Return the layout of a text such as "0-1 1-2".
+    """Returns the layout of a text such as "0-1 1-2".
 
     Raises ValueError if it is no connected graph with these members.
     """
@@ -75,7 +75,7 @@ def layout_of(text: str, publisher: int, subscribers: Iterable[int]) -> Layout:
 
 
 def neighbours(edges: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """Return the neighbours of each member, in order."""
+    """Returns the neighbours of each member, in order."""
     found: dict[int, list[int]] = {}
     for one, other in edges:
         found.setdefault(one, []).append(other)
@@ -84,7 +84,7 @@ def neighbours(edges: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def shortest_path_tree(edges: Iterable[tuple[int, int]], root: int) -> dict[int, int]:
-    """Return the next member toward the root, for every other member.
+    """Returns the next member toward the root, for every other member.
 
     Of several neighbours it is the one that comes first by distance, then by number.
     """
@@ -101,7 +101,7 @@ def shortest_path_tree(edges: Iterable[tuple[int, int]], root: int) -> dict[int,
 
 
 def path(parents: Mapping[int, int], member: int) -> list[int]:
-    """Return the members from one to the root, both included."""
+    """Returns the members from one to the root, both included."""
     found = [member]
     while found[-1] in parents:
         found.append(parents[found[-1]])
@@ -109,5 +109,5 @@ def path(parents: Mapping[int, int], member: int) -> list[int]:
 
 
 def branches(parents: Mapping[int, int], members: Iterable[int]) -> set[tuple[int, int]]:
-    """Return the links of the tree, each as parent and child, that lead to one of `members`."""
+    """Returns the links of the tree, each as parent and child, that lead to one of `members`."""
     return {(parents[each], each) for member in members for each in path(parents, member)[:-1]}

@@ -81,25 +81,25 @@ class _Holdfast(Target):
 
     @property
     def servers(self) -> list[str]:
-        """Return the addresses for clients."""
+        """Returns the addresses for clients."""
         return [node.server for node in self.nodes]
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         return [node.pid for node in self.nodes if node.is_running()]
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         return first_line([*PROGRAM, "--version"])
 
     def stop(self) -> None:
-        """Stop it and remove its files."""
+        """Stops it and removes its files."""
         for node in self.nodes:
             node.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def inject(self, fault: Fault, topic: str) -> str:
-        """Inject a fault into the node that serves the topic. Returns its name."""
+        """Injects a fault into the node that serves the topic. Returns its name."""
         self._hurt = node = self._serving(topic)
         self._is_paused = fault is Fault.PAUSE
         self._end(node, fault)
@@ -112,7 +112,7 @@ class _Holdfast(Target):
         node.signal(SIGNALS[fault])
 
     def heal(self) -> None:
-        """Make it complete again."""
+        """Makes it complete again."""
         node, self._hurt = self._hurt, None
         if node is None:
             return
@@ -123,7 +123,7 @@ class _Holdfast(Target):
         self._wait_complete()
 
     def _let_end(self, node: HoldfastNode) -> None:
-        """Wait for the end of a node that is about to end."""
+        """Waits for the end of a node that is about to end."""
 
     def _wait_complete(self) -> None:
         raise NotImplementedError
@@ -137,7 +137,7 @@ class SingleTarget(_Holdfast):
     promise = "on disk, after fdatasync"
 
     def start(self) -> None:
-        """Start it and wait until it serves. Raises `TargetError`."""
+        """Starts it and waits until it serves. Raises `TargetError`."""
         self.nodes = [HoldfastNode("one", self.directory, self.directory / "data")]
         self.nodes[0].start()
         self._wait_complete()
@@ -168,7 +168,7 @@ class PairTarget(_Holdfast):
         self.program = program
 
     def start(self) -> None:
-        """Start it and wait until it serves. Raises `TargetError`."""
+        """Starts it and waits until it serves. Raises `TargetError`."""
         file = self.directory / "pair.toml"
         # The log of this form has milliseconds.
         file.write_text('[logging]\nformat = "json"\n')
@@ -184,7 +184,7 @@ class PairTarget(_Holdfast):
         self._wait_complete()
 
     def stop(self) -> None:
-        """Stop it and remove its files. The standby ends first, or else it would take over."""
+        """Stops it and removes its files. The standby ends first, or else it would take over."""
         self.nodes.sort(key=lambda node: node.role() == "holder")
         super().stop()
 
@@ -258,7 +258,7 @@ class ClusterTarget(_Holdfast):
     survives_faults = True
 
     def start(self) -> None:
-        """Start it and wait until it serves. Raises `TargetError`."""
+        """Starts it and waits until it serves. Raises `TargetError`."""
         secret = self.directory / "secret"
         secret.write_text(f"{secrets.token_hex(32)}\n")
         secret.chmod(0o600)

@@ -49,11 +49,11 @@ class Mosquitto(Target):
 
     @property
     def servers(self) -> list[str]:
-        """Return the addresses for clients."""
+        """Returns the addresses for clients."""
         return [f"127.0.0.1:{self._port}"]
 
     def start(self) -> None:
-        """Start it and wait until it serves. Raises `TargetError`."""
+        """Starts it and waits until it serves. Raises `TargetError`."""
         path = program_path("mosquitto")
         configuration = self.directory / "mosquitto.conf"
         configuration.write_text(
@@ -67,22 +67,22 @@ class Mosquitto(Target):
         self._wait()
 
     def stop(self) -> None:
-        """Stop it and remove its files."""
+        """Stops it and removes its files."""
         if self._program is not None:
             self._program.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         return first_line([program_path("mosquitto"), "-h"])
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         program = self._program
         return [program.pid] if program is not None and program.is_running() else []
 
     def inject(self, fault: Fault, topic: str) -> str:
-        """Inject a fault into the node that serves the topic. Returns its name."""
+        """Injects a fault into the node that serves the topic. Returns its name."""
         assert self._program is not None
         if fault is Fault.PAUSE:
             self._program.signal(signal.SIGSTOP)
@@ -92,7 +92,7 @@ class Mosquitto(Target):
         return "mosquitto"
 
     def heal(self) -> None:
-        """Make it complete again."""
+        """Makes it complete again."""
         assert self._program is not None
         self._program.signal(signal.SIGCONT)
         if not self._program.is_running():

@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def missing() -> str:
-    """Return why there can be no namespaces here, or "" when there can."""
+    """Returns why there can be no namespaces here, or "" when there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "unshare", "nsenter", "setpriv"):
@@ -48,7 +48,7 @@ class Namespace:
         self.run("ip", "link", "set", "lo", "up")
 
     def close(self) -> None:
-        """End the namespace."""
+        """Ends the namespace."""
         os.close(self._handle)
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
@@ -57,7 +57,7 @@ class Namespace:
         self._holder.stdout.close()
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command inside.
+        """Returns the command line that runs a command inside.
 
         The command runs in the process that is started, without another one between. It is killed
         when the thread that started it ends.
@@ -66,14 +66,14 @@ class Namespace:
         return [*inside, "setpriv", "--pdeathsig", "KILL", "--", *command]
 
     def run(self, *command: str) -> None:
-        """Run a command inside. Raises OSError with its error text."""
+        """Runs a command inside. Raises OSError with its error text."""
         done = subprocess.run(self.command(command), capture_output=True, text=True, check=False)
         if done.returncode:
             raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Move the calling thread inside. A socket stays in the namespace in which it was made."""
+        """Moves the calling thread inside. A socket stays in the namespace in which it was made."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
             _setns(self._handle)
@@ -85,7 +85,7 @@ class Namespace:
             os.close(before)
 
     def make_socket(self) -> socket.socket:
-        """Return a TCP socket of this namespace."""
+        """Returns a TCP socket of this namespace."""
         with self.entered():
             return socket.socket()
 
@@ -138,7 +138,7 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """End all namespaces."""
+        """Ends all namespaces."""
         for host in self.hosts.values():
             host.close()
         self.hosts.clear()
@@ -149,13 +149,13 @@ class Network:
         self._router.run("ip", "rule", order, "iif", link, "to", address, "blackhole")
 
     def cut(self, source: str, target: str) -> None:
-        """Lose everything that `source` sends to `target` from now on."""
+        """Loses everything that `source` sends to `target` from now on."""
         if (source, target) not in self._cut:
             self._rule("add", source, target)
             self._cut.add((source, target))
 
     def part(self, ones: Sequence[str], others: Sequence[str]) -> None:
-        """Lose everything between the ones and the others, in both directions."""
+        """Loses everything between the ones and the others, in both directions."""
         for one in ones:
             for other in others:
                 if one != other:
@@ -163,7 +163,7 @@ class Network:
                     self.cut(other, one)
 
     def heal(self) -> None:
-        """Let everything pass again."""
+        """Lets everything pass again."""
         for source, target in sorted(self._cut):
             self._rule("delete", source, target)
         self._cut.clear()

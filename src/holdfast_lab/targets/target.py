@@ -77,11 +77,11 @@ class Target(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start it. Raises `TargetError`."""
+        """Starts it. Raises `TargetError`."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop all its processes and remove its files."""
+        """Stops all its processes and removes its files."""
 
     @abstractmethod
     def version(self) -> str:
@@ -96,7 +96,7 @@ class Target(ABC):
         return []
 
     def inject(self, fault: Fault, topic: str) -> str:
-        """Inject a fault into the node that serves the topic. Returns its name."""
+        """Injects a fault into the node that serves the topic. Returns its name."""
         raise TargetError(f"{self.name}: {fault} is not possible")
 
     def changes(self, since_s: float) -> list[Change]:
@@ -104,7 +104,7 @@ class Target(ABC):
         return []
 
     def heal(self) -> None:
-        """Make it complete again after `inject`. Raises `TargetError` if that takes too long."""
+        """Makes it complete again after `inject`. Raises `TargetError` if that takes too long."""
         raise TargetError(f"{self.name}: there is nothing to heal")
 
 
@@ -131,7 +131,7 @@ class Program:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the process. Raises `TargetError` if the program is not there."""
+        """Starts the process. Raises `TargetError` if the program is not there."""
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -157,13 +157,13 @@ class Program:
         return None if self._process is None else self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; a process that has ended meanwhile gets none."""
+        """Sends a signal; a process that has ended meanwhile gets none."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end. Returns whether it came in time."""
+        """Waits for its end. Returns whether it came in time."""
         assert self._process is not None
         try:
             self._process.wait(timeout_s)
@@ -172,7 +172,7 @@ class Program:
         return True
 
     def stop(self) -> None:
-        """Stop it in order, or else with SIGKILL; also when it is paused."""
+        """Stops it in order, or else with SIGKILL; also when it is paused."""
         if not self.is_running():
             return
         self.signal(signal.SIGTERM)
@@ -197,7 +197,7 @@ def _mortal() -> list[str]:
 
 
 def wait_until(condition: Callable[[], bool], programs: Sequence[Program], what: str) -> None:
-    """Wait for a condition. Raises `TargetError` with the ends of the logs if it does not come."""
+    """Waits for a condition. Raises `TargetError` with the ends of the logs if it does not come."""
     deadline = time.monotonic() + START_S
     while not condition():
         if time.monotonic() > deadline or not any(each.is_running() for each in programs):

@@ -30,7 +30,7 @@ one."""
 
 
 def missing() -> str:
-    """Return why there can be no such network here, or "" when there can."""
+    """Returns why there can be no such network here, or "" when there can."""
     if not os.access(DEVICE, os.R_OK | os.W_OK):
         return f"no access to {DEVICE}"
     return missing_namespaces()
@@ -52,7 +52,7 @@ class WideHost(Namespace):
         self.run("ip", "link", "set", "eth0", "up")
 
     def close(self) -> None:
-        """End the host."""
+        """Ends the host."""
         os.close(self.device)
         super().close()
 
@@ -84,7 +84,7 @@ class WideNetwork:
         self.close()
 
     def close(self) -> None:
-        """End the router and all hosts."""
+        """Ends the router and all hosts."""
         self._ended.set()
         self._router.join()
         self._close_hosts()
@@ -95,14 +95,14 @@ class WideNetwork:
         self.hosts.clear()
 
     def isolate(self, names: Sequence[str]) -> None:
-        """Lose everything between these hosts and all others, in both directions."""
+        """Loses everything between these hosts and all others, in both directions."""
         inside = {self.hosts[name].number for name in names}
         outside = {host.number for host in self.hosts.values()} - inside
         pairs = {(one, other) for one in inside for other in outside}
         self._lost = pairs | {(other, one) for one, other in pairs}
 
     def heal(self) -> None:
-        """Let everything pass again."""
+        """Lets everything pass again."""
         self._lost = set()
 
     def _route(self) -> None:
@@ -137,7 +137,7 @@ class WideNetwork:
 
 
 def _packets(device: int) -> list[bytes]:
-    """Return the IPv4 packets that a device has now."""
+    """Returns the IPv4 packets that a device has now."""
     found: list[bytes] = []
     try:
         while len(found) < 64:

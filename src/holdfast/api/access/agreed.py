@@ -66,8 +66,8 @@ class AgreedAccess:
         self._agreement.on_change = call
 
     async def change(self, make: Change[T]) -> T:
-        """Make a change, agree on it, and put it in force here. Raises `AccessError` if it is not
-        allowed, and `ApiRefusal` (503) if nothing can be agreed."""
+        """Makes a change, agrees on it, and puts it in force here. Raises `AccessError` if it is
+        not allowed, and `ApiRefusal` (503) if nothing can be agreed."""
         async with self._lock:
             older = self._agreement.older_nodes()
             if older and self._agreement.current() is None:
@@ -79,7 +79,7 @@ class AgreedAccess:
             return await self._agree(make)
 
     async def follow(self) -> None:
-        """Put the agreed users and tokens in force, and propose what was changed in this node's
+        """Puts the agreed users and tokens in force, and proposes what was changed in this node's
         file. Called whenever one of the two may have changed."""
         async with self._lock:
             try:

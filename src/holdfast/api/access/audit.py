@@ -129,7 +129,7 @@ class AuditLog:
         self._early: list[AuditEntry] = []
 
     async def append(self, call: Call, status: int, error: str) -> None:
-        """Record a change. A record that cannot be stored has an error in the process's log, and
+        """Records a change. A record that cannot be stored has an error in the process's log, and
         the change stays."""
         broker = self._find_broker()
         entry = AuditEntry(
@@ -160,7 +160,7 @@ class AuditLog:
             logger.warning("audit_not_recorded path=%r error='no log here'", entry.path)
 
     def serve(self, broker: Broker) -> None:
-        """Record also the commands of the broker's clients, and what waited for it."""
+        """Records also the commands of the broker's clients, and what waited for it."""
         broker.record_changes = self.record_changes
         early, self._early = self._early, []
         for entry in early:
@@ -168,7 +168,7 @@ class AuditLog:
         self._start(self._record(broker, early))
 
     def record_changes(self, changes: list[SecurityChange], done: Callable[[], None]) -> None:
-        """Record the commands of clients, and call `done`: after `WAIT_S` also without a commit."""
+        """Records clients' commands, and calls `done`: after `WAIT_S` also without a commit."""
         self._start(self._record_changes(changes, done))
 
     def _start(self, recording: Coroutine[None, None, None]) -> None:
@@ -188,7 +188,7 @@ class AuditLog:
         done()
 
     async def _record(self, broker: Broker, entries: list[AuditEntry]) -> None:
-        """Append records, and wait for their commit."""
+        """Appends records, and waits for their commit."""
         stored = await asyncio.gather(*(self._store(broker, each) for each in entries))
         positions: list[Position] = []
         for entry, (record, failure) in zip(entries, stored, strict=True):
@@ -206,7 +206,7 @@ class AuditLog:
                 logger.error("audit_index_not_written path=%r error=%r", self._path, str(error))
 
     async def _store(self, broker: Broker, entry: AuditEntry) -> tuple[Record, str]:
-        """Append the record and wait for its commit. Returns the reason of a failure, or ""."""
+        """Appends the record and waits for its commit. Returns the reason of a failure, or ""."""
         done: asyncio.Future[str] = broker.loop.create_future()
         broker.touch()
         state = broker.node.state
@@ -266,7 +266,7 @@ class AuditLog:
         return self._positions
 
     def _note(self, added: list[Position]) -> None:
-        """Add positions. Runs in a thread, under the lock."""
+        """Adds positions. Runs in a thread, under the lock."""
         positions = self._read()
         for position in added:
             # The records of two requests may be committed in another order than they were appended.

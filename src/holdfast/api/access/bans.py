@@ -248,7 +248,7 @@ class BanRoutes:
         return row
 
     async def _make_room(self) -> None:
-        """Drop the bans that have ended, if there is no room for one more. Raises `ApiRefusal`."""
+        """Drops the bans that have ended, if there is no room for one more. Raises `ApiRefusal`."""
         bans = self._view.state.bans
         if len(bans) < BANS_MAX:
             return
@@ -298,7 +298,7 @@ class BanRoutes:
         return LiftedLockout(self._view.node_id, is_lifted)
 
     async def _recorded(self, change: Callable[[Callable[[str], None]], None]) -> None:
-        """Append a record and wait for its commit. Raises `ApiRefusal` (503)."""
+        """Appends a record and waits for its commit. Raises `ApiRefusal` (503)."""
         broker = self._view.broker
         done: asyncio.Future[str] = broker.loop.create_future()
 

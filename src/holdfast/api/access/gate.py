@@ -159,7 +159,7 @@ class CredentialGate(AccessGate):
         await self._audit.append(call, status, error)
 
     async def watch(self) -> None:
-        """Read the file of users again whenever it changes, and follow what the nodes of the
+        """Reads the file of users again whenever it changes, and follows what the nodes of the
         cluster agree on, until cancelled."""
         changed = asyncio.Event()
         if self.agreed is not None:
@@ -178,7 +178,7 @@ class CredentialGate(AccessGate):
                 await self.agreed.follow()
 
     def close(self) -> None:
-        """Write the times of last use. Called in a thread, at the end."""
+        """Writes the times of last use. Called in a thread, at the end."""
         try:
             self.credentials.save_uses(at_once=True)
         except AccessError as error:

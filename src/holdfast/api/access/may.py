@@ -181,7 +181,7 @@ def _sentence(question: MayQuestion, rights: KnownRights, verdict: str, reason: 
 
 
 def _check(action: str, topic: str) -> None:
-    """Raise `ApiRefusal` (400) unless it is a valid topic, or filter of a subscription."""
+    """Raises `ApiRefusal` (400) unless it is a valid topic, or filter of a subscription."""
     try:
         if action == PUBLISH:
             decode_topic(topic.encode())

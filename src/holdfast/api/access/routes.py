@@ -142,12 +142,12 @@ class AccessRoutes:
         self._everywhere: Everywhere | None = None
 
     def share(self, everywhere: Everywhere) -> None:
-        """Answer the questions of the other nodes about this node's audit, and ask them."""
+        """Answers the questions of the other nodes about this node's audit, and asks them."""
         self._everywhere = everywhere
         everywhere.offer("audit", AuditQuestion, self._audit.page)
 
     def close(self) -> None:
-        """End the thread that hashes passwords."""
+        """Ends the thread that hashes passwords."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> list[Endpoint]:
@@ -198,7 +198,7 @@ class AccessRoutes:
         return self._logged_in(WhoView(f"user {login.user}", user.role), secret, call)
 
     async def _login_by_token(self, login: Login, call: Call) -> Response:
-        """Exchange a token for a session, so that a page need not keep the token."""
+        """Exchanges a token for a session, so that a page need not keep the token."""
         if login.user or login.password:
             raise bad_request("give user and password, or token")
         credentials, remote = self._credentials, call.caller.remote
@@ -276,7 +276,7 @@ class AccessRoutes:
         await self._change(changes.remove_user(name))
 
     def _check_own(self, name: str) -> None:
-        """Refuse the change of a user or token of the configuration. Raises `ApiRefusal` (409)."""
+        """Refuses the change of a user or token of the configuration. Raises `ApiRefusal` (409)."""
         given = self._credentials.given
         if name in given.users or name in given.tokens:
             raise ApiRefusal(409, f"{name!r} is in the file of admin.access_file: change it there")
@@ -346,7 +346,7 @@ class AccessRoutes:
             raise bad_request(str(error)) from None
 
     async def _change(self, make: Change[T]) -> T:
-        """Carry out a change. Raises `ApiRefusal` (409, 503)."""
+        """Carries out a change. Raises `ApiRefusal` (409, 503)."""
         credentials, agreed = self._credentials, self._gate.agreed
         try:
             make = changes.kept_admin(make, time.time(), credentials.given)
@@ -357,7 +357,7 @@ class AccessRoutes:
             raise ApiRefusal(409, str(error)) from None
 
     async def _in_thread(self, work: Any, *arguments: str) -> str:
-        """Hash in the thread. Raises `ApiRefusal` (429) when too many wait."""
+        """Hashes in the thread. Raises `ApiRefusal` (429) when too many wait."""
         if self._hashes >= HASHES_MAX:
             raise ApiRefusal(429, "too many passwords are checked: try again", {"Retry-After": "1"})
         self._hashes += 1
@@ -386,8 +386,8 @@ def _check_role(role: str) -> None:
 
 
 def _set_cookie(response: Response, secret: str, age_s: float, call: Call) -> None:
-    """Set the cookie of the session, or remove it. Scripts cannot read it, and the browser sends it
-    with requests of this port's own pages only."""
+    """Sets the cookie of the session, or removes it. Scripts cannot read it, and the browser sends
+    it with requests of this port's own pages only."""
     response.set_cookie(
         COOKIE,
         secret,

@@ -107,7 +107,7 @@ class ClientRoutes:
         ]  # fmt: skip
 
     async def run(self) -> None:
-        """Balance the clients without a command, if the setting says so."""
+        """Balances the clients without a command, if the setting says so."""
         while True:
             await asyncio.sleep(CHECK_S)
             try:
@@ -152,7 +152,7 @@ class ClientRoutes:
         return found
 
     async def _carry_out(self, shares: list[ClientShare], per_s: float) -> None:
-        """Tell each node above its share how many clients it keeps; with 0 clients a second every
+        """Tells each node above its share how many clients it keeps; with 0 clients a second every
         node to stop."""
         ranked = sorted(shares, key=lambda each: each.clients - each.share)
         below = [each.node for each in ranked if each.clients < each.share]

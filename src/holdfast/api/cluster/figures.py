@@ -63,13 +63,13 @@ class FigureRecorder:
         self._published = self._refused = 0
 
     async def run(self) -> None:
-        """Take the figures again and again, until cancelled."""
+        """Takes the figures again and again, until cancelled."""
         while True:
             self.take(time.monotonic())
             await asyncio.sleep(INTERVAL_S)
 
     def take(self, now: float) -> None:
-        """Take the figures since the last time."""
+        """Takes the figures since the last time."""
         broker, cluster = self._server.broker, self._server.cluster
         if broker is None or cluster is None:
             return

@@ -120,7 +120,7 @@ class NodeFigureRoutes:
 
 
 def storage_of(server: ServedProcess, broker: Broker) -> NodeStorage:
-    """Return the log on the disk of this node, and when the disk is full."""
+    """Returns the log on the disk of this node, and when the disk is full."""
     config, state = server.config, broker.node.state
     segments = [each for each in state.journal.segments if each.head.records]
     oldest_us = min((each.head.first_timestamp_us for each in segments), default=0)

@@ -282,7 +282,7 @@ def _positions(after: str, partitions: int, generation: int) -> list[int]:
 
 
 def _check_kept(given: list[int], first: list[int], kept: list[int], chosen: int | None) -> None:
-    """Raise `ApiRefusal` (410) if retention has removed records that a cursor continues with.
+    """Raises `ApiRefusal` (410) if retention has removed records that a cursor continues with.
 
     `first` is where each partition begins for this request, `kept` where the log begins. Records
     that the request does not choose are no loss: those of other partitions, or before `from_us`,

@@ -51,7 +51,7 @@ class TopicScan:
         return self._history.is_done() or self._history.searched <= self._first
 
     def step(self) -> None:
-        """Read some messages that are found, or search one more segment."""
+        """Reads some messages that are found, or searches one more segment."""
         offsets = self._history.offsets
         if self._at >= len(offsets):
             self._segments += 1

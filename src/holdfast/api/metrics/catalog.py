@@ -24,7 +24,7 @@ class Declared(NamedTuple):
     help: str
 
     def exposed(self, name: str) -> str:
-        """Return the name in a scrape."""
+        """Returns the name in a scrape."""
         full = name if name.startswith("process_") else PREFIX + name
         return f"{full}_total" if self.kind == COUNTER else full
 
@@ -283,7 +283,7 @@ METRICS: Final[dict[str, Declared]] = {
 
 
 def counter(name: str) -> CounterMetricFamily:
-    """Return an empty family of a declared counter."""
+    """Returns an empty family of a declared counter."""
     declared = METRICS[name]
     assert declared.kind == COUNTER
     exposed = declared.exposed(name).removesuffix("_total")
@@ -291,14 +291,14 @@ def counter(name: str) -> CounterMetricFamily:
 
 
 def gauge(name: str) -> GaugeMetricFamily:
-    """Return an empty family of a declared gauge."""
+    """Returns an empty family of a declared gauge."""
     declared = METRICS[name]
     assert declared.kind == GAUGE
     return GaugeMetricFamily(declared.exposed(name), declared.help, labels=declared.labels)
 
 
 def histogram(name: str) -> HistogramMetricFamily:
-    """Return an empty family of a declared histogram."""
+    """Returns an empty family of a declared histogram."""
     declared = METRICS[name]
     assert declared.kind == HISTOGRAM
     return HistogramMetricFamily(declared.exposed(name), declared.help, labels=declared.labels)

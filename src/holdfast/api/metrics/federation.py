@@ -94,7 +94,7 @@ def _as_float(value: object) -> float:
 
 
 def _counter(name: str, values: Mapping[str, object]) -> CounterMetricFamily:
-    """Return a counter with its values, by the value of its only label, or without one."""
+    """Returns a counter with its values, by the value of its only label, or without one."""
     declared = METRICS[f"federation_{name}"]
     family = counter(f"federation_{name}")
     for key, value in values.items():

@@ -194,7 +194,7 @@ class ReadinessCollector(Collector):
 
 
 def registry_for(server: ServedProcess, census: Census) -> CollectorRegistry:
-    """Return the collectors of a broker's process."""
+    """Returns the collectors of a broker's process."""
     # Without auto_describe a registration would collect everything once.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ProcessCollector(server))

@@ -21,7 +21,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def process_values() -> dict[str, float]:
-    """Return the process's metrics by name. Empty without /proc."""
+    """Returns the process's metrics by name. Empty without /proc."""
     try:
         # The name of the program, in brackets, may contain blanks.
         fields = (_PROC / "stat").read_text().rpartition(")")[2].split()
@@ -47,7 +47,7 @@ def process_values() -> dict[str, float]:
 
 
 def _form() -> str:
-    """Return whether the hot modules are compiled."""
+    """Returns whether the hot modules are compiled."""
     return "interpreted" if (record.__file__ or "").endswith(".py") else "compiled"
 
 

@@ -27,7 +27,7 @@ class _Collected:
 
 
 async def render(registry: CollectorRegistry, accepted: str) -> Scrape:
-    """Return all metrics in a form that the client accepts, by the Accept header of its request.
+    """Returns all metrics in a form that the client accepts, by the Accept header of its request.
 
     Only the collection belongs to the event loop. The text of some hundred partitions takes longer
     than a turn may, so a thread makes it.

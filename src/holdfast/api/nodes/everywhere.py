@@ -32,18 +32,18 @@ class Everywhere:
         self._views: dict[str, tuple[msgspec.json.Decoder[Any], View]] = {}
 
     def connect(self) -> None:
-        """Answer the questions of the other nodes from now on."""
+        """Answers the questions of the other nodes from now on."""
         if self._server.cluster is not None:
             self._server.cluster.questions.answer = self._answer
 
     def offer(self, name: str, kind: type[P], view: Callable[[P], Awaitable[object]]) -> None:
-        """Answer the question `name`, whose parameters are a `kind`, with a view."""
+        """Answers the question `name`, whose parameters are a `kind`, with a view."""
         self._views[name] = msgspec.json.Decoder(kind), view
 
     async def ask(
         self, node: str, name: str, parameters: Struct, kind: type[R], timeout_s: float = TIMEOUT_S
     ) -> R:
-        """Return the answer of one other node. Raises `ApiRefusal` (503) without one."""
+        """Returns the answer of one other node. Raises `ApiRefusal` (503) without one."""
         try:
             questions = cluster_of(self._server).questions
             body = await questions.ask(node, name, _encode(parameters), timeout_s)
@@ -54,7 +54,7 @@ class Everywhere:
     async def ask_others(
         self, name: str, parameters: Struct, kind: type[R], timeout_s: float = TIMEOUT_S
     ) -> tuple[list[R], list[AbsentNode]]:
-        """Return the answers of the other nodes, and the nodes without one."""
+        """Returns the answers of the other nodes, and the nodes without one."""
         nodes = self._others()
         missing = [AbsentNode(node, reason) for node, reason in nodes.items() if reason]
         asked = [node for node, reason in nodes.items() if not reason]
@@ -81,7 +81,7 @@ class Everywhere:
         return {} if cluster is None else cluster.other_nodes()
 
     async def _answer(self, name: str, parameters: Raw) -> bytes:
-        """Answer a question of another node. Raises `NoPeerAnswer`."""
+        """Answers a question of another node. Raises `NoPeerAnswer`."""
         found = self._views.get(name)
         if found is None:
             raise NoPeerAnswer(f"its version does not answer the question {name[:40]!r}")

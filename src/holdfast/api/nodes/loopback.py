@@ -112,7 +112,7 @@ class LoopbackClient:
     async def publish(
         self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes = b""
     ) -> int:
-        """Publish a message and return the reason code of its acknowledgement; 0 at QoS 0.
+        """Publishes a message and returns the reason code of its acknowledgement; 0 at QoS 0.
 
         Raises `LoopbackRefusal` if it is refused, or cannot be encoded.
         """

@@ -99,7 +99,7 @@ class PipelineReports:
         return [reports[name] for name in sorted(reports)]
 
     def keep(self, stored: StoredReport) -> None:
-        """Replace the report of a pipeline. Raises `OSError`; then memory has it all the same."""
+        """Replaces the report of a pipeline. Raises `OSError`; then memory has it all the same."""
         reports = self._loaded()
         reports[stored.name] = stored
         if len(reports) > PIPELINES_MAX:
@@ -112,7 +112,7 @@ class PipelineReports:
         os.replace(part, path)
 
     def forget(self, name: str) -> bool:
-        """Remove the report of a pipeline. False: there was none."""
+        """Removes the report of a pipeline. False: there was none."""
         was_there = self._loaded().pop(name, None) is not None
         (self._folder / (name + SUFFIX)).unlink(missing_ok=True)
         return was_there

@@ -66,7 +66,7 @@ class EventReader:
         self.is_slow = False
 
     def put(self, batch: EventBatch) -> None:
-        """Queue a batch, or end the stream of a reader that does not keep up."""
+        """Queues a batch, or ends the stream of a reader that does not keep up."""
         if self.is_slow:
             return
         if self.waiting.qsize() < QUEUE_MAX:
@@ -144,7 +144,7 @@ class EventFeed:
             self._asking = watched(self._ask())
 
     async def _gather(self) -> None:
-        """Gather until nobody watches."""
+        """Gathers until nobody watches."""
         try:
             with suppress(ApiRefusal):
                 loop = self._node.broker.loop
@@ -161,7 +161,7 @@ class EventFeed:
             self._gathering = None
 
     async def _ask(self) -> None:
-        """Ask the other nodes until nobody reads here."""
+        """Asks the other nodes until nobody reads here."""
         try:
             while self._readers:
                 for node in self._everywhere.others():

@@ -155,7 +155,7 @@ class GroupRoutes:
         return group
 
     async def _store(self, name: str, payloads: dict[int, bytes]) -> None:
-        """Store the payload of each partition's topic, and return once all are committed and
+        """Stores the payload of each partition's topic, and returns once all are committed and
         applied here. Raises `ApiRefusal` (503)."""
         state = self._node.state
         if state.disk_full:
@@ -177,7 +177,7 @@ class GroupRoutes:
                 raise ApiRefusal(503, "the retained store is full, see limits.retained_bytes")
 
     def _append(self, state: NodeState, topic: str, payload: bytes) -> "asyncio.Future[str]":
-        """Append a record. The future gets "" once it is committed, or the reason of a refusal."""
+        """Appends a record. The future gets "" once it is committed, or the reason of a refusal."""
         raw = topic.encode()
         record = Record(
             partition_of(raw, state.config.partitions),
@@ -227,7 +227,7 @@ def _add(found: dict[str, list[CommittedOffset]], topic: str, message: Message) 
 
 
 def _check_room(groups: dict[str, list[CommittedOffset]], caller: Caller) -> None:
-    """Raise `ApiRefusal` (409) unless the caller may begin a group. A group belongs to those who
+    """Raises `ApiRefusal` (409) unless the caller may begin a group. A group belongs to those who
     committed its present offsets."""
     left = GROUPS_MAX - len(groups)
     if left <= 0:

@@ -189,12 +189,12 @@ class LiveChoice:
         self._clients = set() if client is None else {client}
 
     def note_client(self, client: str, remote: str) -> None:
-        """Note the client of a connection, with its address."""
+        """Notes the client of a connection, with its address."""
         if self._address is not None and remote.startswith(self._address):
             self._clients.add(client)
 
     def connected(self, sessions: list[Session]) -> Iterator[None]:
-        """Note the clients that are connected, some at a time. It empties the list."""
+        """Notes the clients that are connected, some at a time. It empties the list."""
         while sessions:
             for _ in range(min(ITEMS, len(sessions))):
                 session = sessions.pop()

@@ -262,7 +262,7 @@ class MessageRoutes:
         return done
 
     async def _restore_one(self, client: LoopbackClient, place: RecordPlace) -> str:
-        """Restore one message. Returns the reason if that is impossible."""
+        """Restores one message. Returns the reason if that is impossible."""
         if self._node.state.retained.get(place.topic) is not None:
             return "a message is retained there now"
         record = await self._record(place)

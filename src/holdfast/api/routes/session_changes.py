@@ -81,7 +81,7 @@ class SessionChanges:
         self._everywhere = everywhere
 
     def disconnect(self, client: str, text: str) -> None:
-        """Disconnect a client of this node. Raises `ApiRefusal` (404)."""
+        """Disconnects a client of this node. Raises `ApiRefusal` (404)."""
         view = self._view
         session = view.state.sessions.get(client)
         view.broker.touch()
@@ -91,7 +91,7 @@ class SessionChanges:
             raise ApiRefusal(404, f"client {shown(client)} is not connected any more")
 
     async def end(self, row: SessionRow) -> None:
-        """End a session: a clean start under its client id, and a disconnect. Raises `ApiRefusal`.
+        """Ends a session: a clean start under its client id, and a disconnect. Raises `ApiRefusal`.
 
         A takeover works wherever the session is, and its will is published as MQTT says.
         """
@@ -104,7 +104,7 @@ class SessionChanges:
             raise ApiRefusal(409, f"the session was not ended: {error}") from None
 
     async def move(self, found: SessionDetail, plan: MovePlan) -> Moved:
-        """Move a durable session. Its client is disconnected first. Raises `ApiRefusal`."""
+        """Moves a durable session. Its client is disconnected first. Raises `ApiRefusal`."""
         row = found.session
         if row.expiry_s == 0:
             text = "its session ends with the connection and has no position in the log"
@@ -155,7 +155,7 @@ class SessionChanges:
         ]
 
     async def _released(self, row: SessionRow) -> Session:
-        """Disconnect the client, and return its session once no node owns it."""
+        """Disconnects the client, and returns its session once no node owns it."""
         text = "the session is moved in the log"
         if row.node == self._view.node_id:
             self.disconnect(row.client, text)
@@ -179,7 +179,7 @@ class SessionChanges:
             await asyncio.sleep(POLL_S)
 
     async def _count(self, session: Session, start: list[int], end: list[int]) -> tuple[int, bool]:
-        """Count the messages of a session's subscriptions from `start` to `end`, where that is
+        """Counts the messages of a session's subscriptions from `start` to `end`, where that is
         later. False: there are more."""
         subscriptions = [
             each

@@ -239,7 +239,7 @@ class SubscriptionRoutes:
         return group_part(group, self._node.node_id, is_connected)
 
     async def _oldest(self, row: GroupRow) -> tuple[OldestMessage | None, bool]:
-        """Find the oldest unfinished message. False: it is not known."""
+        """Finds the oldest unfinished message. False: it is not known."""
         if row.log_lag < 0:
             return None, False
         broker, state = self._node.broker, self._node.state

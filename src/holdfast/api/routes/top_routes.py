@@ -43,7 +43,7 @@ class TopRoutes:
         ]  # fmt: skip
 
     async def stop(self) -> None:
-        """End the sampling of topics."""
+        """Ends the sampling of topics."""
         await self._topics.stop()
 
     async def _top(self, call: Call) -> TopReply:

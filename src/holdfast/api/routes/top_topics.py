@@ -72,7 +72,7 @@ class TopTopics:
     async def ask(
         self, broker: Broker, limit: int
     ) -> tuple[list[SampledRate], list[SampledRate]] | None:
-        """Return the topics and the publishers with the most messages. The first call begins the
+        """Returns the topics and the publishers with the most messages. The first call begins the
         sampling, and has none. None: the package is missing."""
         self._asked_at = time.monotonic()
         try:
@@ -89,7 +89,7 @@ class TopTopics:
         )
 
     async def stop(self) -> None:
-        """End the sampling, if it runs."""
+        """Ends the sampling, if it runs."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

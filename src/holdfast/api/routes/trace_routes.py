@@ -180,7 +180,7 @@ class TraceRoutes:
         )
 
     async def _check(self, found: SessionTrace, record: Record, message: TracedMessage) -> None:
-        """Look up whether a session that is past a message was sent it."""
+        """Looks up whether a session that is past a message was sent it."""
         history = await self._history(found.client, record, CHECKED_BYTES_MAX)
         asked = Asked(found.client, message.topic, record.timestamp_us)
         reason = reason_of(asked, message, history, found, is_known_now=True, is_here=True)
@@ -276,7 +276,7 @@ class TraceRoutes:
         return Why(reason.sentence, reason.status, log_record(record, 200), reason.unknown)
 
     async def _history(self, client: str, record: Record, bytes_max: int) -> SessionHistory:
-        """Read what the log has of a session around a record, at most `bytes_max` on each side."""
+        """Reads what the log has of a session around a record, at most `bytes_max` on each side."""
         broker = self._node.readable_broker
         state, reader, key = broker.node.state, broker.reader, client.encode()
         home = partition_of(key, state.config.partitions)

@@ -31,16 +31,16 @@ class ArrowStream:
         self._writer = ipc.new_stream(self._sink, self._schema)
 
     def write(self, batches: list[bytes], start: int, end: int) -> bytes:
-        """Return the bytes of a slice: the messages from `start` to at most `end` of whole batches.
-        Those of the first slice begin with the head of the stream. Raises `MissingRecords` if the
-        batches leave out an offset."""
+        """Returns the bytes of a slice: the messages from `start` to at most `end` of whole
+        batches. Those of the first slice begin with the head of the stream. Raises `MissingRecords`
+        if the batches leave out an offset."""
         for batch in decode_rows(_chunk_of(batches, start, end), self._schema, self._topics):
             if batch.num_rows:
                 self._writer.write_batch(batch)
         return self._taken()
 
     def end(self) -> bytes:
-        """Return the last bytes of the stream."""
+        """Returns the last bytes of the stream."""
         self._writer.close()
         return self._taken()
 

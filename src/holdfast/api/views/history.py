@@ -81,7 +81,7 @@ class SessionHistory:
     """When a client connected first behind the time; 0: not seen."""
 
     def before(self, record: Record) -> None:
-        """Apply a record before the message, oldest first."""
+        """Applies a record before the message, oldest first."""
         if record.kind != SESSION:
             return
         change = _change(record)
@@ -127,7 +127,7 @@ class SessionHistory:
             self.subscribed_us = at_us
 
     def behind(self, record: Record) -> None:
-        """Apply a record behind the message, oldest first."""
+        """Applies a record behind the message, oldest first."""
         if record.kind == CURSOR:
             self._move(record)
             return

@@ -63,7 +63,7 @@ class BestRows(Generic[T]):
         """The items added, those of other pages included."""
 
     def add(self, place: Place, item: T) -> None:
-        """Add an item. All places of one selection have keys of one type."""
+        """Adds an item. All places of one selection have keys of one type."""
         self.matched += 1
         if self._after is not None and not self._is_before(self._after, place):
             return

@@ -160,7 +160,7 @@ class RecordWindow:
 def read_window(
     reader: LogReader, partition: int, start: int, end: int, count: int
 ) -> RecordWindow:
-    """Read about `count` records from `start`, at least one if there is any. Runs in a thread."""
+    """Reads about `count` records from `start`, at least one if there is any. Runs in a thread."""
     stop = min(end, start + count)
     batches = reader.read_batches(partition, start, stop, READ_BYTES)
     records = _records(batches, start, stop)
@@ -171,7 +171,7 @@ def read_window(
 def read_window_back(
     reader: LogReader, partition: int, end: int, first: int, count: int
 ) -> RecordWindow:
-    """Read about `count` records before `end`, at least one if there is any. Runs in a thread."""
+    """Reads about `count` records before `end`, at least one if there is any. Runs in a thread."""
     size_bytes = 0
     while True:
         start = max(first, end - count)
@@ -228,7 +228,7 @@ class RecordScan:
         ]
 
     def step(self) -> None:
-        """Read the next window of one partition. All partitions have their turn in each round."""
+        """Reads the next window of one partition. All partitions have their turn in each round."""
         if not self._round:
             self._round = self._open()
         partition = self._round.pop()

@@ -263,7 +263,7 @@ class SessionScan:
         """The sessions that match, those of other pages included."""
 
     def steps(self) -> Iterator[None]:
-        """Look at all sessions, some at a time."""
+        """Looks at all sessions, some at a time."""
         query, state = self._query, self._state
         best: BestRows[Session] = BestRows(query.limit, query.after, descending=query.descending)
         key_of = SORTS[query.sort]

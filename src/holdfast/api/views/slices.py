@@ -20,7 +20,7 @@ class Slices:
         """The longest slice so far in seconds, for the measurement of the bound."""
 
     async def run(self, work: Iterator[None]) -> None:
-        """Run a view to its end."""
+        """Runs a view to its end."""
         is_done = False
         while not is_done:
             async with self._lock:

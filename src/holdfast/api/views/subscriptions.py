@@ -70,7 +70,7 @@ class SubscriptionScan:
         self.matched = 0
 
     def steps(self) -> Iterator[None]:
-        """Look at all subscriptions, some at a time."""
+        """Looks at all subscriptions, some at a time."""
         query = self._query
         best: BestRows[tuple[Session, str]] = BestRows(query.limit, query.after, descending=False)
         search = query.search.casefold()

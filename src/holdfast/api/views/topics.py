@@ -87,7 +87,7 @@ def read_recent(
     partition: int,
     found: "Gathered",
 ) -> None:
-    """Add the newest records of one partition. Runs in a thread."""
+    """Adds the newest records of one partition. Runs in a thread."""
     count = RECENT_RECORDS // len(ends)
     left_bytes = RECENT_BYTES // len(ends)
     position = ends[partition]
@@ -146,7 +146,7 @@ class LevelScan:
         self.is_cut = False
 
     def steps(self) -> Iterator[None]:
-        """Gather the levels, some names at a time."""
+        """Gathers the levels, some names at a time."""
         names, number = self._routed, 0
         while names:
             number += 1
@@ -194,7 +194,7 @@ class LevelScan:
         return node
 
     def _add_retained(self) -> Iterator[None]:
-        """Jump from level to level in the sorted names of retained messages."""
+        """Jumps from level to level in the sorted names of retained messages."""
         seek = self._prefix
         while not self.is_cut:
             yield
@@ -216,7 +216,7 @@ class LevelScan:
 def add_values(
     nodes: list[TopicNode], retained: RetainedTrie[Message], recent: RecentTopics, bytes_max: int
 ) -> None:
-    """Add the last known message of each name. `bytes_max` 0: only its time."""
+    """Adds the last known message of each name. `bytes_max` 0: only its time."""
     for node in nodes:
         entry, message = recent.topics.get(node.topic), retained.get(node.topic)
         last = None if entry is None else entry.last

@@ -222,7 +222,7 @@ class TraceScan:
         self.counts: Counter[str] = Counter()
 
     def steps(self) -> Iterator[None]:
-        """Look at all sessions, some at a time."""
+        """Looks at all sessions, some at a time."""
         sessions, looked = self._sessions, 0
         while sessions:
             session = sessions.pop()

@@ -50,7 +50,7 @@ def reason_of(
     is_known_now: bool,
     is_here: bool = False,
 ) -> Reason:
-    """Decide by what is certain first: the message, the present rights, the cursor, the history.
+    """Decides by what is certain first: the message, the present rights, the cursor, the history.
 
     `now`: what became of the message by the present state. `is_known_now`: whether the session
     exists now and outlives its connection; `is_here`: whether it exists at all.

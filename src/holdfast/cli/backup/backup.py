@@ -90,7 +90,7 @@ class Copied:
     """False once the system has refused a link: another file system, or another owner."""
 
     def link(self, name: str) -> None:
-        """Link a file that never changes, or copy it where links are impossible."""
+        """Links a file that never changes, or copies it where links are impossible."""
         if self.links:
             place = self._place(name)
             try:
@@ -110,7 +110,7 @@ class Copied:
         self.copy(name)
 
     def copy(self, name: str) -> None:
-        """Copy a file that may grow meanwhile, durably. Raises `BackupError` for a file that the
+        """Copies a file that may grow meanwhile, durably. Raises `BackupError` for a file that the
         owner of the directory may not have meant for it, see `_check_file`."""
         with (self.source / name).open("rb") as there, self._place(name).open("wb") as here:
             self._check_file(there.fileno(), name)
@@ -123,7 +123,7 @@ class Copied:
         self.copied_bytes += self._add(name)
 
     def _check_file(self, descriptor: int, name: str) -> None:
-        """Check that an open file is where its name says, or belongs to the owner of the directory.
+        """Checks that an open file is where its name says, or its owner is the directory's.
 
         Counter-example: root makes a backup, and a name in the directory is a link to a file of
         root. Whoever may read the backup reads that file then. The check is of the open file,
@@ -140,7 +140,7 @@ class Copied:
             )
 
     def copy_database(self, name: str) -> None:
-        """Copy an SQLite database as one of its transactions has left it. Raises `BackupError` if
+        """Copies an SQLite database as one of its transactions has left it. Raises `BackupError` if
         the process that has it open does not let it be read."""
         source, place = self.source / name, self._place(name)
         deadline = time.monotonic() + DATABASE_WAIT_S
@@ -158,7 +158,7 @@ class Copied:
         self.copied_bytes += self._add(name)
 
     def finish(self) -> None:
-        """Make the names durable."""
+        """Makes the names durable."""
         files = OsFileSystem(self.target)
         folders = {Path(file.path).parent for file in self.files}
         for folder in {above for each in folders for above in (each, *each.parents)}:
@@ -176,7 +176,7 @@ class Copied:
 
 
 def _copied_database(source: Path, place: Path) -> bool:
-    """Copy a database that no process has locked. Returns False if one has.
+    """Copies a database that no process has locked. Returns False if one has.
 
     SQLite's copy tries again without end, so it is interrupted at the first attempt.
     """
@@ -202,7 +202,7 @@ class _Locked(Exception):
 
 
 def make_backup(source: Path, target: Path) -> tuple[BackupManifest, Copied]:
-    """Make a backup of `source` in `target`, which is new or empty.
+    """Makes a backup of `source` in `target`, which is new or empty.
 
     Raises `BackupError`, `OSError`, or `DataDirectoryError` if the source is no data directory.
     """
@@ -273,7 +273,7 @@ def _copy(directory: DataDirectory, copied: Copied) -> None:
 
 
 def _copy_other(name: str, epoch: str, number: int, copied: Copied) -> None:
-    """Copy a file without an order. In a shared directory only the newest epoch counts."""
+    """Copies a file without an order. In a shared directory only the newest epoch counts."""
     if name.startswith(f"{LEASE}/nodes/"):
         return
     if epoch and name.startswith(f"{EPOCHS}/") and not name.startswith(f"{epoch}/"):
@@ -305,7 +305,7 @@ def _names(source: Path) -> Iterator[str]:
 
 
 def _check(before: DataDirectory, copied: Copied) -> None:
-    """Check that the copy is one moment. Raises `Changed`."""
+    """Checks that the copy is one moment. Raises `Changed`."""
     if open_to_read(copied.source).epoch.number != before.epoch.number:
         raise Changed("another node has taken over")
     made = open_to_read(copied.target)

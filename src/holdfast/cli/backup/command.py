@@ -26,7 +26,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make a backup. Returns 1 if that is impossible."""
+    """Makes a backup. Returns 1 if that is impossible."""
     try:
         manifest, copied = make_backup(args.directory, args.target)
     except (BackupError, DataDirectoryError, OSError) as error:

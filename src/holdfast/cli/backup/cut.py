@@ -159,7 +159,7 @@ def _usable_snapshots(
 
 
 def _apply(root: Path, directory: DataDirectory, cut: LogCut, kept: list[int]) -> None:
-    """Remove what is behind the cut, the newest first, and sync the rest."""
+    """Removes what is behind the cut, the newest first, and syncs the rest."""
     for sequence in directory.snapshots():
         if sequence not in kept:
             directory.remove_snapshot(sequence)
@@ -193,7 +193,7 @@ def _checkpoint(before: Checkpoint, cut: LogCut) -> Checkpoint:
 
 
 def own_file(path: Path) -> None:
-    """Give a file content of its own. Under a second name, in the backup, it would change too."""
+    """Gives a file content of its own. Under a second name, in the backup, it would change too."""
     if path.stat().st_nlink == 1:
         return
     copy = path.with_name(f"{path.name}{TEMPORARY}")

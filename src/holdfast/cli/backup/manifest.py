@@ -45,13 +45,13 @@ class BackupManifest(msgspec.Struct, frozen=True):
 
 
 def write_manifest(root: Path, manifest: BackupManifest) -> None:
-    """Write the file, durably."""
+    """Writes the file, durably."""
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     replace_file(OsFileSystem(root), NAME, [text, b"\n"])
 
 
 def read_manifest(root: Path) -> BackupManifest:
-    """Read the file, and check that every file of the backup has its length.
+    """Reads the file, and checks that every file of the backup has its length.
 
     Raises `BackupError`, which names the file.
     """

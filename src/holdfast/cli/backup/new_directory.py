@@ -26,7 +26,7 @@ class NewDirectory:
     complete."""
 
     def __init__(self, target: Path, ending: str) -> None:
-        """Prepare the target. Raises `NotEmpty` for files that no interrupted command has left."""
+        """Prepares the target. Raises `NotEmpty` for files that no interrupted command has left."""
         # A link keeps its name, and gets what it points to.
         self.target = target.resolve()
         self._is_mount = self.target.is_mount()
@@ -39,7 +39,7 @@ class NewDirectory:
                 raise NotEmpty(f"{target} is not empty: move it away, or give another directory")
 
     def __enter__(self) -> Path:
-        """Remove what is left of an interrupted command, and return the place for the files."""
+        """Removes what is left of an interrupted command, and returns the place for the files."""
         if self.partial.exists():
             shutil.rmtree(self.partial)
         return self.partial
@@ -50,7 +50,7 @@ class NewDirectory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the files their place, durably; after an error remove them."""
+        """Gives the files their place, durably; after an error remove them."""
         if error is not None:
             shutil.rmtree(self.partial, ignore_errors=True)
         elif self._is_mount:

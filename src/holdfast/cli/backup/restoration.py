@@ -40,7 +40,7 @@ PARTIAL: Final = ".restoring"
 
 
 def restore(backup: Path, target: Path, until_us: int | None) -> tuple[BackupManifest, list[str]]:
-    """Restore a backup. Returns its manifest, and lines for people.
+    """Restores a backup. Returns its manifest, and lines for people.
 
     Raises `BackupError`, which names what is damaged or missing, `DataDirectoryError` or `OSError`.
     """
@@ -106,7 +106,7 @@ def _restored_starts(manifest: BackupManifest) -> int:
 
 
 def _begin_generation(root: Path, directory: DataDirectory) -> None:
-    """Give the log another generation than the one that goes on without this copy.
+    """Gives the log another generation than the one that goes on without this copy.
 
     A replica only gets a mark, because a cluster has one generation: its nodes agree on it when a
     majority of the voters was restored (`node.metadata.generation`). The only node of a cluster
@@ -134,7 +134,7 @@ def _is_only_node(root: Path, directory: DataDirectory) -> bool:
 
 
 def _check_log(root: Path, backup: Path) -> None:
-    """Read every byte of the log and the snapshots in `root`. Raises `BackupError` at damage."""
+    """Reads every byte of the log and the snapshots in `root`. Raises `BackupError` at damage."""
     report = examine(open_to_read(root), root, deep=True)
     if report.problems:
         shown = "; ".join(report.problems[:PROBLEMS_SHOWN])

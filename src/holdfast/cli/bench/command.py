@@ -160,7 +160,7 @@ def bottlenecks(plan: LoadPlan, outcomes: Outcomes) -> list[str]:
 
 
 def _figures(plan: LoadPlan, outcomes: Outcomes, causes: list[str]) -> dict[str, object]:
-    """Return the result for programs, with latencies in milliseconds."""
+    """Returns the result for programs, with latencies in milliseconds."""
     return {
         "rate": plan.rate,
         "qos": plan.qos,
@@ -191,7 +191,7 @@ def _quantiles(latencies: Latencies) -> dict[str, float]:
 
 
 def _report(plan: LoadPlan, outcomes: Outcomes, causes: list[str]) -> list[str]:
-    """Return the lines for people."""
+    """Returns the lines for people."""
     lines = [
         f"{plan.rate:,.0f} messages/s of {plan.size_bytes} bytes, QoS {plan.qos},"
         f" {plan.publishers} publishers, {plan.subscribers} subscribers, {plan.duration_s:g} s",

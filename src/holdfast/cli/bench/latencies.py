@@ -19,7 +19,7 @@ class Latencies:
         self._buckets: dict[int, int] = {}
 
     def add(self, duration_us: int) -> None:
-        """Count one duration; one below zero counts as zero."""
+        """Counts one duration; one below zero counts as zero."""
         duration_us = max(duration_us, 0)
         shift = max(duration_us.bit_length() - _BITS, 0)
         bucket = duration_us >> shift << shift

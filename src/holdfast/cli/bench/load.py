@@ -94,7 +94,7 @@ class _Publisher:
         self.next = 0
 
     def send_due(self, now_us: int, due: int) -> None:
-        """Send the messages with numbers below `due`, as far as the broker reads."""
+        """Sends the messages with numbers below `due`, as far as the broker reads."""
         client, load = self._client, self._load
         end = min(due, self.next + BATCH_MAX)
         if self.next >= end or not client.is_ready:
@@ -146,7 +146,7 @@ class Load:
         return due_us >= self._measured_us
 
     async def run(self) -> Outcomes:
-        """Connect, publish at the plan's rate and wait for the rest. Raises `LoadError`."""
+        """Connects, publishes at the plan's rate and waits for the rest. Raises `LoadError`."""
         try:
             await self._connect_all()
             await self._publish_all()
@@ -232,7 +232,7 @@ class Load:
             publisher.send_due(_now_us(), (due - index + count - 1) // count)
 
     async def _wait_for_rest(self) -> None:
-        """Wait until everything is acknowledged and delivered, or nothing has come for a while."""
+        """Waits until everything is acknowledged and delivered, or nothing has come for a while."""
         outcomes, plan = self.outcomes, self.plan
         seen, since = (-1, -1), time.monotonic()
         while time.monotonic() - since < QUIET_S:

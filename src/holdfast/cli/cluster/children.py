@@ -21,7 +21,7 @@ class Child:
     """One `holdfast` process whose output goes to a log file."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
-        """Start `holdfast` with `arguments`; its output is appended to `log`.
+        """Starts `holdfast` with `arguments`; its output is appended to `log`.
 
         It must be called from the main thread: for the kernel, the thread that starts a child is
         its parent, and its end kills the child. Raises `OSError` if the start fails.
@@ -58,7 +58,7 @@ class Child:
         return self._process.poll() is None
 
     def end_text(self) -> str:
-        """Describe how the process ended."""
+        """Describes how the process ended."""
         code = self._process.returncode
         if code >= 0:
             return f"ended with exit code {code}"
@@ -68,7 +68,7 @@ class Child:
             return f"was killed by signal {-code}"
 
     def log_end(self) -> str:
-        """Return the last LOG_TAIL_BYTES of the log file."""
+        """Returns the last LOG_TAIL_BYTES of the log file."""
         with self._log.open("rb") as file:
             file.seek(max(0, self._log.stat().st_size - LOG_TAIL_BYTES))
             return file.read().decode(errors="replace").rstrip()
@@ -86,7 +86,7 @@ class Child:
 def stop_all(
     children: Sequence[Child], is_hurried: Callable[[], bool], timeout_s: float = STOP_S
 ) -> list[Child]:
-    """Stop all children at the same time and return those that had to be killed.
+    """Stops all children at the same time and returns those that had to be killed.
 
     A child is killed after `timeout_s`, or earlier when `is_hurried` returns True.
     """

@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asks_for_directory(args: argparse.Namespace) -> bool:
-    """Return whether the command concerns a shared data directory.
+    """Returns whether the command concerns a shared data directory.
 
     The working directory's `./holdfast-data` counts without an option if it is shared. Raises
     `AdminError` for contradicting options.

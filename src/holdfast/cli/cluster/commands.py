@@ -27,7 +27,7 @@ CLIENTS: Final = "/api/v1/cluster/clients"
 
 
 def show_status(port: AdminPort, args: argparse.Namespace) -> int:
-    """Print a verdict on the cluster and its nodes. The exit code is the verdict's level."""
+    """Prints a verdict on the cluster and its nodes. The exit code is the verdict's level."""
     status, values = port.status_as_sent()
     found = verdict(status)
     if args.json:
@@ -39,7 +39,7 @@ def show_status(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def show_nodes(port: AdminPort, args: argparse.Namespace) -> int:
-    """Print the nodes of the cluster."""
+    """Prints the nodes of the cluster."""
     status, values = port.status_as_sent()
     if args.json:
         _print_json(values["nodes"])
@@ -49,7 +49,7 @@ def show_nodes(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def show_partitions(port: AdminPort, args: argparse.Namespace) -> int:
-    """Print all partitions, or the one of a topic."""
+    """Prints all partitions, or the one of a topic."""
     status = port.status()
     partitions = status.partitions
     if args.topic is not None:
@@ -68,7 +68,7 @@ def show_partitions(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def topic_argument(text: str) -> str:
-    """Parse a topic without wildcards. For argparse."""
+    """Parses a topic without wildcards. For argparse."""
     try:
         if has_wildcard(decode_topic(text.encode())):
             raise ValueError("a topic has no wildcards: each topic is in a partition of its own")
@@ -78,7 +78,7 @@ def topic_argument(text: str) -> str:
 
 
 def wait_argument(text: str) -> float:
-    """Parse a number of seconds up to WAIT_MAX_S. For argparse."""
+    """Parses a number of seconds up to WAIT_MAX_S. For argparse."""
     try:
         seconds = float(text)
     except ValueError:
@@ -89,7 +89,7 @@ def wait_argument(text: str) -> float:
 
 
 def make_cluster(port: AdminPort, args: argparse.Namespace) -> int:
-    """Initialise a cluster with the requested node."""
+    """Initialises a cluster with the requested node."""
     _init(port, args.wait, _quiet if args.json else _progress)
     status = port.status()
     _report(
@@ -102,7 +102,7 @@ def make_cluster(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def _init(port: AdminPort, wait_s: float, progress: Callable[[str], None]) -> None:
-    """Initialise the cluster, waiting for a node that was just started.
+    """Initialises the cluster, waiting for a node that was just started.
 
     Raises `AdminError` when the node refuses or does not listen in time.
     """
@@ -126,7 +126,7 @@ def _init(port: AdminPort, wait_s: float, progress: Callable[[str], None]) -> No
 
 
 def pace_argument(text: str) -> float:
-    """Parse a number of clients a second. For argparse."""
+    """Parses a number of clients a second. For argparse."""
     try:
         pace = float(text)
     except ValueError:
@@ -137,7 +137,7 @@ def pace_argument(text: str) -> float:
 
 
 def rebalance(port: AdminPort, args: argparse.Namespace) -> int:
-    """Ask for the preferred leaders. The cluster moves them as their replicas come in sync."""
+    """Asks for the preferred leaders. The cluster moves them as their replicas come in sync."""
     _initialised(port.status())
     if args.connections:
         return _rebalance_connections(port, args)
@@ -153,7 +153,7 @@ def rebalance(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def _rebalance_connections(port: AdminPort, args: argparse.Namespace) -> int:
-    """Send the clients above each node's share to other nodes, and wait for that."""
+    """Sends the clients above each node's share to other nodes, and waits for that."""
     query = "" if args.clients_per_s is None else f"?clients_per_s={args.clients_per_s:g}"
     progress = _quiet if args.json else _progress
     found = port.exchange("POST", f"{CLIENTS}/balance{query}")
@@ -176,7 +176,7 @@ def _rebalance_connections(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def undrain(port: AdminPort, args: argparse.Namespace) -> int:
-    """Let a draining node take part again."""
+    """Lets a draining node take part again."""
     node = _known(port.status(), args.node)
     if node.state != "draining":
         raise AdminError(f"{node.node} is not being drained, it is {node.state}")
@@ -186,14 +186,14 @@ def undrain(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def remove(port: AdminPort, args: argparse.Namespace) -> int:
-    """Remove a node for good."""
+    """Removes a node for good."""
     port.change("remove", args.node)
     _report(args, f"{args.node} removed", {"node": args.node, "removed": True})
     return 0
 
 
 def unsafe_recover(port: AdminPort, args: argparse.Namespace) -> int:
-    """Let a node lead leaderless partitions, after the operator has accepted the loss."""
+    """Lets a node lead leaderless partitions, after the operator has accepted the loss."""
     if not args.accept_loss:
         raise AdminError(
             f"{args.node} would lead the partitions without a leader; acknowledged messages that"
@@ -207,7 +207,7 @@ def unsafe_recover(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def drain(port: AdminPort, args: argparse.Namespace) -> int:
-    """Drain a node and wait for the end. The exit code 1 means that the time was too short."""
+    """Drains a node and waits for the end. The exit code 1 means that the time was too short."""
     if args.clients_per_s is not None:
         query = urlencode({"node": args.node, "clients_per_s": f"{args.clients_per_s:g}"})
         port.exchange("POST", f"{CLIENTS}/pace?{query}")
@@ -236,7 +236,7 @@ def drain(port: AdminPort, args: argparse.Namespace) -> int:
 def _await_drained(
     port: AdminPort, name: str, timeout_s: float, progress: Callable[[str], None]
 ) -> str:
-    """Wait until the node is drained. Returns "", or what is left after `timeout_s`."""
+    """Waits until the node is drained. Returns "", or what is left after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     shown = ""
     while True:

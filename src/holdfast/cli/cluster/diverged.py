@@ -65,7 +65,7 @@ class LogDirectory:
         self._reader = LogReader(opened.journal, opened.store)
 
     def batches(self, partition: int, start: int) -> Iterator[Batch]:
-        """Yield the batches with offsets from `start` on."""
+        """Yields the batches with offsets from `start` on."""
         end = self.journal.next_offset[partition]
         while start < end:
             found = self._reader.read_batches(partition, start, end, READ_BYTES)
@@ -78,7 +78,7 @@ class LogDirectory:
 
 
 def diverges_at(kept: LogDirectory, present: LogDirectory, partition: int) -> int:
-    """Return the offset from which the records of `kept` are missing in `present`. What retention
+    """Returns the offset from which the records of `kept` are missing in `present`. What retention
     has removed from either cannot be compared, and counts as equal."""
     starts = kept.journal.start_offsets[partition], present.journal.start_offsets[partition]
     start = max(starts)
@@ -101,7 +101,7 @@ def is_published(record: Record) -> bool:
 
 
 def set_aside(kept: LogDirectory, present: LogDirectory) -> list[SetAside]:
-    """Return the missing records of each partition that has some."""
+    """Returns the missing records of each partition that has some."""
     found = []
     for partition, end in enumerate(kept.journal.next_offset):
         start = diverges_at(kept, present, partition)
@@ -132,7 +132,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    """List or publish. Returns 1 if that is not possible."""
+    """Lists or publishes. Returns 1 if that is not possible."""
     try:
         present = LogDirectory(args.data)
         logs = [LogDirectory(path) for path in sorted(args.data.glob(f"{KEPT}-*"))]
@@ -181,7 +181,7 @@ def _client(args: argparse.Namespace) -> Client:
 
 
 async def _publish(client: Client, logs: list[LogDirectory], present: LogDirectory) -> int:
-    """Publish the missing messages at QoS 1, not retained, in the order of each partition."""
+    """Publishes the missing messages at QoS 1, not retained, in the order of each partition."""
     await client.connect(client_run.first_policy(client))
     waiting: deque[asyncio.Future[PublishResult]] = deque()
     for kept in logs:

@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 10.0
 
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that every command with `--admin` has."""
+    """Adds the options that every command with `--admin` has."""
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -51,7 +51,7 @@ class AdminPort:
         token_file: str = "",
         ca_file: str = "",
     ) -> None:
-        """Parse the address, and read the token. Raises `AdminError` if one cannot be used."""
+        """Parses the address, and reads the token. Raises `AdminError` if one cannot be used."""
         try:
             host, port, is_https = admin_address(address)
         except AdminAccessError:
@@ -71,7 +71,7 @@ class AdminPort:
         return AdminPort(prefix + address, timeout_s, self._token_file, self._ca_file)
 
     def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """Send a request and return status and body. Raises `AdminError` without a response."""
+        """Sends a request and returns status and body. Raises `AdminError` without a response."""
         connection = self._connection
         try:
             connection.send_request(method, path, body)
@@ -84,15 +84,15 @@ class AdminPort:
             connection.close()
 
     def is_ready(self) -> bool:
-        """Return whether the node is ready. Raises `AdminError` without a response."""
+        """Returns whether the node is ready. Raises `AdminError` without a response."""
         return self.request("GET", "/readyz")[0] == 200
 
     def status(self) -> ClusterStatus:
-        """Return the status of the cluster. Raises `AdminError` without a usable response."""
+        """Returns the status of the cluster. Raises `AdminError` without a usable response."""
         return self.status_as_sent()[0]
 
     def status_as_sent(self) -> tuple[ClusterStatus, dict[str, object]]:
-        """Return the status, and also the raw values with fields unknown to this version.
+        """Returns the status, and also the raw values with fields unknown to this version.
 
         Raises `AdminError` without a usable response.
         """
@@ -106,7 +106,7 @@ class AdminPort:
             ) from None
 
     def change(self, action: str, node: str = "", **more: str) -> None:
-        """Request a change; `more`: further parameters. Raises `AdminError` if it is refused."""
+        """Requests a change; `more`: further parameters. Raises `AdminError` if it is refused."""
         given = {"node": node, **more} if node else more
         query = urlencode(given, quote_via=quote)
         try:
@@ -115,7 +115,7 @@ class AdminPort:
             raise Unanswered(f"{error}: look at the status whether it was done") from None
 
     def exchange(self, method: str, path: str, body: object = None) -> Any:
-        """Send a JSON value, and return the JSON of the reply. Raises `AdminError`."""
+        """Sends a JSON value, and returns the JSON of the reply. Raises `AdminError`."""
         encoded = None if body is None else msgspec.json.encode(body)
         reply = self._ask(method, path, encoded)
         try:
@@ -124,7 +124,7 @@ class AdminPort:
             raise AdminError(f"{self.address} answers no JSON: {error}") from None
 
     def get_json(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path. Raises `AdminError` without a usable response."""
+        """Returns the JSON object at a path. Raises `AdminError` without a usable response."""
         body = self._ask("GET", path)
         try:
             return msgspec.json.decode(body, type=dict[str, Any])

@@ -47,7 +47,7 @@ class LocalNode(msgspec.Struct, frozen=True):
 
 
 def plan(directory: Path, count: int | None, base_port: int | None) -> list[LocalNode]:
-    """Return the nodes of the directory, with new ones up to `count`, and save them.
+    """Returns the nodes of the directory, with new ones up to `count`, and saves them.
 
     Raises `LayoutError` if the arguments contradict the directory, `OSError` if it fails.
     """
@@ -73,7 +73,7 @@ def plan(directory: Path, count: int | None, base_port: int | None) -> list[Loca
 
 
 def secret_file(directory: Path) -> Path:
-    """Return the secret's file, which is created if missing. Raises `OSError`."""
+    """Returns the secret's file, which is created if missing. Raises `OSError`."""
     path = directory / SECRET
     if not path.exists():
         _write(path, secrets.token_hex(32) + "\n", 0o600)
@@ -81,7 +81,7 @@ def secret_file(directory: Path) -> Path:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a port of 127.0.0.1 can be bound now."""
+    """Returns whether a port of 127.0.0.1 can be bound now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -101,7 +101,7 @@ def _read(path: Path) -> list[LocalNode]:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Write the file completely or not at all."""
+    """Writes the file completely or not at all."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
@@ -112,7 +112,7 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 
 def _free_port(taken: set[int]) -> int:
-    """Return a free port and add it to `taken`. Raises `LayoutError` if there is none."""
+    """Returns a free port and adds it to `taken`. Raises `LayoutError` if there is none."""
     for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
         if port not in taken and is_free(port):
             taken.add(port)

@@ -92,7 +92,7 @@ def _option_number(text: str, maximum: int) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the cluster until a signal arrives or all nodes have ended."""
+    """Runs the cluster until a signal arrives or all nodes have ended."""
     signals = _Signals()
     directory = args.data
     try:
@@ -130,7 +130,7 @@ class LocalCluster:
     """The nodes of one directory as child processes."""
 
     def __init__(self, directory: Path, args: argparse.Namespace, signals: _Signals) -> None:
-        """Plan the nodes. Raises `LayoutError` or `OSError` if the directory is unusable."""
+        """Plans the nodes. Raises `LayoutError` or `OSError` if the directory is unusable."""
         self._directory = directory
         self._args = args
         self._signals = signals
@@ -139,7 +139,7 @@ class LocalCluster:
         self._children: list[Child] = []
 
     def run(self) -> int:
-        """Start the nodes, initialise the cluster and wait for the end.
+        """Starts the nodes, initialises the cluster and waits for the end.
 
         Raises `Stopped` after a signal, and `NotStarted`, `AdminError` or `OSError` if the start
         fails.
@@ -177,7 +177,7 @@ class LocalCluster:
         self._until(deadline, lambda: _check_ready(ports))
 
     def _until(self, deadline: float, attempt: Callable[[], T]) -> T:
-        """Repeat `attempt` until it succeeds, and return its result.
+        """Repeats `attempt` until it succeeds, and returns its result.
 
         Raises `Stopped` after a signal, `NotStarted` when a node has ended or at the deadline.
         """
@@ -229,14 +229,14 @@ def _check_ports(node: LocalNode) -> None:
 
 
 def _make_cluster(ports: list[AdminPort]) -> None:
-    """Initialise the cluster unless one node has it already. Raises `AdminError`."""
+    """Initialises the cluster unless one node has it already. Raises `AdminError`."""
     statuses = [port.status() for port in ports]
     if not any(status.initialised for status in statuses):
         ports[0].change("init")
 
 
 def _check_ready(ports: list[AdminPort]) -> None:
-    """Raise `NotYet` or `AdminError` unless every node is ready."""
+    """Raises `NotYet` or `AdminError` unless every node is ready."""
     status = ports[0].status()
     wanted = min(status.replication_factor, len(ports))
     if text := _awaited(status, wanted):

@@ -36,7 +36,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Accept the copy. Returns 1 without `--accept-loss`, and if that is impossible."""
+    """Accepts the copy. Returns 1 without `--accept-loss`, and if that is impossible."""
     root: Path = args.data
     try:
         open_to_read(root)

@@ -59,7 +59,7 @@ class Status:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `status` or `handover` on `args.data`."""
+    """Runs `status` or `handover` on `args.data`."""
     try:
         directory = _open(args.data)
         if args.cluster_command == "status":
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def is_shared(path: Path) -> bool:
-    """Return whether a directory has a lease, and so is shared."""
+    """Returns whether a directory has a lease, and so is shared."""
     return (path / LEASE).is_dir()
 
 
@@ -86,7 +86,7 @@ def _open(path: Path) -> LeaseDirectory:
 
 
 def read_status(directory: LeaseDirectory) -> Status:
-    """Observe the holder for up to WATCH_S. Raises `OSError` or `CorruptEpoch`."""
+    """Observes the holder for up to WATCH_S. Raises `OSError` or `CorruptEpoch`."""
     epoch = newest_epoch(directory.root)
     nodes = directory.nodes()
     holder = directory.read_claim(epoch.number) if epoch.number else None
@@ -113,7 +113,7 @@ def _print_status(directory: LeaseDirectory, as_json: bool) -> int:
 
 
 def status_lines(status: Status, now_us: int) -> list[str]:
-    """Return the status as lines for people."""
+    """Returns the status as lines for people."""
     lines = [f"epoch    {status.epoch.number}"]
     if status.holder is None:
         lines.append("holder   none")

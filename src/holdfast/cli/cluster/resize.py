@@ -49,7 +49,7 @@ def _count(text: str) -> int:
 
 
 def resize(port: AdminPort, args: argparse.Namespace) -> int:
-    """Show the plan and carry it out. The exit code 1 means that the time was too short."""
+    """Shows the plan and carries it out. The exit code 1 means that the time was too short."""
     status = port.status()
     if not status.initialised:
         raise AdminError(verdict(status).text)
@@ -140,8 +140,8 @@ def _described(
 
 
 def _ask(status: ClusterStatus, factor: int, least: int, args: argparse.Namespace) -> None:
-    """Ask before a message may be on one disk only: a disk that is lost then takes it along. Raises
-    `AdminError` unless the operator agrees."""
+    """Asks before a message may be on one disk only: a disk that is lost then takes it along.
+    Raises `AdminError` unless the operator agrees."""
     if factor == 1 < status.replication_factor:
         text = "one copy of each message is left, so the loss of a disk loses messages"
     elif least == 1 < status.min_insync:
@@ -158,7 +158,7 @@ def _ask(status: ClusterStatus, factor: int, least: int, args: argparse.Namespac
 
 
 def _await(port: AdminPort, aim: tuple[int, int], args: argparse.Namespace) -> str:
-    """Wait until the replication is reached. Returns "", or what is left after the time."""
+    """Waits until the replication is reached. Returns "", or what is left after the time."""
     deadline = time.monotonic() + args.timeout
     shown = ""
     while True:

@@ -142,7 +142,7 @@ class ClusterVerdict:
 
 
 def verdict(status: ClusterStatus) -> ClusterVerdict:
-    """Judge a status. Draining nodes and moving replicas are no defect."""
+    """Judges a status. Draining nodes and moving replicas are no defect."""
     if status.older_copy:
         return ClusterVerdict(DEGRADED, f"{status.node} takes part in nothing: {status.older_copy}")
     if status.removed:
@@ -204,7 +204,7 @@ def verdict(status: ClusterStatus) -> ClusterVerdict:
 
 
 def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
-    """Return the changes, one per line; equal changes of several partitions share one."""
+    """Returns the changes, one per line; equal changes of several partitions share one."""
     lines = []
     if not before.initialised and now.initialised:
         lines.append(f"cluster {now.cluster_id} made")
@@ -253,7 +253,7 @@ def _partition_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
 
 
 def _leader_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
-    """Return one line, because the failure of one node moves a third of all partitions."""
+    """Returns one line, because the failure of one node moves a third of all partitions."""
     moved: dict[str, list[PartitionStatus]] = {}
     for was, is_now in zip(before.partitions, now.partitions, strict=False):
         if (was.leader, was.epoch) != (is_now.leader, is_now.epoch):
@@ -279,7 +279,7 @@ def _difference(before: list[str], now: list[str]) -> str:
 
 
 def _partitions_text(numbers: list[int]) -> str:
-    """Format partition numbers: `partition 4`, `partitions 0-3 7`."""
+    """Formats partition numbers: `partition 4`, `partitions 0-3 7`."""
     if len(numbers) == 1:
         return f"partition {numbers[0]}"
     runs: list[list[int]] = []

@@ -11,7 +11,7 @@ PARTITION_NUMBERS: Final = ("partition", "epoch", "high watermark")
 
 
 def summary(status: ClusterStatus) -> str:
-    """Return one line about the cluster, as the requested node sees it."""
+    """Returns one line about the cluster, as the requested node sees it."""
     wanted = status.replication
     automatic = " (auto)" if wanted is not None and wanted.automatic else ""
     resizing = f"; {status.resizing}" if status.resizing else ""

@@ -20,7 +20,7 @@ TIMEOUT_S: Final = 2.0
 
 
 def watch(port: AdminPort, args: argparse.Namespace) -> int:
-    """Run the command until Ctrl-C."""
+    """Runs the command until Ctrl-C."""
     try:
         ClusterWatch(port, args.json).run()
     except KeyboardInterrupt:
@@ -41,7 +41,7 @@ class ClusterWatch:
         self._last: ClusterStatus | None = None
 
     def run(self) -> None:
-        """Poll until interrupted. Raises `AdminError` if the first request fails.
+        """Polls until interrupted. Raises `AdminError` if the first request fails.
 
         The first request has the time of any command, because there is no other node to ask yet.
         """

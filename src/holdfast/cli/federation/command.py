@@ -76,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def site_name(names: dict[str, str], node: str) -> str:
-    """Return a member's name with the beginning of its id, or its id."""
+    """Returns a member's name with the beginning of its id, or its id."""
     return f"{names[node]} ({node[:8]})" if names.get(node) else node
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
-    """Return a member's status as lines for people."""
+    """Returns a member's status as lines for people."""
     names = status.get("names", {})
     custody, interest, edge = status["custody"], status["interest"], status["edge"]
     lines = [
@@ -134,7 +134,7 @@ def status_lines(status: dict[str, Any]) -> list[str]:
 
 
 def mesh_lines(mesh: dict[str, Any], names: dict[str, str]) -> list[str]:
-    """Return the tree from the root, indented by two blanks per link.
+    """Returns the tree from the root, indented by two blanks per link.
 
     Members that only forward are in brackets.
     """

@@ -34,7 +34,7 @@ class ManagerPort:
         certificate: str | None = None,
         key: str | None = None,
     ) -> None:
-        """Check URL and certificates. Raises `ManagerError` if one cannot be used."""
+        """Checks URL and certificates. Raises `ManagerError` if one cannot be used."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ManagerError(f"{url!r} is no URL of a manager: write http://host:8080")
@@ -48,11 +48,11 @@ class ManagerPort:
             raise ManagerError(str(error)) from error
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request and return the data of the response. Raises `ManagerError`."""
+        """Sends a request and returns the data of the response. Raises `ManagerError`."""
         return self._run(self._http.request(method, path, body, self._token, TIMEOUT_S))
 
     def text(self, path: str) -> str:
-        """Return the text at a path. Raises `ManagerError`."""
+        """Returns the text at a path. Raises `ManagerError`."""
         return self._run(self._http.text(path, self._token, TIMEOUT_S))
 
     def _run(self, request: Coroutine[Any, Any, T]) -> T:

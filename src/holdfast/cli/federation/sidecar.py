@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_links(args: argparse.Namespace) -> int:
-    """Run a member with links to other members. Raises `ConfigError`."""
+    """Runs a member with links to other members. Raises `ConfigError`."""
     from holdfast.federation.sidecar.federator import FederatorError
     from holdfast.federation.sidecar.sidecar_settings import load
     from holdfast.io.event_loop.loop import new_event_loop
@@ -97,7 +97,7 @@ def _run_links(args: argparse.Namespace) -> int:
 
 
 def _run_paper(args: argparse.Namespace) -> int:
-    """Run a member of the published protocol. Raises `ConfigError`."""
+    """Runs a member of the published protocol. Raises `ConfigError`."""
     from holdfast.config.problem import ConfigError
     from holdfast.federation.sidecar.paper import federator as paper
     from holdfast.federation.sidecar.paper.settings import PaperSettings

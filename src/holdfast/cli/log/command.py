@@ -113,7 +113,7 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a subcommand. Returns 1 for damage, 2 for a directory that cannot be read."""
+    """Runs a subcommand. Returns 1 for damage, 2 for a directory that cannot be read."""
     remote = trace.COMMANDS.get(args.log_command)
     if remote is not None:
         return remote(args)
@@ -246,7 +246,7 @@ class _Printer:
 def _newest_records(
     directory: DataDirectory, printer: _Printer, count: int
 ) -> tuple[SegmentReader | None, list[Record]]:
-    """Return the newest `count` chosen records, oldest first, and the reader behind them."""
+    """Returns the newest `count` chosen records, oldest first, and the reader behind them."""
     newest: SegmentReader | None = None
     found: list[Record] = []
     for sequence in reversed(directory.segments()):
@@ -278,7 +278,7 @@ class _Follower:
         self.reader = reader
 
     def arrived(self) -> Iterator[Batch | Damage]:
-        """Yield what has been written since the last call."""
+        """Yields what has been written since the last call."""
         while True:
             reader = self.reader
             # Listed before reading: if there is a newer segment, this one is complete.

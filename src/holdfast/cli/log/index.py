@@ -8,7 +8,7 @@ from holdfast.log.reading.index_file import CorruptIndex, decode
 
 
 def index_difference(data: bytes, rebuilt: ActiveIndex) -> str:
-    """Return the first difference of an .idx file from its segment, "" if there is none."""
+    """Returns the first difference of an .idx file from its segment, "" if there is none."""
     try:
         stored = decode(data)
     except CorruptIndex as error:
@@ -20,7 +20,7 @@ def index_difference(data: bytes, rebuilt: ActiveIndex) -> str:
 
 
 def _compared(stored: SegmentIndex, rebuilt: SegmentIndex) -> list[tuple[str, object, object]]:
-    """Return triples (name, found, expected), with single values instead of arrays.
+    """Returns triples (name, found, expected), with single values instead of arrays.
 
     The ends are left out: they include damaged records, which the segment alone does not show.
     """

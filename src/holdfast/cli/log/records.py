@@ -58,7 +58,7 @@ class Selection:
     """The end, which is not included."""
 
     def records(self, batch: Batch) -> list[Record]:
-        """Return the chosen records of a batch, in order."""
+        """Returns the chosen records of a batch, in order."""
         if self.partitions and batch.partition not in self.partitions:
             return []
         first = 0
@@ -71,7 +71,7 @@ class Selection:
         return [record for record in records if self._has(record)]
 
     def has(self, record: Record) -> bool:
-        """Return whether a record is chosen."""
+        """Returns whether a record is chosen."""
         if self.partitions and record.partition not in self.partitions:
             return False
         if self.start.offset is not None and record.offset < self.start.offset:
@@ -96,7 +96,7 @@ class Selection:
 
 
 def parse_bound(text: str) -> Bound:
-    """Parse an offset, or a time in ISO 8601, which is local without a zone. For argparse."""
+    """Parses an offset, or a time in ISO 8601, which is local without a zone. For argparse."""
     if text.isdecimal():
         return Bound(offset=int(text))
     try:
@@ -109,7 +109,7 @@ def parse_bound(text: str) -> Bound:
 
 
 def parse_filter(text: str) -> str:
-    """Parse a topic filter. For argparse."""
+    """Parses a topic filter. For argparse."""
     try:
         check_filter(text)
     except InvalidFilter as error:
@@ -120,7 +120,7 @@ def parse_filter(text: str) -> str:
 
 
 def time_text(timestamp_us: int) -> str:
-    """Format a time in ISO 8601, UTC, with microseconds."""
+    """Formats a time in ISO 8601, UTC, with microseconds."""
     try:
         seconds, rest_us = divmod(timestamp_us, 1_000_000)
         when = datetime.fromtimestamp(seconds, UTC)
@@ -130,7 +130,7 @@ def time_text(timestamp_us: int) -> str:
 
 
 def text_line(record: Record, *, full: bool = False) -> str:
-    """Format a record as one line: time, offset, kind, topic and client, then the payload."""
+    """Formats a record as one line: time, offset, kind, topic and client, then the payload."""
     parts = [
         time_text(record.timestamp_us),
         f"{record.partition}/{record.offset}",
@@ -162,7 +162,7 @@ def text_line(record: Record, *, full: bool = False) -> str:
 
 
 def json_line(record: Record) -> str:
-    """Format a record as a JSON object with all its fields.
+    """Formats a record as a JSON object with all its fields.
 
     Bytes that are not UTF-8 are in base64, under a name that says so.
     """
@@ -209,7 +209,7 @@ def _put_bytes(fields: dict[str, object], name: str, value: bytes) -> None:
 
 
 def _audience(record: Record) -> Audience | None:
-    """Return the record's audience. None: all clients, or it cannot be read."""
+    """Returns the record's audience. None: all clients, or it cannot be read."""
     if not record.flags & FLAG_AUDIENCE:
         return None
     try:
@@ -231,7 +231,7 @@ def _payload_text(record: Record) -> str:
 
 
 def _cursor_text(payload: bytes) -> str | None:
-    """Format positions and changed packet ids, or return None if it is no cursor."""
+    """Formats positions and changed packet ids, or returns None if it is no cursor."""
     try:
         cursor = decode_cursor(payload)
     except struct.error:
@@ -250,7 +250,7 @@ def _printable(value: bytes) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Replace control characters and other unprintable ones by backslash escapes."""
+    """Replaces control characters and other unprintable ones by backslash escapes."""
     if text.isprintable() and "\\" not in text:
         return text
     return "".join(

@@ -38,11 +38,11 @@ class ReplicaJournal:
         """Per partition the batches that are not known to be committed."""
 
     def records(self) -> Iterator[Record]:
-        """Yield all records in journal order. Raises `OSError`."""
+        """Yields all records in journal order. Raises `OSError`."""
         return replay(self._opened, limits=self._shown, state_only=False)
 
     def newest(self, count: int, selection: Selection) -> list[Record]:
-        """Return the newest chosen records, oldest first. Raises `OSError`.
+        """Returns the newest chosen records, oldest first. Raises `OSError`.
 
         Segments are read from the last one back, until there are enough.
         """
@@ -62,7 +62,7 @@ class ReplicaJournal:
         return found
 
     def reader(self) -> SegmentReader | None:
-        """Return the reader of later records, or None without segments.
+        """Returns the reader of later records, or None without segments.
 
         Raises `FileNotFoundError` if retention removed the last segment.
         """
@@ -80,7 +80,7 @@ class ReplicaJournal:
         return reader
 
     def add(self, batch: Batch) -> None:
-        """Add the next batch of the files. It replaces batches from its base offset on."""
+        """Adds the next batch of the files. It replaces batches from its base offset on."""
         waiting = self._waiting.get(batch.partition, [])
         if batch.count:
             kept = [each for each in waiting if each.base_offset < batch.base_offset]
@@ -89,7 +89,7 @@ class ReplicaJournal:
             self._waiting.pop(batch.partition, None)
 
     def committed(self, watermarks: Sequence[int]) -> Iterator[Record]:
-        """Yield the added records that are committed and were not yielded before.
+        """Yields the added records that are committed and were not yielded before.
 
         `watermarks`: read before the last batch was added. Later ones could commit a record that
         replaced an added one and was not read yet.

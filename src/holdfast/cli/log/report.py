@@ -98,7 +98,7 @@ class DirectoryReport:
 
 
 def examine(directory: DataDirectory, path: Path, *, deep: bool) -> DirectoryReport:
-    """Examine a directory. `deep`: read every byte, even if an index fits its segment's length."""
+    """Examines a directory. `deep`: read every byte, even if an index fits its segment's length."""
     manifest = directory.manifest
     epoch = directory.epoch
     report = DirectoryReport(
@@ -289,7 +289,7 @@ class _JournalExaminer:
         return self.report.partitions.setdefault(number, PartitionReport(start, start))
 
     def _begin_anew(self, where: str, number: int, start: int) -> int:
-        """Begin a partition again; returns how many missing offsets of this segment are void."""
+        """Begins a partition again; returns how many missing offsets of this segment are void."""
         self.report.notes.append(
             f"{where}: partition {number} begins again at offset {start}, earlier records are void"
         )
@@ -298,7 +298,7 @@ class _JournalExaminer:
         return self._withdraw_gaps(number, 0)
 
     def _check_offset(self, partition: int, start: int, where: str, epoch: int = -1) -> int:
-        """Return how many offsets miss before `start`; negative if earlier gaps are void now."""
+        """Returns how many offsets miss before `start`; negative if earlier gaps are void now."""
         expected = self.ends.get(partition, start)
         if start > expected:
             self._report_gap(where, partition, expected, start)
@@ -326,7 +326,7 @@ class _JournalExaminer:
         self.gaps.append(_Missing(partition, start, end, problem, len(self.report.segments)))
 
     def _withdraw_gaps(self, partition: int, offset: int) -> int:
-        """Withdraw gaps truncated anyway. Returns how many offsets are of this segment."""
+        """Withdraws gaps truncated anyway. Returns how many offsets are of this segment."""
         here = 0
         for gap in [gap for gap in self.gaps if gap.partition == partition and gap.start >= offset]:
             self.gaps.remove(gap)
@@ -345,7 +345,7 @@ class _JournalExaminer:
 
 
 def _head_mismatch(head: IndexHead, segment: ReadFile, partitions: int) -> str:
-    """Return why an index cannot belong to its segment, "" if nothing shows that."""
+    """Returns why an index cannot belong to its segment, "" if nothing shows that."""
     size_bytes = segment.size()
     if head.log_bytes > size_bytes or not is_zero(segment, head.log_bytes, size_bytes):
         return f"it covers {head.log_bytes} bytes of a segment of {size_bytes}"
@@ -365,7 +365,7 @@ def _examine_snapshots(
 
 
 def _newest_usable_snapshot(report: DirectoryReport) -> int:
-    """Return the sequence of the newest usable snapshot, 0 if there is none."""
+    """Returns the sequence of the newest usable snapshot, 0 if there is none."""
     usable = (snapshot.sequence for snapshot in report.snapshots if not snapshot.error)
     return max(usable, default=0)
 

@@ -15,7 +15,7 @@ _RIGHT: Final = frozenset(
 
 
 def report_lines(report: DirectoryReport) -> list[str]:
-    """Return the report as lines for people."""
+    """Returns the report as lines for people."""
     return [
         *_summary(report),
         *_section("segments", _segment_rows(report)),
@@ -28,7 +28,7 @@ def report_lines(report: DirectoryReport) -> list[str]:
 
 
 def size_text(size_bytes: int) -> str:
-    """Format a size in decimal units with three digits."""
+    """Formats a size in decimal units with three digits."""
     size = float(size_bytes)
     unit = 0
     while size >= 999.5 and unit + 1 < len(_UNITS):
@@ -114,7 +114,7 @@ def _optional_time(timestamp_us: int | None) -> str:
 
 
 def _section(title: str, rows: Iterator[dict[str, str]]) -> Iterator[str]:
-    """Return a table with the columns of its rows, or nothing without rows."""
+    """Returns a table with the columns of its rows, or nothing without rows."""
     return _list(title, list(table(list(rows), _RIGHT)))
 
 

@@ -15,7 +15,7 @@ EXIT_ERROR: Final = 2
 
 
 def add_parsers(commands: Any) -> None:
-    """Add the parsers of both commands."""
+    """Adds the parsers of both commands."""
     trace = commands.add_parser("trace", help="the way of one message, over the admin port")
     trace.add_argument("message", metavar="PARTITION/OFFSET|TOPIC",
                        help="its place in the log, or its topic")  # fmt: skip
@@ -34,7 +34,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def run_trace(args: argparse.Namespace) -> int:
-    """Print the way of a message."""
+    """Prints the way of a message."""
     partition, _, offset = args.message.partition("/")
     try:
         if partition.isdecimal() and offset.isdecimal():
@@ -50,7 +50,7 @@ def run_trace(args: argparse.Namespace) -> int:
 
 
 def run_why(args: argparse.Namespace) -> int:
-    """Print one sentence."""
+    """Prints one sentence."""
     try:
         path = path_of("trace/why", client=args.client, topic=args.topic, time_us=_time_us(args))
         found = _port(args).get_json(path)

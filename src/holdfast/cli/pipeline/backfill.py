@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def backfill(args: argparse.Namespace) -> int:
-    """Make the rows of some days again."""
+    """Makes the rows of some days again."""
     from holdfast.pipeline.lake.backfill.backfill import Backfill
     from holdfast.pipeline.lake.backfill.days import parse_days
     from holdfast.pipeline.lake.progress import RunProgress
@@ -64,7 +64,7 @@ def backfill(args: argparse.Namespace) -> int:
 
 
 def _lines(report: "BackfillReport") -> Iterator[str]:
-    """Say which rows a backfill has replaced, per table and day."""
+    """Says which rows a backfill has replaced, per table and day."""
     for table, days in report.rows.items():
         if "" in days:
             yield f"{table}: {_change(*days.pop(''))}"

@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def register(args: argparse.Namespace) -> int:
-    """List tables in a catalog, or remove them from it."""
+    """Lists tables in a catalog, or removes them from it."""
     lake = existing_lake(args)
     return _register_in_hive(lake, args) if args.hive else _register_in_iceberg(lake, args)
 
@@ -99,7 +99,7 @@ def _print_removed(names: list[str], where: str) -> None:
 
 
 def show_history(args: argparse.Namespace) -> int:
-    """Print when tables were made, got columns and were built again."""
+    """Prints when tables were made, got columns and were built again."""
     from holdfast.pipeline.lake.files.history import history
     from holdfast.pipeline.lake.table import RECORDS
 

@@ -21,14 +21,14 @@ EXIT_USAGE: Final = 2
 
 
 def open_lake(args: argparse.Namespace) -> "Lake":
-    """Open the lake of a command."""
+    """Opens the lake of a command."""
     from holdfast.pipeline.lake.lake import Lake
 
     return Lake(args.lake, tables=args.tables)
 
 
 def existing_lake(args: argparse.Namespace) -> "Lake":
-    """Open the lake of a command. Raises LakeError if it was never made."""
+    """Opens the lake of a command. Raises LakeError if it was never made."""
     from holdfast.pipeline.lake.files.files import LakeError
     from holdfast.pipeline.lake.files.settings import SETTINGS
 
@@ -42,7 +42,7 @@ def existing_lake(args: argparse.Namespace) -> "Lake":
 def spark_of(
     lake: "Lake", args: argparse.Namespace, backlog: int | None = None
 ) -> "Iterator[SparkLog]":
-    """Give the lake a Spark session with the options of the command.
+    """Gives the lake a Spark session with the options of the command.
 
     Its output goes to a file, unless the user sets a log level or spark-submit has started Java.
     """
@@ -63,7 +63,7 @@ def spark_of(
 
 
 def show_status(args: argparse.Namespace) -> int:
-    """Print the progress of each table of a lake, without Spark."""
+    """Prints the progress of each table of a lake, without Spark."""
     lake = existing_lake(args)
     chosen = lake.catalog.chosen(args.name or ["all"])
     status = lake.status(ask_servers=not args.offline)
@@ -76,7 +76,7 @@ def show_status(args: argparse.Namespace) -> int:
 
 
 def _check_lag(status: "LakeStatus", limit_s: float) -> int:
-    """Return 1 and print a line if a table is too far behind, or if that is not known."""
+    """Returns 1 and prints a line if a table is too far behind, or if that is not known."""
     code = 0
     for table in status.tables:
         if table.lag_s is None:
@@ -94,7 +94,7 @@ def _check_lag(status: "LakeStatus", limit_s: float) -> int:
 
 
 def show_schema(args: argparse.Namespace) -> int:
-    """Print the meaning of the tables and their columns."""
+    """Prints the meaning of the tables and their columns."""
     from holdfast.pipeline.lake.catalog import load_catalog
     from holdfast.pipeline.lake.describe import described
 
@@ -122,7 +122,7 @@ def _schema_lines(table: dict[str, Any]) -> list[str]:
 
 
 def rebuild(args: argparse.Namespace) -> int:
-    """Build a table again after its declaration has changed."""
+    """Builds a table again after its declaration has changed."""
     from holdfast.pipeline.lake.progress import RunProgress
 
     lake = open_lake(args)
@@ -135,7 +135,7 @@ def rebuild(args: argparse.Namespace) -> int:
 
 
 def compact(args: argparse.Namespace) -> int:
-    """Merge the many files of small commits into few. Plain Parquet files need no Spark."""
+    """Merges the many files of small commits into few. Plain Parquet files need no Spark."""
     from holdfast.pipeline.lake.stores.store import ParquetStore
 
     lake = open_lake(args)
@@ -150,7 +150,7 @@ def compact(args: argparse.Namespace) -> int:
 
 
 def write_package(args: argparse.Namespace) -> int:
-    """Write the files for spark-submit where holdfast is not installed."""
+    """Writes the files for spark-submit where holdfast is not installed."""
     from holdfast.pipeline.package import NEEDED, write_package
 
     archive, script = write_package(args.output)
@@ -165,7 +165,7 @@ def write_package(args: argparse.Namespace) -> int:
 
 
 def infer_rules(args: argparse.Namespace) -> int:
-    """Write rules that fit the last messages of a log, without Spark."""
+    """Writes rules that fit the last messages of a log, without Spark."""
     from holdfast.cli.pipeline.options import access_options
     from holdfast.pipeline.lake.files.settings import source_options
     from holdfast.pipeline.lake.runner import check_source
@@ -204,7 +204,7 @@ def infer_rules(args: argparse.Namespace) -> int:
 
 
 def write_report(args: argparse.Namespace) -> int:
-    """Write charts of tables as one HTML file, without Spark."""
+    """Writes charts of tables as one HTML file, without Spark."""
     if find_spec("plotly") is None:
         print("holdfast: the report needs plotly: pip install 'holdfast[spark]'", file=sys.stderr)
         return EXIT_USAGE

@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def import_past(args: argparse.Namespace) -> int:
-    """Import files, or the retained messages of a broker."""
+    """Imports files, or the retained messages of a broker."""
     from holdfast.pipeline.imports.errors import ImportFailed
 
     of_broker = [each for each in args.sources if each.startswith(SCHEMES)]
@@ -140,7 +140,7 @@ def _target(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _login(args: argparse.Namespace, prefix: str) -> dict[str, str]:
-    """Return the options of the sink for a login. Raises ImportFailed."""
+    """Returns the options of the sink for a login. Raises ImportFailed."""
     from holdfast.pipeline.imports.errors import ImportFailed
 
     found: dict[str, str | None] = {

@@ -30,7 +30,7 @@ _TABLE_METRICS: Final[tuple[tuple[str, str, str, "Callable[[TableStatus], _Value
 
 
 def metrics_text(status: "LakeStatus") -> str:
-    """Return the metrics of a lake in Prometheus' text format. A value that is not known is left
+    """Returns the metrics of a lake in Prometheus' text format. A value that is not known is left
     out."""
     lines: list[str] = []
 
@@ -65,7 +65,7 @@ def metrics_text(status: "LakeStatus") -> str:
 
 @contextmanager
 def serving(address: tuple[str, int], status: "Callable[[], LakeStatus]") -> Iterator[int]:
-    """Serve `/metrics` at an address while the context lasts, and give the port.
+    """Serves `/metrics` at an address while the context lasts, and gives the port.
 
     Raises OSError if the address cannot be used.
     """
@@ -85,7 +85,7 @@ def serving(address: tuple[str, int], status: "Callable[[], LakeStatus]") -> Ite
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Do not log requests."""
+            """Does not log requests."""
 
     server = ThreadingHTTPServer(address, Handler)
     server.daemon_threads = True

@@ -54,7 +54,7 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 
 
 def add_access(parser: argparse.ArgumentParser, *, is_remembered: bool = True) -> None:
-    """Add the options of admin ports with access and TLS. `is_remembered`: the lake keeps them."""
+    """Adds the options of admin ports with access and TLS. `is_remembered`: the lake keeps them."""
     more = "; its path is remembered by the lake" if is_remembered else ""
     parser.add_argument(
         "--token-file",
@@ -136,7 +136,7 @@ def add_inference(parser: argparse.ArgumentParser) -> None:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Parse NAME=VALUE. For argparse."""
+    """Parses NAME=VALUE. For argparse."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -144,7 +144,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Parse ADDR:PORT. For argparse."""
+    """Parses ADDR:PORT. For argparse."""
     try:
         host, port = split_address(text)
     except ValueError:
@@ -155,7 +155,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def duration_s(text: str) -> float:
-    """Parse `500ms`, `1s`, `2m` or `1h`. A number without a unit is in seconds."""
+    """Parses `500ms`, `1s`, `2m` or `1h`. A number without a unit is in seconds."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 500ms, 1s or 2m")
@@ -163,7 +163,7 @@ def duration_s(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """Parse a number of 1 or more. For argparse."""
+    """Parses a number of 1 or more. For argparse."""
     number = whole_number(text, 1 << 62, 1)
     if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")

@@ -148,7 +148,7 @@ def _reporter(
 
 
 def _metrics(address: tuple[str, int], lake: "Lake") -> AbstractContextManager[int]:
-    """Serve the metrics of a lake. Raises LakeError if the address cannot be used."""
+    """Serves the metrics of a lake. Raises LakeError if the address cannot be used."""
     from holdfast.pipeline.lake.files.files import LakeError
 
     try:
@@ -158,7 +158,7 @@ def _metrics(address: tuple[str, int], lake: "Lake") -> AbstractContextManager[i
 
 
 def stop_on_signals(runner: "Runner") -> None:
-    """Let the runner finish its steps at the first signal. A second SIGINT interrupts it."""
+    """Lets the runner finish its steps at the first signal. A second SIGINT interrupts it."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         if runner.stopping and number == signal.SIGINT:

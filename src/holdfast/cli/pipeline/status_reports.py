@@ -100,7 +100,7 @@ class StatusReporter:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Send the last report."""
+        """Sends the last report."""
         self._ending.set()
         if self._connections:
             self._thread.join()
@@ -115,7 +115,7 @@ class StatusReporter:
                 return
 
     def _send(self, state: ReportState) -> None:
-        """Send a report to the first server that takes it."""
+        """Sends a report to the first server that takes it."""
         try:
             report = self.report(state)
             refusal = ""

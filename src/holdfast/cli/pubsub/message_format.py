@@ -39,7 +39,7 @@ class FormatError(ValueError):
 
 
 def compile_format(text: str, pretty: bool) -> list[Part]:
-    """Compile a format string. `pretty`: indent the JSON of %j and %J.
+    """Compiles a format string. `pretty`: indent the JSON of %j and %J.
 
     Raises `FormatError` if the format is invalid.
     """
@@ -119,7 +119,7 @@ def _message_part(text: str, position: int, pretty: bool) -> tuple[Part, int]:
 
 
 def _property(identifier: int) -> Part:
-    """Return a function that formats a property, with "" if the message has none."""
+    """Returns a function that formats a property, with "" if the message has none."""
 
     def part(message: Message, now_ns: int) -> bytes:
         value = message.properties.get(identifier)
@@ -251,7 +251,7 @@ def _json_properties(message: Message) -> dict[str, object]:
 
 
 def _json_number(text: str) -> float | int:
-    """Parse a number; 1.0 becomes 1."""
+    """Parses a number; 1.0 becomes 1."""
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 1e15 else number
 
@@ -261,7 +261,7 @@ def _refuse(name: str) -> object:
 
 
 def _indented(value: object, depth: int) -> str:
-    """Format JSON with tabs, and lists on one line."""
+    """Formats JSON with tabs, and lists on one line."""
     if isinstance(value, dict):
         if not value:
             return "{\n" + "\t" * depth + "}"
@@ -285,7 +285,7 @@ class Printer:
         self._end = b"\n" if newline else b""
 
     def render(self, message: Message, now_ns: int) -> bytes:
-        """Return the output for a message. Raises `PayloadNotJson` if %J has no JSON."""
+        """Returns the output for a message. Raises `PayloadNotJson` if %J has no JSON."""
         if self._format is not None:
             return b"".join([part(message, now_ns) for part in self._format]) + self._end
         if self._verbose:

@@ -139,27 +139,27 @@ class ClientOptions:
             self.use_tls = True
 
     def add_flag(self, setter: Callable[[], None], *names: str) -> None:
-        """Add an option without a value."""
+        """Adds an option without a value."""
         for name in names:
             self._flags[name] = setter
 
     def add_value(self, missing: str, setter: Setter, *names: str) -> None:
-        """Add an option with one value. `missing` names the value in the error text."""
+        """Adds an option with one value. `missing` names the value in the error text."""
         for name in names:
             self._values[name] = (missing, setter)
 
     def add_switch(self, attribute: str, *names: str, value: bool = True) -> None:
-        """Add an option without a value that sets an attribute."""
+        """Adds an option without a value that sets an attribute."""
         self.add_flag(partial(setattr, self, attribute, value), *names)
 
     def add_text(self, missing: str, attribute: str, *names: str) -> None:
-        """Add an option whose value is an attribute, unchanged."""
+        """Adds an option whose value is an attribute, unchanged."""
         self.add_value(missing, partial(setattr, self, attribute), *names)
 
     def add_number(
         self, missing: str, attribute: str, bounds: tuple[int, int], wrong: str, *names: str
     ) -> None:
-        """Add an option with a whole number. `wrong` is the error text, with {} for the value."""
+        """Adds an option with a whole number. `wrong` is the error text, with {} for the value."""
 
         def take(text: str) -> None:
             setattr(self, attribute, option_number(text, *bounds, wrong.format(text)))
@@ -176,7 +176,7 @@ class ClientOptions:
     # Parsing
 
     def parse(self, arguments: list[str]) -> None:
-        """Parse the arguments. Raises `UsageError`, `HelpWanted` or `VersionWanted`."""
+        """Parses the arguments. Raises `UsageError`, `HelpWanted` or `VersionWanted`."""
         position = 0
         while position < len(arguments):
             name = arguments[position]
@@ -231,7 +231,7 @@ class ClientOptions:
             raise UsageError(f"Invalid TLS version '{version}': one of tlsv1.3, tlsv1.2, tlsv1.1.")
 
     def servers(self) -> list[Server]:
-        """Return all servers to choose from. That of -h and -p comes first, if it is given or the
+        """Returns all servers to choose from. That of -h and -p comes first, if it is given or the
         only one. Raises `ValueError` for a bad URL."""
         found: list[Server] = []
         if self._names_host or not self.server_urls:
@@ -241,7 +241,7 @@ class ClientOptions:
         return list(dict.fromkeys(found))
 
     def connect_options(self) -> Options:
-        """Return the client's options. A longer list of servers shortens its timeouts."""
+        """Returns the client's options. A longer list of servers shortens its timeouts."""
         expiry_s = self.session_expiry_s
         if expiry_s is None:
             expiry_s = 0 if self.clean else EXPIRY_NEVER
@@ -321,8 +321,8 @@ class ClientOptions:
         self.will_topic = text
 
     def _set_url(self, text: str) -> None:
-        """Take the URL mqtt(s)://[user[:password]@]host[:port]/topic, as mosquitto_sub does. In one
-        of ws or wss the path of the WebSocket and the topic could not be distinguished."""
+        """Takes the URL mqtt(s)://[user[:password]@]host[:port]/topic, as mosquitto_sub does. In
+        one of ws or wss the path of the WebSocket and the topic could not be distinguished."""
         from urllib.parse import unquote
 
         scheme, separator, rest = text.partition("://")
@@ -361,7 +361,7 @@ def option_number(text: str, low: int, high: int, message: str) -> int:
 
 
 def check_topic(topic: str, what: str) -> None:
-    """Check a topic to publish to."""
+    """Checks a topic to publish to."""
     try:
         decode_topic(topic.encode())
     except (InvalidTopic, UnicodeEncodeError):

@@ -35,7 +35,7 @@ class PropertyError(Exception):
 
 
 def add_property(found: dict[str, Properties], arguments: list[str], position: int) -> int:
-    """Read the values of one -D from arguments[position:] and return the next position.
+    """Reads the values of one -D from arguments[position:] and returns the next position.
 
     Raises `PropertyError` if they are wrong.
     """

@@ -59,7 +59,7 @@ class PubOptions(ClientOptions):
         check_topic(self.topic, "publish topic")
 
     def read_payload(self) -> None:
-        """Read the payload, after all options were checked. Raises `OSError`."""
+        """Reads the payload, after all options were checked. Raises `OSError`."""
         if self.mode == "stdin":
             self.payload = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
         elif self.mode == "file":
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _read_payload(options: PubOptions) -> str:
-    """Read the payload and return what is wrong with it, "" if nothing is."""
+    """Reads the payload and returns what is wrong with it, "" if nothing is."""
     try:
         options.read_payload()
     except OSError as error:
@@ -152,7 +152,7 @@ class CommandPublisher:
         self._properties = properties
 
     async def publish_repeatedly(self, payload: bytes) -> None:
-        """Publish the payload repeatedly. Each message waits for the one before it."""
+        """Publishes the payload repeatedly. Each message waits for the one before it."""
         for index in range(self._options.repeat):
             if index:
                 await asyncio.sleep(self._options.repeat_delay_s)
@@ -163,7 +163,7 @@ class CommandPublisher:
                 raise error
 
     async def publish_lines(self, chunks: AsyncIterator[bytes]) -> None:
-        """Publish a message per line, and keep the client's window full."""
+        """Publishes a message per line, and keeps the client's window full."""
         rest = b""
         async for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")
@@ -197,7 +197,7 @@ class CommandPublisher:
 
 
 async def stdin_chunks() -> AsyncIterator[bytes]:
-    """Yield the chunks of standard input, one of them read ahead.
+    """Yields the chunks of standard input, one of them read ahead.
 
     A thread reads it, because an event loop cannot watch a file. The thread is a daemon, so the
     program can end without waiting for more input.

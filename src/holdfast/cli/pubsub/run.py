@@ -48,7 +48,7 @@ class TlsProblem(Exception):
 
 
 def parse(options: ClientOptions, arguments: list[str], command: str, usage: str) -> int | None:
-    """Parse the arguments of a command. Returns the exit code if it is to do nothing."""
+    """Parses the arguments of a command. Returns the exit code if it is to do nothing."""
     try:
         options.parse(arguments)
     except HelpWanted:
@@ -70,7 +70,7 @@ def new_client(
     reconnect: Reconnect,
     on_message: Callable[[Message], None] | None = None,
 ) -> Client:
-    """Make the client. Raises `TlsProblem` or `ValueError` if the options cannot be used."""
+    """Makes the client. Raises `TlsProblem` or `ValueError` if the options cannot be used."""
     return Client(
         servers=options.servers(),
         reconnect=reconnect,
@@ -83,7 +83,7 @@ def new_client(
 
 
 def first_policy(client: Client) -> Reconnect:
-    """Return the policy of the first connection: a choice of servers is worth retries."""
+    """Returns the policy of the first connection: a choice of servers is worth retries."""
     return AGAIN_BOUNDED if len(client.servers) > 1 else ONCE
 
 
@@ -114,7 +114,7 @@ def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
 
 
 def exit_code(error: ClientError, options: ClientOptions) -> int:
-    """Return mosquitto's exit code for an error. The CONNACK code of a refusal is one, too."""
+    """Returns mosquitto's exit code for an error. The CONNACK code of a refusal is one, too."""
     if isinstance(error, ConnectionRefused):
         return error.reason if options.level == LEVEL_5 else connack_return_code(error.reason)
     cause = error.__cause__
@@ -126,14 +126,14 @@ def exit_code(error: ClientError, options: ClientOptions) -> int:
 
 
 def _is_tls_failure(cause: BaseException | None, options: ClientOptions) -> bool:
-    """Return whether TLS failed. A server without TLS resets the connection."""
+    """Returns whether TLS failed. A server without TLS resets the connection."""
     return isinstance(cause, ssl.SSLError) or (
         options.use_tls and isinstance(cause, ConnectionResetError)
     )
 
 
 def error_line(error: ClientError, options: ClientOptions) -> str:
-    """Describe an error, in mosquitto's words where mosquitto has them."""
+    """Describes an error, in mosquitto's words where mosquitto has them."""
     cause = error.__cause__
     if isinstance(error, ConnectionRefused):
         if options.level < LEVEL_5:
@@ -158,7 +158,7 @@ def error_line(error: ClientError, options: ClientOptions) -> str:
 
 
 def _os_error_text(error: OSError) -> str:
-    """Return the text of the system's error.
+    """Returns the text of the system's error.
 
     asyncio joins the errors of several addresses and adds words of its own.
     """
@@ -177,7 +177,7 @@ _CAPITALIZED: Final = {
 
 
 def complain(options: ClientOptions, line: str) -> None:
-    """Print a line on standard error, unless --quiet is given."""
+    """Prints a line on standard error, unless --quiet is given."""
     if not options.quiet:
         print(line, file=sys.stderr)
 
@@ -191,7 +191,7 @@ class Tracer:
         self._sent_count = 0
 
     def show(self, sent: bool, packet: Packet) -> None:
-        """Print a packet. The CONNACK of a server-assigned id changes the name in later lines."""
+        """Prints a packet. The CONNACK of a server-assigned id changes the name in later lines."""
         if isinstance(packet, pk.Connack):
             assigned = packet.properties.get(pr.ASSIGNED_CLIENT_IDENTIFIER)
             if isinstance(assigned, str):
@@ -252,5 +252,5 @@ class Tracer:
 
 
 def _subscription_options(request: pk.SubscriptionRequest) -> int:
-    """Return the options byte of a subscription without the QoS."""
+    """Returns the options byte of a subscription without the QoS."""
     return request.no_local << 2 | request.retain_as_published << 3 | request.retain_handling << 4

@@ -222,7 +222,7 @@ class Subscriber:
         self._exit_code = 0
 
     async def run(self) -> int:
-        """Connect, subscribe and print. Returns the exit code."""
+        """Connects, subscribes and prints. Returns the exit code."""
         options = self._options
         try:
             client = client_run.new_client(options, client_run.AGAIN, self._receive)
@@ -247,7 +247,7 @@ class Subscriber:
         return self._exit_code
 
     async def _connect(self, client: Client) -> None:
-        """Connect, or return without a connection when an exit code is decided first."""
+        """Connects, or returns without a connection when an exit code is decided first."""
         connecting = asyncio.create_task(client.connect(client_run.first_policy(client)))
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -259,7 +259,7 @@ class Subscriber:
             stop.cancel()
 
     async def _serve(self, client: Client) -> None:
-        """Subscribe and print until an exit code is decided.
+        """Subscribes and prints until an exit code is decided.
 
         The client restores a lost connection. Raises the error that ended it for good.
         """

@@ -19,7 +19,7 @@ PAGE_MAX: Final = 500
 def add_audit_parser(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
 ) -> None:
-    """Add the parser of the command."""
+    """Adds the parser of the command."""
     parser = commands.add_parser(
         "audit",
         help="who changed what, the newest first",
@@ -35,7 +35,7 @@ def add_audit_parser(
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    """Run the command. Returns 1 if the port does not reply."""
+    """Runs the command. Returns 1 if the port does not reply."""
     found: list[dict[str, Any]] = []
     missing: dict[str, str] = {}
     before: str | None = None

@@ -11,7 +11,7 @@ DURATION_S_MAX: Final = 3650 * DAY_S
 def add_ban_parsers(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
 ) -> list[argparse.ArgumentParser]:
-    """Add the parsers of the three actions, and return them."""
+    """Adds the parsers of the three actions, and returns them."""
     listing = commands.add_parser("bans", help="list the bans and lock-outs")
     listing.add_argument("--search", metavar="TEXT", help="a part of the name or the reason")
     listing.add_argument("--scope", choices=("client", "user", "address"), help="of this scope")

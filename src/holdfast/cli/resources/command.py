@@ -115,7 +115,7 @@ HELP: Final = {
 def add_parser_of(
     name: str, subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 ) -> None:
-    """Add the parser of one of these commands."""
+    """Adds the parser of one of these commands."""
     parser = subparsers.add_parser(name, help=HELP[name], description=HELP[name] + ".")
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = commands.add_parser("list", help="print them")
@@ -217,7 +217,7 @@ _LIST_PARAMETERS: Final = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one of these commands."""
+    """Runs one of these commands."""
     try:
         port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
         if args.action == "list":

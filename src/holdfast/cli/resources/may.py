@@ -17,7 +17,7 @@ EXIT_ERROR: Final = 2
 def add_may_parser(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
 ) -> None:
-    """Add the parser of the command."""
+    """Adds the parser of the command."""
     parser = commands.add_parser(
         "may",
         help="whether a client may publish or subscribe, and by which rule",
@@ -36,7 +36,7 @@ def add_may_parser(
 
 
 def run_may(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Runs the command."""
     path = path_of("may", client=args.client, action=args.action, topic=args.topic, user=args.user)
     try:
         port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)

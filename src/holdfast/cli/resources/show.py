@@ -137,7 +137,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one of these views."""
+    """Prints one of these views."""
     try:
         port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
         path = f"notes?limit={NOTES_MAX}" if args.what == "reconnects" else args.what

@@ -36,38 +36,38 @@ class ReadableLog(Protocol):
     """The log as one cursor reads it."""
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
-        """Return the offsets that each partition has. `at_least` are ends that were seen before."""
+        """Returns the offsets that each partition has. `at_least`: ends seen before."""
         ...
 
     def generation(self) -> LogGeneration:
-        """Return the generation of the log, as of the last `bounds` or `wait`."""
+        """Returns the generation of the log, as of the last `bounds` or `wait`."""
         ...
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Return per partition the first offset that is not older than the time."""
+        """Returns per partition the first offset that is not older than the time."""
         ...
 
     def read(
         self, ranges: Sequence[OffsetRange], coverage: Coverage, topics: TopicFilter
     ) -> Iterator[Chunk]:
-        """Read ranges. A chunk is valid until the next one is requested."""
+        """Reads ranges. A chunk is valid until the next one is requested."""
         ...
 
     def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
-        """Wait until the log has more than these ends of all partitions. None: until the timeout
+        """Waits until the log has more than these ends of all partitions. None: until the timeout
         no server had news."""
         ...
 
     def pause(self, seconds: float) -> None:
-        """Wait. Raises LogClosed."""
+        """Waits. Raises LogClosed."""
         ...
 
     def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         ...
 
     def interrupt(self) -> None:
-        """End the read in progress from another thread, which then raises LogClosed."""
+        """Ends the read in progress from another thread, which then raises LogClosed."""
         ...
 
 
@@ -124,7 +124,7 @@ class ServedLog:
         return found if any(found[p].end > end for p, end in ends.items()) else None
 
     def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         self.servers.close()
         if self._reading is not None:
             self._reading.close()
@@ -142,7 +142,7 @@ class ServedLog:
             raise LogClosed("the cursor was closed")
 
     def _unless_closed(self, work: Callable[[], T]) -> T:
-        """Do a request. Raises LogClosed in place of its failure if the cursor was closed."""
+        """Does a request. Raises LogClosed in place of its failure if the cursor was closed."""
         if self._closed.is_set():
             raise LogClosed("the cursor was closed")
         try:
@@ -188,14 +188,14 @@ class DirectoryLog:
             yield chunk
 
     def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
-        """Raise LogOptionError, because nothing announces that files have grown."""
+        """Raises LogOptionError, because nothing announces that files have grown."""
         raise LogOptionError("follow needs the admin port of a broker, not a directory")
 
     def pause(self, seconds: float) -> None:
-        """Do nothing: only a cursor that follows pauses."""
+        """Does nothing: only a cursor that follows pauses."""
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Does nothing: no file stays open."""
 
     def interrupt(self) -> None:
         """See ReadableLog."""

@@ -43,7 +43,7 @@ class AsyncLogClient(LogLocation):
         on_gap: OnGap | None = None,
         idle_s: float | None = None,
     ) -> "AsyncLogCursor":
-        """Begin to read: see `LogClient.read`. `on_gap` is called in the thread of the event
+        """Begins to read: see `LogClient.read`. `on_gap` is called in the thread of the event
         loop."""
         selection = select(topics, start, end, follow, partitions, idle_s)
         loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ class AsyncLogCursor:
         self.close()
 
     def close(self) -> None:
-        """End the read and close its connections. It does not block."""
+        """Ends the read and closes its connections. It does not block."""
         self._is_closed = True
         self._cursor.close()
         self._worker.shutdown(wait=False)

@@ -96,7 +96,7 @@ class LogClient(LogLocation):
         on_gap: OnGap | None = None,
         idle_s: float | None = None,
     ) -> LogCursor:
-        """Begin to read.
+        """Begins to read.
 
         `topics`: MQTT filters; "#" matches all topics, also those that begin with $.
         `start`: "earliest" (the default), "latest", a time, "-15m" or a timedelta (so long ago), or

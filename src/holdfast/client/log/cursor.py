@@ -127,7 +127,7 @@ class LogCursor:
         self.close()
 
     def close(self) -> None:
-        """End the read, from any thread, and close its connections."""
+        """Ends the read, from any thread, and closes its connections."""
         self._is_closed = True
         self._access.interrupt()
         if not self._is_busy:
@@ -145,7 +145,7 @@ class LogCursor:
         return Position(found, self._generation.number)
 
     def commit(self, position: Position | None = None) -> None:
-        """Commit a position, by default `position`, for the group of this read. When it returns,
+        """Commits a position, by default `position`, for the group of this read. When it returns,
         the broker has it as durably as messages. Everything below it must be processed. Raises
         AdminError if no server confirms it."""
         if self._group is None:
@@ -169,7 +169,7 @@ class LogCursor:
         return self._part[2][self._taken - 1]
 
     def batches(self, messages_max: int = MESSAGES_MAX) -> Iterator[list[LogMessage]]:
-        """Yield lists of at most `messages_max` messages, as soon as there are any. With `idle_s`,
+        """Yields lists of at most `messages_max` messages, as soon as there are any. With `idle_s`,
         a list is empty when nothing came for that time."""
         if messages_max < 1:
             raise LogOptionError(f"messages_max is {messages_max}; allowed: 1 or more")
@@ -191,7 +191,7 @@ class LogCursor:
             yield found
 
     def _advance(self) -> bool:
-        """Go on to the next batch of the log, when the present one is handed out. False: the read
+        """Goes on to the next batch of the log, when the present one is handed out. False: the read
         has ended."""
         self._next = dict(self.position.offsets)
         if self._part[2]:
@@ -214,7 +214,7 @@ class LogCursor:
     # Arrow
 
     def arrow(self, columns: str | None = None) -> "Iterator[pa.RecordBatch]":
-        """Yield Arrow batches of the columns, by default all: some names separated by commas, in
+        """Yields Arrow batches of the columns, by default all: some names separated by commas, in
         that order. The columns are those of the Spark source (docs/source.md). Needs pyarrow."""
         from holdfast.log.columns.decode import decode
 
@@ -267,7 +267,7 @@ class LogCursor:
                 self._access.close()
 
     def _read_chunks(self) -> Iterator[Chunk]:
-        """Yield the wanted chunks. `_reached` is the position behind each; when the next one is
+        """Yields the wanted chunks. `_reached` is the position behind each; when the next one is
         requested, `_next` is there."""
         selection, access = self._selection, self._access
         idle_since = time.monotonic()
@@ -311,7 +311,7 @@ class LogCursor:
         return ranges_to_read(self._next, ends, self._bounds)
 
     def _wait(self, idle_since: float) -> bool:
-        """Wait until the log goes on. False: nothing came within `idle_s`."""
+        """Waits until the log goes on. False: nothing came within `idle_s`."""
         idle_s = self._selection.idle_s
         began = time.monotonic()
         while True:
@@ -333,7 +333,7 @@ class LogCursor:
                 return True
 
     def _note_generation(self) -> None:
-        """Carry the position over to the present generation of the log, if it was restored."""
+        """Carries the position over to the present generation of the log, if it was restored."""
         before, self._generation = self._generation, self._access.generation()
         self._next = self._carried(self._next, before.number)
 
@@ -352,7 +352,7 @@ class LogCursor:
         return moved
 
     def _report_lost(self, coverage: Coverage) -> None:
-        """Report the gaps that a read has found, before the messages behind them."""
+        """Reports the gaps that a read has found, before the messages behind them."""
         lost, coverage.lost = coverage.lost, []
         if self._on_gap is not None:
             for item in lost:

@@ -41,7 +41,7 @@ class GroupOffsets:
         self._committed: Offsets = {}
 
     def load(self) -> Offsets:
-        """Return the committed offsets. Raises AdminError.
+        """Returns the committed offsets. Raises AdminError.
 
         A node that lags may not know the newest ones yet, so all nodes are asked.
         """
@@ -57,7 +57,7 @@ class GroupOffsets:
     def commit(
         self, offsets: Mapping[int, int], processed: Collection[int], generation: int | None = None
     ) -> None:
-        """Commit offsets of a generation of the log. `processed` are the partitions of which
+        """Commits offsets of a generation of the log. `processed` are the partitions of which
         messages were processed since the last commit. Returns once they are durable. Raises
         AdminError if the log has another generation, or no server confirms it; they may be
         committed all the same.

@@ -64,7 +64,7 @@ class MessageDecoder:
         self._topics_bytes = 0
 
     def messages(self, chunk: Chunk) -> Iterator[tuple[int, int, list[LogMessage]]]:
-        """Yield the messages of each batch, with its partition and the offset at which the batch
+        """Yields the messages of each batch, with its partition and the offset at which the batch
         ends."""
         for position, start, end in zip(chunk.positions, chunk.starts, chunk.ends, strict=True):
             header = HEADER.unpack_from(chunk.data, position)

@@ -27,15 +27,15 @@ class DatabaseCursor(Protocol):
         ...
 
     def execute(self, operation: Any, parameters: Sequence[Any] = ..., /) -> Any:
-        """Run a statement."""
+        """Runs a statement."""
         ...
 
     def fetchall(self) -> Sequence[Any]:
-        """Return the rows of the last statement."""
+        """Returns the rows of the last statement."""
         ...
 
     def close(self) -> Any:
-        """Close the cursor."""
+        """Closes the cursor."""
         ...
 
 
@@ -43,11 +43,11 @@ class DatabaseConnection(Protocol):
     """The part of a DB-API 2.0 connection (PEP 249) that is used here."""
 
     def cursor(self) -> DatabaseCursor:
-        """Make a cursor."""
+        """Makes a cursor."""
         ...
 
     def commit(self) -> Any:
-        """Commit the transaction."""
+        """Commits the transaction."""
         ...
 
 
@@ -94,7 +94,7 @@ class OffsetTable:
         self._known: dict[int, int] = {}
 
     def load(self) -> Position | None:
-        """Return the stored position, or None before the first. It makes the table if needed, and
+        """Returns the stored position, or None before the first. It makes the table if needed, and
         commits. Call it again after a rollback, and read from there again."""
         cursor = self._connection.cursor()
         try:
@@ -110,7 +110,7 @@ class OffsetTable:
         return Position(known, known.pop(GENERATION, 0))
 
     def store(self, position: Position) -> None:
-        """Store a position in the transaction of the connection, and do not commit. Raises
+        """Stores a position in the transaction of the connection, and does not commit. Raises
         OffsetConflict, or the driver's error if two processes store a first position."""
         stored = dict(position.offsets)
         if position.generation or GENERATION in self._known:

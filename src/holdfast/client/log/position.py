@@ -54,7 +54,7 @@ ResolvedPlace = str | int | Position
 
 
 def resolve_place(name: str, place: Place) -> ResolvedPlace:
-    """Check a place. Raises LogOptionError, which calls it `name`."""
+    """Checks a place. Raises LogOptionError, which calls it `name`."""
     if isinstance(place, Position):
         return place
     if isinstance(place, timedelta):

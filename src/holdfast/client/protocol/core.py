@@ -93,7 +93,7 @@ class ClientProtocol(RequestSender):
     # Calls of the application
 
     def connect(self, now: float) -> None:
-        """Send CONNECT over a new transport."""
+        """Sends CONNECT over a new transport."""
         options = self.options
         self.state = CONNECTING
         self._deadline = now + options.connect_timeout_s
@@ -118,13 +118,13 @@ class ClientProtocol(RequestSender):
         self._send(encode(packet, self.version), now)
 
     def acknowledge(self, packet_id: int, now: float) -> None:
-        """Acknowledge a received message, with `manual_acknowledge`."""
+        """Acknowledges a received message, with `manual_acknowledge`."""
         for done_id, qos in self.incoming.acknowledge(packet_id):
             kind = pk.PUBACK if qos == 1 else pk.PUBREC
             self._send(encode_ack(kind, done_id, reasons.SUCCESS, self.version), now)
 
     def reauthenticate(self, now: float) -> None:
-        """Start the enhanced authentication again on the live connection [MQTT-4.12.1-1]."""
+        """Starts the enhanced authentication again on the live connection [MQTT-4.12.1-1]."""
         self._check_connected()
         if self.options.authentication is None:
             raise ValueError("no authentication was set in the options")
@@ -138,7 +138,7 @@ class ClientProtocol(RequestSender):
         reason: int = reasons.SUCCESS,
         properties: Properties | None = None,
     ) -> None:
-        """Send DISCONNECT; the Closed effect follows at once. Does nothing without a connection."""
+        """Sends DISCONNECT; the Closed effect follows at once. Does nothing unless connected."""
         if self.state == CONNECTED:
             self._send(encode(pk.Disconnect(reason, properties or {}), self.version), now)
         if self.state in (CONNECTING, CONNECTED):
@@ -147,7 +147,7 @@ class ClientProtocol(RequestSender):
     # Calls of the driver
 
     def handle_data(self, data: bytes, now: float) -> None:
-        """Process received bytes."""
+        """Processes received bytes."""
         if self.state not in (CONNECTING, CONNECTED):
             return
         self._keep_alive.received(now)
@@ -167,20 +167,20 @@ class ClientProtocol(RequestSender):
         self._pump(now)
 
     def handle_reading(self, paused: bool, now: float) -> None:
-        """Note that the driver stopped or resumed reading: meanwhile it receives no PINGRESP."""
+        """Notes that the driver stopped or resumed reading: meanwhile it receives no PINGRESP."""
         self._keep_alive.set_paused(paused, now)
 
     def handle_progress(self, now: float) -> None:
-        """Note that the transport has sent waiting bytes, so the peer is alive."""
+        """Notes that the transport has sent waiting bytes, so the peer is alive."""
         self._keep_alive.progressed(now)
 
     def handle_closed(self, now: float, text: str = "connection closed by the server") -> None:
-        """Handle a closed transport."""
+        """Handles a closed transport."""
         if self.state in (CONNECTING, CONNECTED):
             self._close(ConnectionLost(text))
 
     def handle_timer(self, now: float) -> None:
-        """Send a ping that is due, or end a connection whose server is silent."""
+        """Sends a ping that is due, or ends a connection whose server is silent."""
         if self.state == CONNECTING:
             if self._deadline is not None and now >= self._deadline:
                 self._close(TimedOut(f"no CONNACK within {self.options.connect_timeout_s:g} s"))
@@ -262,14 +262,14 @@ class ClientProtocol(RequestSender):
         self._refuse_unfit()
 
     def _release_former_ids(self, now: float) -> None:
-        """Release the ids that an earlier program left in the session. Until then the server would
+        """Releases the ids that an earlier program left in the session. Until then the server would
         take a QoS 2 message of this client for that program's."""
         if self._ids.id_max < PACKET_ID_MAX:
             for packet_id in range(1, self._ids.id_max + 1):
                 self._send(encode_ack(pk.PUBREL, packet_id, reasons.SUCCESS, self.version), now)
 
     def _refuse_unfit(self) -> None:
-        """Refuse queued messages above the announced limits. Each would end the connection."""
+        """Refuses queued messages above the announced limits. Each would end the connection."""
         limits = self.limits
 
         def reason_against(publish: OutgoingPublish) -> int:
@@ -300,7 +300,7 @@ class ClientProtocol(RequestSender):
             on_unreadable(str(error))
 
     def _pass_over(self, now: float) -> bool:
-        """Acknowledge the current PUBLISH. False: its packet id is unreadable, too."""
+        """Acknowledges the current PUBLISH. False: its packet id is unreadable, too."""
         reader = self._reader
         buffer, at = reader.buffer, reader.start
         qos = reader.first >> 1 & 3
@@ -335,7 +335,7 @@ class ClientProtocol(RequestSender):
         self._effects.append(Received(message))
 
     def _handle_ack(self, packet: pk.Packet, now: float) -> None:
-        """Handle PUBACK, PUBREC or PUBCOMP."""
+        """Handles PUBACK, PUBREC or PUBCOMP."""
         assert isinstance(packet, pk.Ack)
         outgoing = self.outgoing
         refused = packet.reason >= 0x80
@@ -433,7 +433,7 @@ class ClientProtocol(RequestSender):
     # Ending
 
     def _fail(self, error: ClientError, now: float) -> None:
-        """End the connection because of the server's error, with a reason code in MQTT 5."""
+        """Ends the connection because of the server's error, with a reason code in MQTT 5."""
         if self.state == CONNECTED and self.version == LEVEL_5 and error.reason >= 0x80:
             self._send(encode(pk.Disconnect(error.reason, {}), self.version), now)
         self._close(error)

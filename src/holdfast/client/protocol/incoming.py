@@ -41,7 +41,7 @@ class IncomingMessages:
         self._pending: dict[int, list[int]] = {}
 
     def start(self) -> None:
-        """Begin a connection. Aliases and unacknowledged deliveries belong to the old one
+        """Begins a connection. Aliases and unacknowledged deliveries belong to the old one
         [MQTT-3.3.2-7]; the server repeats the latter."""
         self._aliases.clear()
         self._unacknowledged.clear()
@@ -49,7 +49,7 @@ class IncomingMessages:
         self._former_ids = set(self._acknowledged_ids)
 
     def forget_session(self) -> None:
-        """Forget the packet ids, because the server has no session. [MQTT-3.2.2-5]"""
+        """Forgets the packet ids, because the server has no session. [MQTT-3.2.2-5]"""
         self._acknowledged_ids.clear()
         self._former_ids.clear()
 
@@ -74,7 +74,7 @@ class IncomingMessages:
         return known
 
     def arrive(self, packet_id: int, qos: int, dup: bool) -> int:
-        """Record a QoS 1 or 2 PUBLISH and return NEW, REPEATED or PENDING. Raises `ProtocolError`
+        """Records a QoS 1 or 2 PUBLISH and returns NEW, REPEATED or PENDING. Raises `ProtocolError`
         if the server exceeds the client's Receive Maximum [MQTT-3.3.4-9]."""
         if not dup and packet_id in self._former_ids:
             # A repetition would have DUP [MQTT-3.3.1-1], so this is a new message: the server found
@@ -95,7 +95,7 @@ class IncomingMessages:
         return NEW
 
     def acknowledge(self, packet_id: int) -> list[tuple[int, int]]:
-        """Record the application's acknowledgement; return the (packet id, QoS) to acknowledge now.
+        """Records the application's acknowledgement; returns each (id, QoS) to acknowledge now.
 
         Acknowledgements leave in the order of arrival [MQTT-4.6.0-2] [MQTT-4.6.0-3], so one that
         comes early waits for the messages before it. Unknown ids (of an earlier connection) are
@@ -116,7 +116,7 @@ class IncomingMessages:
         return answers
 
     def release(self, packet_id: int) -> bool:
-        """Handle PUBREL. Returns whether the id was known. [MQTT-4.3.3-12]"""
+        """Handles PUBREL. Returns whether the id was known. [MQTT-4.3.3-12]"""
         if packet_id not in self._acknowledged_ids:
             return False
         self._acknowledged_ids.discard(packet_id)

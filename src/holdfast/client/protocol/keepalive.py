@@ -35,34 +35,34 @@ class KeepAlive:
         self._is_paused = False
 
     def start(self, now: float) -> None:
-        """Begin a connection."""
+        """Begins a connection."""
         self.interval_s = 0.0
         self._sent = self._received = self._requested_at = now
         self._pinged = None
         self._is_paused = False
 
     def sent(self, now: float) -> None:
-        """Note that a packet was sent."""
+        """Notes that a packet was sent."""
         self._sent = now
 
     def received(self, now: float) -> None:
-        """Note that bytes arrived."""
+        """Notes that bytes arrived."""
         self._received = now
 
     def note_request(self, now: float) -> None:
-        """Note a packet that needs a reply, while no other reply is owed."""
+        """Notes a packet that needs a reply, while no other reply is owed."""
         self._requested_at = now
 
     def pinged(self, now: float) -> None:
-        """Note that a PINGREQ was sent."""
+        """Notes that a PINGREQ was sent."""
         self._pinged = now
 
     def note_pingresp(self) -> None:
-        """Note that its PINGRESP arrived."""
+        """Notes that its PINGRESP arrived."""
         self._pinged = None
 
     def set_paused(self, is_paused: bool, now: float) -> None:
-        """Note whether the client reads. While it does not, silence is no sign of the server's
+        """Notes whether the client reads. While it does not, silence is no sign of the server's
         state."""
         self._is_paused = is_paused
         self._received = now
@@ -70,7 +70,7 @@ class KeepAlive:
             self._pinged = now
 
     def progressed(self, now: float) -> None:
-        """Note that the server takes bytes. Until it has all of them it can owe no reply."""
+        """Notes that the server takes bytes. Until it has all of them it can owe no reply."""
         self.set_paused(self._is_paused, now)
 
     def ping_at(self, is_owed: bool) -> float:

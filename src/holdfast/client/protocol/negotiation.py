@@ -16,7 +16,7 @@ from holdfast.protocol.mqtt.properties import number_of
 
 
 def check_options(options: Options) -> None:
-    """Raise `ValueError` for options that no server could accept."""
+    """Raises `ValueError` for options that no server could accept."""
     if options.level not in (LEVEL_31, 4, LEVEL_5):
         raise ValueError(f"protocol level {options.level}: 3, 4 (MQTT 3.1.1) or 5")
     if not 0 <= options.keep_alive_s <= 65535:
@@ -127,7 +127,7 @@ class ServerLimits:
         return self.qos_max < 2 or not self.retain_available or self.packet_bytes_max < 268_435_460
 
     def check_publish(self, qos: int, retain: bool, content_bytes: int) -> None:
-        """Raise `PublishRefused` for a message for which the server would have to disconnect the
+        """Raises `PublishRefused` for a message for which the server would have to disconnect the
         client."""
         if qos > self.qos_max:  # [MQTT-3.2.2-11]
             raise PublishRefused(
@@ -145,7 +145,7 @@ class ServerLimits:
             )
 
     def check_alias(self, alias: int) -> None:
-        """Raise `PublishRefused` for a topic alias above the server's maximum."""
+        """Raises `PublishRefused` for a topic alias above the server's maximum."""
         if alias > self.topic_alias_max:  # [MQTT-3.2.2-17]
             raise PublishRefused(
                 f"topic alias {alias}, the server allows {self.topic_alias_max}",
@@ -182,7 +182,7 @@ def authentication_data(properties: Properties) -> bytes | None:
 def check_reason_codes(
     properties: Properties, codes: Sequence[int], filters: Sequence[str], verb: str
 ) -> None:
-    """Raise `SubscribeRefused` for the first refused filter of a SUBACK or UNSUBACK."""
+    """Raises `SubscribeRefused` for the first refused filter of a SUBACK or UNSUBACK."""
     for filter, reason in zip(filters, codes, strict=False):
         if reason >= 0x80:
             raise SubscribeRefused(

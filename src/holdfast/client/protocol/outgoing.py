@@ -60,7 +60,7 @@ class PacketIds:
         return packet_id
 
     def release(self, packet_id: int) -> None:
-        """Free an id."""
+        """Frees an id."""
         self.used.discard(packet_id)
 
 
@@ -92,7 +92,7 @@ class OutgoingMessages:
         return len(self.waiting) >= self._queue_messages_max
 
     def add(self, publish: OutgoingPublish) -> None:
-        """Queue a message. Raises `QueueFull`."""
+        """Queues a message. Raises `QueueFull`."""
         if self.is_full():
             raise QueueFull(f"{len(self.waiting)} messages wait already")
         self.waiting.append(publish)
@@ -114,11 +114,11 @@ class OutgoingMessages:
         return publish
 
     def handle_puback(self, packet_id: int) -> OutgoingPublish | None:
-        """Finish a QoS 1 message. None: no message with this id waits for this packet."""
+        """Finishes a QoS 1 message. None: no message with this id waits for this packet."""
         return self._finish(packet_id, AWAITING_PUBACK)
 
     def handle_pubrec(self, packet_id: int, refused: bool) -> OutgoingPublish | None:
-        """Record that the server has a QoS 2 message, or finish it if refused. None as above."""
+        """Records that the server has a QoS 2 message, or finishes it if refused. None as above."""
         if refused:
             return self._finish(packet_id, AWAITING_PUBREC)
         publish = self.inflight.get(packet_id)
@@ -132,7 +132,7 @@ class OutgoingMessages:
         return publish
 
     def handle_pubcomp(self, packet_id: int) -> OutgoingPublish | None:
-        """Finish a QoS 2 message. None as above."""
+        """Finishes a QoS 2 message. None as above."""
         return self._finish(packet_id, AWAITING_PUBCOMP)
 
     def _finish(self, packet_id: int, state: int) -> OutgoingPublish | None:
@@ -149,7 +149,7 @@ class OutgoingMessages:
     def refuse(
         self, reason_against: Callable[[OutgoingPublish], int]
     ) -> list[tuple[OutgoingPublish, int]]:
-        """Remove the waiting messages with a reason against them (not 0); return both."""
+        """Removes the waiting messages with a reason against them (not 0); returns both."""
         refused: list[tuple[OutgoingPublish, int]] = []
         kept: deque[OutgoingPublish] = deque()
         for publish in self.waiting:
@@ -166,13 +166,13 @@ class OutgoingMessages:
         return refused
 
     def suspend(self) -> None:
-        """Stop sending until `resume`, because the connection is closed."""
+        """Stops sending until `resume`, because the connection is closed."""
         self._quota = 0
 
     def resume(
         self, session_present: bool, receive_maximum: int
     ) -> tuple[list[OutgoingPublish], list[OutgoingPublish]]:
-        """Begin a connection; return the messages to release and those that are done.
+        """Begins a connection; returns the messages to release and those that are done.
 
         The first await PUBCOMP, so their PUBREL is repeated now. The second count as done because
         the server has them, although it lost the session. Unacknowledged messages go to the front

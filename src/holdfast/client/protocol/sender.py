@@ -67,7 +67,7 @@ class RequestSender:
         return data
 
     def effects(self) -> list[Effect]:
-        """Remove and return the effects so far."""
+        """Removes and returns the effects so far."""
         effects = self._effects
         self._effects = []
         return effects
@@ -84,7 +84,7 @@ class RequestSender:
         properties: Properties | None = None,
         topic_alias: int = 0,
     ) -> int:
-        """Send or queue a message; return its handle, which an Acknowledged effect has if QoS > 0.
+        """Sends or queues a message; returns its handle, for its Acknowledged effect if QoS > 0.
 
         `topic_alias` asks for that alias: the topic is sent only the first time. Raises
         `InvalidTopic`, `ValueError`, `PublishRefused`, `NotConnected` (QoS 0) or `QueueFull`.
@@ -117,7 +117,7 @@ class RequestSender:
         now: float,
         properties: Properties | None = None,
     ) -> int:
-        """Send a SUBSCRIBE; return the packet id that its Subscribed effect will have."""
+        """Sends a SUBSCRIBE; returns the packet id that its Subscribed effect will have."""
         if self.subscriptions is not None:
             self.subscriptions.check_room(requests)
         filters = [one.filter for one in requests]
@@ -126,7 +126,7 @@ class RequestSender:
     def unsubscribe(
         self, filters: list[str], now: float, properties: Properties | None = None
     ) -> int:
-        """Send an UNSUBSCRIBE; return the packet id that its Subscribed effect will have."""
+        """Sends an UNSUBSCRIBE; returns the packet id that its Subscribed effect will have."""
         return self._request(PendingRequest(filters, None, properties or {}, False), now)
 
     # Sending
@@ -138,7 +138,7 @@ class RequestSender:
         self._keep_alive.sent(now)
 
     def _pump(self, now: float) -> None:
-        """Send within the window."""
+        """Sends within the window."""
         if self.state != CONNECTED:
             return
         is_owed = self._is_reply_due()

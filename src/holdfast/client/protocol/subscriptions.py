@@ -35,7 +35,7 @@ class Subscriptions:
         return len(self._granted)
 
     def check_room(self, requests: list[SubscriptionRequest]) -> None:
-        """Raise `QueueFull` if these are more filters than may be remembered."""
+        """Raises `QueueFull` if these are more filters than may be remembered."""
         fresh = {one.filter for one in requests if one.filter not in self._granted}
         if len(self._granted) + len(fresh) > FILTERS_MAX:
             raise QueueFull(f"more than {FILTERS_MAX} subscriptions")
@@ -43,14 +43,14 @@ class Subscriptions:
     def grant(
         self, requests: list[SubscriptionRequest], properties: Properties, codes: list[int]
     ) -> None:
-        """Record a SUBACK. A refusal changes nothing: an earlier grant of the filter still
+        """Records a SUBACK. A refusal changes nothing: an earlier grant of the filter still
         holds."""
         for request, code in zip(requests, codes, strict=True):
             if code < 0x80:
                 self._granted[request.filter] = (request, properties)
 
     def remove(self, filters: list[str], codes: list[int]) -> None:
-        """Record an UNSUBACK; MQTT 3 sends no codes."""
+        """Records an UNSUBACK; MQTT 3 sends no codes."""
         for index, filter in enumerate(filters):
             if index >= len(codes) or codes[index] < 0x80:
                 self._granted.pop(filter, None)

@@ -35,7 +35,7 @@ class QueueBackoff:
         self._range_s = RETRY_FIRST_S
 
     def reset(self) -> None:
-        """Begin with the first range again."""
+        """Begins with the first range again."""
         self._range_s = RETRY_FIRST_S
 
     def next_s(self) -> float:
@@ -79,7 +79,7 @@ class QueueCore:
         self._refused_has_left = False
 
     def add(self, entry: QueueEntry) -> None:
-        """Add a message. Sequences must ascend."""
+        """Adds a message. Sequences must ascend."""
         self.pending.append(entry)
         self.pending_size += entry.size
 
@@ -116,7 +116,7 @@ class QueueCore:
         )
 
     def checkpoint(self) -> None:
-        """Begin the next message's epoch, because the removals are durable."""
+        """Begins the next message's epoch, because the removals are durable."""
         if self.needs_checkpoint():
             self._begin_epoch(self.pending[0].epoch)
 
@@ -130,7 +130,7 @@ class QueueCore:
         )
 
     def renew(self, epoch: int) -> None:
-        """Give all waiting messages the new epoch."""
+        """Gives all waiting messages the new epoch."""
         for entry in self.pending:
             entry.epoch = epoch
         self._begin_epoch(epoch)
@@ -142,7 +142,7 @@ class QueueCore:
         return None
 
     def delivered(self, sequence: int) -> QueueEntry | None:
-        """Record that the server has a message. None: it was not inflight."""
+        """Records that the server has a message. None: it was not inflight."""
         entry = self.inflight.pop(sequence, None)
         if entry is None:
             return None
@@ -157,7 +157,7 @@ class QueueCore:
         return entry
 
     def failed(self, sequence: int) -> QueueEntry | None:
-        """Record that the server refused a message permanently; it leaves the queue."""
+        """Records that the server refused a message permanently; it leaves the queue."""
         entry = self.inflight.pop(sequence, None)
         if entry is None:
             return None
@@ -169,7 +169,7 @@ class QueueCore:
         return entry
 
     def retry(self, sequence: int, now: float, refused: bool) -> None:
-        """Send a message again, because it was refused for now, or (not `refused`) its connection
+        """Sends a message again, because it was refused for now, or (not `refused`) its connection
         ended."""
         entry = self.inflight.pop(sequence, None)
         if entry is None:
@@ -185,7 +185,7 @@ class QueueCore:
         self._requeue_resends()
 
     def back_off(self, now: float) -> None:
-        """Send nothing for the next back-off delay."""
+        """Sends nothing for the next back-off delay."""
         self._is_resending = True
         self._resume_at = now + self._backoff.next_s()
 
@@ -197,11 +197,11 @@ class QueueCore:
         return min(times, default=None)
 
     def stop(self) -> None:
-        """Send no more. Messages inflight may still be settled."""
+        """Sends no more. Messages inflight may still be settled."""
         self.stopped = True
 
     def take_expired(self, clock: float) -> list[QueueEntry]:
-        """Remove and return the expired messages at the head that were never sent. `clock` is
+        """Removes and returns the expired messages at the head that were never sent. `clock` is
         seconds since 1970."""
         expired: list[QueueEntry] = []
         while (when := self.next_expiry()) and when <= clock:
@@ -223,7 +223,7 @@ class QueueCore:
         self._refused_has_left = False
 
     def _requeue_resends(self) -> None:
-        """Move the messages to be sent again to the front, in order, once none is inflight."""
+        """Moves the messages to be sent again to the front, in order, once none is inflight."""
         if self.inflight or not self._to_resend:
             return
         self._to_resend.sort(key=lambda entry: entry.sequence)

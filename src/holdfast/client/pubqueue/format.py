@@ -23,7 +23,7 @@ class Format(Protocol):
         """The sequence of the next message, greater than `last`. `clock` is seconds since 1970."""
 
     def check(self, payload: bytes) -> None:
-        """Raise `ValueError` for a payload that the form cannot contain."""
+        """Raises `ValueError` for a payload that the form cannot contain."""
 
     def encode(self, payload: bytes, sequence: int) -> bytes:
         """The payload as it is published."""
@@ -40,7 +40,7 @@ class SequenceFormat:
         return last + 1
 
     def check(self, payload: bytes) -> None:
-        """Accept any payload, because the format leaves it as it is."""
+        """Accepts any payload, because the format leaves it as it is."""
 
     def encode(self, payload: bytes, sequence: int) -> bytes:
         """The payload itself."""
@@ -68,7 +68,7 @@ class PaperFormat:
         return max(last + 1, int(clock * 1000))
 
     def check(self, payload: bytes) -> None:
-        """Raise `ValueError` unless the payload is UTF-8."""
+        """Raises `ValueError` unless the payload is UTF-8."""
         try:
             payload.decode()
         except UnicodeDecodeError as error:

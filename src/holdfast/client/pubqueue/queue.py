@@ -155,7 +155,7 @@ class PublishQueue:
             logger.warning("publish_queue_closed error=%r", str(second))
 
     async def open(self) -> None:
-        """Open the store and begin to send. A queue is opened once. Raises `StoreError`."""
+        """Opens the store and begins to send. A queue is opened once. Raises `StoreError`."""
         if self._writer is not None:
             raise QueueClosed("a queue is opened once: make another")
         kind = ThreadWriter if self._store.blocking else Writer
@@ -166,8 +166,8 @@ class PublishQueue:
         self._sender.start(self._writer, opened)
 
     async def close(self, timeout_s: float | None = None) -> int:
-        """Wait up to `timeout_s` (None: `close_timeout_s`) for the confirmation of all messages,
-        then close the store. Returns the number of messages left in it. Raises `MessagesLeft` if
+        """Waits up to `timeout_s` (None: `close_timeout_s`) for the confirmation of all messages,
+        then closes the store. Returns the number of messages left in it. Raises `MessagesLeft` if
         they were only in memory, or `StoreError`."""
         writer = self._writer
         if writer is None or not self._is_open:
@@ -196,7 +196,7 @@ class PublishQueue:
         properties: Properties | None = None,
         expiry_s: float | None = None,
     ) -> int:
-        """Add a message and return its sequence. A store on disk has it then.
+        """Adds a message and returns its sequence. A store on disk has it then.
 
         Raises `QueueFull`, `QueueClosed`, `StoreError`, `ProducerFenced`, or `ValueError` for a
         message that no server could accept. Messages of one task leave in the order of its puts,
@@ -227,7 +227,7 @@ class PublishQueue:
         return await put.done
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until the queue is empty. Raises `TimedOut`, or the error for which the queue has
+        """Waits until the queue is empty. Raises `TimedOut`, or the error for which the queue has
         stopped."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -245,7 +245,7 @@ class PublishQueue:
         return await self._open_writer().list_failed()
 
     async def forget_failed(self) -> int:
-        """Remove them from the store and return their number. Raises `StoreError`."""
+        """Removes them from the store and returns their number. Raises `StoreError`."""
         return await self._open_writer().forget_failed()
 
     def _open_writer(self) -> Writer:
@@ -287,7 +287,7 @@ class PublishQueue:
             self._empty.set()
 
     def _stop(self, error: ClientError) -> None:
-        """Stop to send and to accept messages, and keep those in the queue."""
+        """Stops to send and to accept messages, and keeps those in the queue."""
         if self.error is None:
             logger.error("publish_queue_stopped error=%r", str(error))
             self.error = error

@@ -143,7 +143,7 @@ class Reorder(Generic[Item]):
         self.counts = ReorderCounts()
 
     def feed(self, identity: ProducerIdentity, item: Item, now: float) -> list[Output[Item]]:
-        """Add a message; return the output, in order."""
+        """Adds a message; returns the output, in order."""
         name, sequence = identity.producer, identity.sequence
         output: list[Output[Item]] = []
         producer = self._producers.get(name)
@@ -180,7 +180,7 @@ class Reorder(Generic[Item]):
         return min(self._deadlines.values(), default=None)
 
     def handle_timer(self, now: float) -> list[Output[Item]]:
-        """Give up the gaps that are due; return the output."""
+        """Gives up the gaps that are due; returns the output."""
         output: list[Output[Item]] = []
         for name in [name for name, when in self._deadlines.items() if when <= now]:
             producer = self._producers[name]
@@ -189,7 +189,7 @@ class Reorder(Generic[Item]):
         return output
 
     def drain(self) -> list[Output[Item]]:
-        """Give up all gaps; return every message that still waits."""
+        """Gives up all gaps; returns every message that still waits."""
         output: list[Output[Item]] = []
         for name, producer in self._producers.items():
             self._give_up_all(name, producer, output)
@@ -219,7 +219,7 @@ class Reorder(Generic[Item]):
             output.append(Ordered(waiting[1]))
 
     def _give_up(self, name: str, producer: _Producer[Item], output: list[Output[Item]]) -> None:
-        """Continue behind the first gap."""
+        """Continues behind the first gap."""
         if not producer.buffer:
             return
         following = min(producer.buffer)
@@ -269,7 +269,7 @@ class DisplayOrder:
 
 
 def _remember(skipped: deque[tuple[int, int]], index: int, gap: tuple[int, int]) -> None:
-    """Insert a rest of a gap. The oldest one is forgotten if there is no room."""
+    """Inserts a rest of a gap. The oldest one is forgotten if there is no room."""
     if len(skipped) == SKIPPED_MAX:
         skipped.popleft()
         index = max(0, index - 1)

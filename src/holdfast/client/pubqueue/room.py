@@ -25,17 +25,17 @@ class Room:
         return not self.waiting and self._fits(size)
 
     def reserve(self, size: int) -> None:
-        """Take room for a message."""
+        """Takes room for a message."""
         self.length += 1
         self.size += size
 
     def release(self, size: int) -> None:
-        """Give back the room of a message."""
+        """Gives back the room of a message."""
         self.length -= 1
         self.size -= size
 
     def resize(self, difference: int) -> None:
-        """Correct the room of a message whose size has changed."""
+        """Corrects the room of a message whose size has changed."""
         self.size += difference
 
     def next_waiting(self) -> Put | None:

@@ -128,7 +128,7 @@ class Sender:
         return self._counts
 
     def start(self, writer: Writer, opened: Opened) -> None:
-        """Begin to send the messages of an open store."""
+        """Begins to send the messages of an open store."""
         self._writer = writer
         self.producer = opened.producer
         self._tail = opened.last_sequence
@@ -138,7 +138,7 @@ class Sender:
         self._wake.set()
 
     def added(self, puts: list[Put]) -> None:
-        """Add messages that are in the store now, ascending."""
+        """Adds messages that are in the store now, ascending."""
         self._counts.put += len(puts)
         is_loaded = self._loaded_to == self._tail
         self._tail = puts[-1].entry.sequence
@@ -151,7 +151,7 @@ class Sender:
         self._wake.set()
 
     def close(self) -> None:
-        """End the pump. Messages inflight stay with the client, and their outcomes are ignored."""
+        """Ends the pump. Messages inflight stay with the client, and their outcomes are ignored."""
         self._is_over = True
         if self._pump is not None:
             self._pump.cancel()
@@ -159,7 +159,7 @@ class Sender:
             self._timer.cancel()
 
     def stop(self) -> None:
-        """Send no more, but process outcomes."""
+        """Sends no more, but processes outcomes."""
         self.core.stop()
 
     def _has_loaded(self, count: int, size: int) -> bool:
@@ -185,7 +185,7 @@ class Sender:
             self._on_stopped(ClientError(f"the queue has stopped: {error!r}"))
 
     async def _prepare(self) -> None:
-        """Load and make durable what the next message requires."""
+        """Loads and makes durable what the next message requires."""
         core = self.core
         if self._needs_load():
             tail = self._tail
@@ -211,7 +211,7 @@ class Sender:
             self._fail(entry, MessageExpired("not sent in time"))
 
     async def _send_ready(self) -> None:
-        """Send within the window; wait while the client does."""
+        """Sends within the window; waits while the client does."""
         core, client = self.core, self._client
         now = asyncio.get_running_loop().time()
         if self._offline:
@@ -248,7 +248,7 @@ class Sender:
                 self._submitting = False
 
     def _send_batch(self, now: float) -> bool:
-        """Send within the window in one write, with a ready client. False: there is more."""
+        """Sends within the window in one write, with a ready client. False: there is more."""
         core = self.core
         entries: list[QueueEntry] = []
         size = 0
@@ -269,7 +269,7 @@ class Sender:
         return size < BATCH_BYTES_MAX
 
     def _continue(self) -> None:
-        """Continue after an outcome: send at once if possible, otherwise wake the pump.
+        """Continues after an outcome: sends at once if possible, otherwise wake the pump.
 
         It waits for the other messages inflight, so that acknowledgements that arrive together lead
         to one write.
@@ -296,7 +296,7 @@ class Sender:
         return properties
 
     def _arm(self) -> None:
-        """Wake the pump at the next time at which it has work."""
+        """Wakes the pump at the next time at which it has work."""
         if self._needs_load() or self.core.needs_checkpoint() or self.core.needs_renewal():
             self._wake.set()
             return

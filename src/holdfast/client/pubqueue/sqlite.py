@@ -98,7 +98,7 @@ class SqliteStore(SqliteFile):
         """Implements `QueueStore.renew`."""
 
         def update(db: sqlite3.Connection) -> None:
-            """Set the epoch of all messages."""
+            """Sets the epoch of all messages."""
             db.execute("UPDATE messages SET epoch = ?", (epoch,))
             _set_state(db, "epoch", epoch)
 
@@ -114,7 +114,7 @@ class SqliteStore(SqliteFile):
         """Implements `QueueStore.forget_failed`."""
 
         def forget(db: sqlite3.Connection) -> int:
-            """Delete the failed messages; return their number."""
+            """Deletes the failed messages; returns their number."""
             return db.execute("DELETE FROM failed").rowcount
 
         return self._guard(lambda db: transaction(db, lambda: forget(db)))
@@ -133,7 +133,7 @@ class SqliteStore(SqliteFile):
         return opened
 
     def _load(self, db: sqlite3.Connection, form: str, clock: float) -> Opened:
-        """Read the state and fix this opening's epoch."""
+        """Reads the state and fixes this opening's epoch."""
         state = dict(db.execute("SELECT name, value FROM state"))
         count, size = db.execute(
             "SELECT count(*), coalesce(sum(length(CAST(topic AS BLOB)) + length(payload)"

@@ -50,26 +50,26 @@ class QueueStore(Protocol):
     blocking: bool
 
     def open(self, form: str, clock: float) -> Opened:
-        """Open the store. `form`: the name of the queue's format. `clock`: seconds since 1970."""
+        """Opens the store. `form`: the name of the queue's format. `clock`: seconds since 1970."""
 
     def apply(self, change: QueueChange) -> None:
-        """Apply all of the change or nothing. It is durable on return."""
+        """Applies all of the change or nothing. It is durable on return."""
 
     def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
         """Messages with greater sequences, ascending: at most `count`, and no more once their sizes
         reach `size`."""
 
     def renew(self, epoch: int) -> None:
-        """Give every message this epoch, durably."""
+        """Gives every message this epoch, durably."""
 
     def list_failed(self) -> list[Failed]:
         """The failed messages, oldest first."""
 
     def forget_failed(self) -> int:
-        """Remove all failed messages and return their number."""
+        """Removes all failed messages and returns their number."""
 
     def close(self) -> None:
-        """Release the store. Nothing may be called afterwards."""
+        """Releases the store. Nothing may be called afterwards."""
 
 
 class MemoryStore:
@@ -91,7 +91,7 @@ class MemoryStore:
         return Opened(self._producer, int(clock), 0)
 
     def apply(self, change: QueueChange) -> None:
-        """Keep the failed messages; the queue has the others in memory."""
+        """Keeps the failed messages; the queue has the others in memory."""
         self._failed.extend(change.failed)
 
     def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
@@ -99,7 +99,7 @@ class MemoryStore:
         return []
 
     def renew(self, epoch: int) -> None:
-        """Do nothing: an epoch in memory ends with the process."""
+        """Does nothing: an epoch in memory ends with the process."""
 
     def list_failed(self) -> list[Failed]:
         """Implements `QueueStore.list_failed`."""
@@ -112,4 +112,4 @@ class MemoryStore:
         return count
 
     def close(self) -> None:
-        """Do nothing: the messages end with the process."""
+        """Does nothing: the messages end with the process."""

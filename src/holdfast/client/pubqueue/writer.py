@@ -75,31 +75,31 @@ class Writer:
         self.last_sequence = 0
 
     async def open(self) -> Opened:
-        """Open the store. Raises `StoreError`."""
+        """Opens the store. Raises `StoreError`."""
         opened = await self._call(lambda: self.store.open(self.form.name, time.time()))
         self.epoch = opened.epoch
         self.last_sequence = opened.last_sequence
         return opened
 
     def add(self, put: Put) -> None:
-        """Give a message its id and store it."""
+        """Gives a message its id and stores it."""
         self._stamp(put.entry)
         self.on_added([put])
         if put.done is not None and not put.done.done():
             put.done.set_result(put.entry.sequence)
 
     def remove(self, sequence: int) -> None:
-        """Do nothing: no copy of the message is stored."""
+        """Does nothing: no copy of the message is stored."""
 
     def fail(self, failed: Failed) -> None:
-        """Store a failed message."""
+        """Stores a failed message."""
         self.store.apply(QueueChange(failed=[failed]))
 
     async def checkpoint(self) -> None:
-        """Wait until all removals so far are durable. Raises `StoreError`."""
+        """Waits until all removals so far are durable. Raises `StoreError`."""
 
     async def renew(self) -> int:
-        """Give every message a new epoch, durably, and return it. Raises `StoreError`."""
+        """Gives every message a new epoch, durably, and returns it. Raises `StoreError`."""
         self.epoch += 1
         self.store.renew(self.epoch)
         return self.epoch
@@ -117,7 +117,7 @@ class Writer:
         return await self._call(self.store.forget_failed)
 
     async def close(self) -> None:
-        """Write waiting changes and close the store. Raises `StoreError` if a change could not be
+        """Writes waiting changes and closes the store. Raises `StoreError` if a change could not be
         written; the store is closed even then."""
         self.store.close()
 
@@ -125,7 +125,7 @@ class Writer:
         return operation()
 
     def _stamp(self, entry: QueueEntry) -> None:
-        """Give the message its id, and its payload the published form."""
+        """Gives the message its id, and its payload the published form."""
         sequence = self.form.next_sequence(self.last_sequence, entry.put_at)
         if not 0 < sequence <= SEQUENCE_MAX:
             raise StoreError("the sequences of this producer are used up: begin a new file")
@@ -175,17 +175,17 @@ class ThreadWriter(Writer):
         return opened
 
     def add(self, put: Put) -> None:
-        """Queue a message for the next transaction."""
+        """Queues a message for the next transaction."""
         self._puts.append(put)
         self._work.set()
 
     def remove(self, sequence: int) -> None:
-        """Queue the removal of a confirmed message."""
+        """Queues the removal of a confirmed message."""
         self._change.removed.append(sequence)
         self._removal_waits()
 
     def fail(self, failed: Failed) -> None:
-        """Queue a failed message."""
+        """Queues a failed message."""
         self._change.failed.append(failed)
         self._removal_waits()
 
@@ -277,7 +277,7 @@ class ThreadWriter(Writer):
         self.on_dropped(puts)
 
     async def _commit(self, puts: list[Put]) -> None:
-        """Write one transaction: `puts`, and the changes so far. On failure it reports to the
+        """Writes one transaction: `puts`, and the changes so far. On failure it reports to the
         waiting tasks, then raises `StoreError`."""
         change, self._change = self._change, QueueChange()
         if self._timer is not None:

@@ -23,7 +23,7 @@ async def deadline(timeout_s: float, name: str) -> AsyncIterator[None]:
 
 
 def fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
-    """Fail a future with the error, unless it is done."""
+    """Fails a future with the error, unless it is done."""
     if not future.done():
         future.set_exception(error)
         # If no task waits (a submitted message), that is no unhandled error.

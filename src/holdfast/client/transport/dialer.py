@@ -104,7 +104,7 @@ class Dialer:
         self._actions: list[Action] = []
 
     def actions(self) -> list[Action]:
-        """Remove and return the actions so far."""
+        """Removes and returns the actions so far."""
         actions = self._actions
         self._actions = []
         return actions
@@ -123,7 +123,7 @@ class Dialer:
     # Calls of the application
 
     def start(self, now: float, policy: Reconnect | None = None) -> None:
-        """Start to dial with the first round at once. `policy` is for this time only."""
+        """Starts to dial with the first round at once. `policy` is for this time only."""
         self._policy = policy or self._usual_policy
         self._backoff.reset()
         self._patience_s = self._policy.connack_timeout_s
@@ -133,7 +133,7 @@ class Dialer:
         self._advance(now)
 
     def stop(self) -> None:
-        """Abort all attempts, because no connection is wanted any more."""
+        """Aborts all attempts, because no connection is wanted any more."""
         self._dialing = False
         self.server = None
         for server in list(self._attempts):
@@ -142,12 +142,12 @@ class Dialer:
     # Calls of the driver
 
     def opened(self, server: Server, now: float) -> None:
-        """Note that the socket of an attempt is open."""
+        """Notes that the socket of an attempt is open."""
         self._attempts[server] = True
         self._advance(now)
 
     def connected(self, server: Server, now: float) -> None:
-        """Note that CONNACK has come, and abort the other attempts."""
+        """Notes that CONNACK has come, and aborts the other attempts."""
         del self._attempts[server]
         self._candidate = None
         self.stop()
@@ -157,7 +157,7 @@ class Dialer:
         self._patience_s = self._policy.connack_timeout_s
 
     def failed(self, server: Server, error: ClientError, now: float) -> None:
-        """Note that an attempt ended without a connection."""
+        """Notes that an attempt ended without a connection."""
         del self._attempts[server]
         if self._candidate == server:
             self._candidate = None
@@ -173,7 +173,7 @@ class Dialer:
         self._advance(now)
 
     def note_lost(self, error: ClientError, now: float) -> None:
-        """Dial again, because the connection was lost."""
+        """Dials again, because the connection was lost."""
         server = self.server
         assert server is not None
         self.server = None
@@ -193,7 +193,7 @@ class Dialer:
         self._next_round_at = now + self._backoff.next_s(self._policy)
 
     def handle_timer(self, now: float) -> None:
-        """Do the steps that are due."""
+        """Does the steps that are due."""
         if not self._dialing:
             return
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -241,7 +241,7 @@ class Dialer:
         return [*self._references, *self._servers]
 
     def _follow(self, error: ClientError, origin: Server) -> None:
-        """Try the servers that the error names first."""
+        """Tries the servers that the error names first."""
         named = parse_references(error.server_reference, origin)
         if not self._policy.follow_references:
             named = [one for one in named if one in self._servers]
@@ -258,7 +258,7 @@ class Dialer:
     # CONNECT
 
     def _send_next_connect(self, now: float) -> None:
-        """Send CONNECT to one open attempt at a time."""
+        """Sends CONNECT to one open attempt at a time."""
         following = self._other_open()
         if following is None:
             return
@@ -282,7 +282,7 @@ class Dialer:
         return None
 
     def _note_stray(self, now: float) -> None:
-        """Record a CONNECT that may still reach its server after the one that follows. Then the
+        """Records a CONNECT that may still reach its server after the one that follows. Then the
         client takes over its own session, without another client's doing."""
         self._strays.append(now + STRAY_S)
 

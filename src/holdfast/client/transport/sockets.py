@@ -26,7 +26,7 @@ class SocketEndpoint:
     connect_timeout_s: float
 
     async def open(self, server: Server, protocol: ClientSocket) -> None:
-        """Open a socket. Raises `ConnectionLost` or `TimedOut`."""
+        """Opens a socket. Raises `ConnectionLost` or `TimedOut`."""
         secure = server.is_secure
         if secure and self.tls is None:
             self.tls = ssl.create_default_context()
@@ -77,12 +77,12 @@ class SocketDialer:
         self._is_busy = False
 
     def start(self, policy: Reconnect | None) -> None:
-        """Start to dial. `policy` is for this time only."""
+        """Starts to dial. `policy` is for this time only."""
         self.dialer.start(_now(), policy)
         self._carry_out()
 
     def stop(self) -> None:
-        """Abort all attempts."""
+        """Aborts all attempts."""
         self.dialer.stop()
         self._carry_out()
 
@@ -92,7 +92,7 @@ class SocketDialer:
         return self._candidate is not None
 
     def connected(self) -> ClientSocket:
-        """Note that CONNACK has come. Returns its transport."""
+        """Notes that CONNACK has come. Returns its transport."""
         attempt = self._candidate
         assert attempt is not None
         self._candidate = None
@@ -102,14 +102,14 @@ class SocketDialer:
         return attempt.transport
 
     def refused(self, error: ClientError) -> None:
-        """Note that the connection ended before CONNACK."""
+        """Notes that the connection ended before CONNACK."""
         attempt = self._candidate
         assert attempt is not None
         self._candidate = None
         self._failed(attempt, error)
 
     def note_lost(self, error: ClientError) -> None:
-        """Note that the connection of `connected` ended."""
+        """Notes that the connection of `connected` ended."""
         self.dialer.note_lost(error, _now())
         self._carry_out()
 

@@ -54,7 +54,7 @@ class ClientSocket(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Report the open socket."""
+        """Reports the open socket."""
         self._transport = cast(asyncio.Transport, transport)
         if not self._attached:
             self._transport.abort()
@@ -64,7 +64,7 @@ class ClientSocket(asyncio.Protocol):
         self._on_opened()
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes to the core."""
+        """Passes bytes to the core."""
         if not self._attached:
             return
         if not self._started:
@@ -74,7 +74,7 @@ class ClientSocket(asyncio.Protocol):
         self.pump()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report the closed socket to the core, or as a failed attempt."""
+        """Reports the closed socket to the core, or as a failed attempt."""
         text = "connection closed by the server" if error is None else f"connection lost: {error}"
         if self._attached and self._started:
             self._core.handle_closed(self._loop.time(), text)
@@ -88,11 +88,11 @@ class ClientSocket(asyncio.Protocol):
         self.closed.set()
 
     def pause_writing(self) -> None:
-        """Let publishers wait."""
+        """Lets publishers wait."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Let publishers continue."""
+        """Lets publishers continue."""
         self._writable.set()
 
     # For the client
@@ -103,7 +103,7 @@ class ClientSocket(asyncio.Protocol):
         return self._loop.time()
 
     def start(self) -> None:
-        """Send CONNECT."""
+        """Sends CONNECT."""
         self._started = True
         self._core.connect(self._loop.time())
         self.pump()
@@ -114,7 +114,7 @@ class ClientSocket(asyncio.Protocol):
         return self._writable.is_set()
 
     def pump(self) -> None:
-        """Send, pass on effects and set the timer. Called after each call of the core."""
+        """Sends, passes on effects and sets the timer. Called after each call of the core."""
         if not self._attached:
             return
         transport = self._transport
@@ -160,7 +160,7 @@ class ClientSocket(asyncio.Protocol):
         self._on_failed(error)
 
     def abandon(self) -> None:
-        """Abort the socket; the application never had this connection."""
+        """Aborts the socket; the application never had this connection."""
         if self._attached and self._started:
             self._core.handle_closed(self.now)
             for effect in self._core.effects():
@@ -181,11 +181,11 @@ class ClientSocket(asyncio.Protocol):
         self.pump()
 
     async def writable(self) -> None:
-        """Wait until the socket takes more."""
+        """Waits until the socket takes more."""
         await self._writable.wait()
 
     def pause_reading(self) -> None:
-        """Stop reading, because the queue of received messages is full."""
+        """Stops reading, because the queue of received messages is full."""
         transport = self._transport
         if self._attached and not self._paused and transport and not transport.is_closing():
             self._paused = True
@@ -193,7 +193,7 @@ class ClientSocket(asyncio.Protocol):
             transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Reads again."""
         transport = self._transport
         if self._attached and self._paused and transport and not transport.is_closing():
             self._paused = False
@@ -201,6 +201,6 @@ class ClientSocket(asyncio.Protocol):
             transport.resume_reading()
 
     def abort(self) -> None:
-        """Abort the socket at once."""
+        """Aborts the socket at once."""
         if self._transport is not None:
             self._transport.abort()

@@ -126,7 +126,7 @@ class MosquittoImport:
 
 
 def import_configuration(path: Path) -> MosquittoImport:
-    """Read a mosquitto.conf with the files that it includes. Raises `OSError`, and `ValueError`
+    """Reads a mosquitto.conf with the files that it includes. Raises `OSError`, and `ValueError`
     with the file and line of a value that is none."""
     reader = _Reader()
     reader.read(path)

@@ -27,7 +27,7 @@ class Departures:
         self.due: dict[bytes, float] = {}
 
     def graph_changed(self, now: float) -> None:
-        """Record which members became unreachable with this graph."""
+        """Records which members became unreachable with this graph."""
         reached = self._routes.reached()
         for node in self._reached - reached:
             self._unreachable_since[node] = now
@@ -39,7 +39,7 @@ class Departures:
         self._reached = reached
 
     def announced(self, node: bytes, is_certain: bool, now: float) -> None:
-        """Handle news of a member, before `graph_changed` is called for the same frame. The news
+        """Handles news of a member, before `graph_changed` is called for the same frame. The news
         itself may remove the member's links, so reachability is that of the graph before."""
         if not self._entries[node].is_leaving:
             self.due.pop(node, None)
@@ -52,7 +52,7 @@ class Departures:
             self.due.setdefault(node, now + self._config.leave_s)
 
     def pop(self, now: float) -> list[bytes]:
-        """Return the members that have left, each once."""
+        """Returns the members that have left, each once."""
         left = [node for node, at in self.due.items() if at <= now]
         for node in left:
             del self.due[node]

@@ -319,12 +319,12 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def encode(frame: Frame) -> bytes:
-    """Encode a frame: version, kind, then its fields."""
+    """Encodes a frame: version, kind, then its fields."""
     return bytes((VERSION, _NUMBERS[type(frame)])) + _ENCODER.encode(frame)
 
 
 def decode(data: bytes) -> Frame | None:
-    """Decode and check a frame. Returns None for a kind that this version does not know. Raises
+    """Decodes and checks a frame. Returns None for a kind that this version does not know. Raises
     InvalidFrame when the data is of another version or malformed."""
     if len(data) < 2:
         raise InvalidFrame(f"a frame of {len(data)} bytes, the least is 2")
@@ -368,7 +368,7 @@ def _check(frame: Frame) -> None:
 def _check_places(
     origin: bytes | None, destinations: list[tuple[bytes, int, int]], has_places: bool
 ) -> None:
-    """Check the destinations of a message. `origin` is None for a group's share that came back to
+    """Checks the destinations of a message. `origin` is None for a group's share that came back to
     the origin, the only message that names its own origin."""
     nodes = {node for node, _, _ in destinations}
     if len(nodes) < len(destinations) or origin in nodes:

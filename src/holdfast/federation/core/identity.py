@@ -70,7 +70,7 @@ class Identity:
 
 
 def decode_identity(data: bytes) -> Identity:
-    """Decode a stored identity. Raises BadIdentity when the data is damaged."""
+    """Decodes a stored identity. Raises BadIdentity when the data is damaged."""
     try:
         node, epoch = data.decode("ascii").split()
         return Identity(bytes.fromhex(node), int(epoch))

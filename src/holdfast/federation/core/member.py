@@ -78,7 +78,7 @@ class FederationMember:
         disputed: int = 0,
         may_move: bool = False,
     ) -> None:
-        """Restore a member from the state that its driver stored.
+        """Restores a member from the state that its driver stored.
 
         - `identity`: the identity of this start, already durable.
         - `address`: the address that other members may dial, or empty.
@@ -153,7 +153,7 @@ class FederationMember:
     # Inputs from the driver
 
     def link_up(self, peer: bytes, now: float, policy: LinkPolicy = OPEN) -> None:
-        """Begin a link with a member, on the only connection with it. A link with it that is up
+        """Begins a link with a member, on the only connection with it. A link with it that is up
         ends first."""
         if peer == self.node:
             self._effects.append(CloseLink(peer, "a link of a member with itself"))
@@ -173,7 +173,7 @@ class FederationMember:
         self._run(now)
 
     def link_down(self, peer: bytes, now: float) -> None:
-        """End the link with a peer; a second call has no effect."""
+        """Ends the link with a peer; a second call has no effect."""
         if self.links.down(peer, now):
             del self._forwarding.gates[peer]
             self._announcing.set_links(self.links.usable(now), now)
@@ -183,13 +183,13 @@ class FederationMember:
             self._run(now)
 
     def link_busy(self, peer: bytes, is_busy: bool) -> None:
-        """Mark a connection as full or writable again. Messages of QoS 0 are dropped meanwhile,
+        """Marks a connection as full or writable again. Messages of QoS 0 are dropped meanwhile,
         because a queue of them would have no bound."""
         if peer in self.links:
             self.links[peer].is_busy = is_busy
 
     def frame(self, peer: bytes, data: bytes, now: float) -> None:
-        """Handle one frame from a peer. An invalid frame closes the link; a frame of an unknown
+        """Handles one frame from a peer. An invalid frame closes the link; a frame of an unknown
         kind is counted and ignored."""
         if peer not in self.links:
             self.counts["not linked"] += 1
@@ -208,13 +208,13 @@ class FederationMember:
         self._run(now)
 
     def local_interest(self, added: Iterable[str], removed: Iterable[str], now: float) -> None:
-        """Add and remove subscriptions of clients here, each filter once for each subscription."""
+        """Adds and removes clients' subscriptions here, each filter once for each subscription."""
         if self._interest.change(_federated(added), _federated(removed)):
             self._announcing.interest_changed(now)
         self._run(now)
 
     def local_publish(self, message: Message, now: float) -> MessageId | None:
-        """Publish a client's message to the federation and return its id.
+        """Publishes a client's message to the federation and returns its id.
 
         Returns None when no other member is interested or the message may not leave. At QoS 1 and
         2 this member has custody once the driver has called `stored`. A retained message is kept
@@ -231,7 +231,7 @@ class FederationMember:
         return id
 
     def broker_has_retained(self, message: Message, now: float) -> None:
-        """Report a retained message that was found in the broker rather than published now.
+        """Reports a retained message that was found in the broker rather than published now.
 
         The driver reports one when other members begin to be interested in its topic. After a
         start it reports every topic that is retained in the broker or was stored here; an empty
@@ -243,23 +243,23 @@ class FederationMember:
             self._run(now)
 
     def wall_clock(self, wall_s: float, now: float) -> None:
-        """Report the wall clock, after it was set and from time to time."""
+        """Reports the wall clock, after it was set and from time to time."""
         if self.retained.set_wall(wall_s, now):
             for peer in self.links.peers():
                 self._send_clock(peer, now)
         self._run(now)
 
     def desired_topology(self, links: dict[bytes, str], now: float) -> None:
-        """Set the members that the manager wants linked with this one, with their addresses."""
+        """Sets the members that the manager wants linked with this one, with their addresses."""
         self._repair.set_desired(links, now)
         self._run(now)
 
     def stored(self, id: MessageId, now: float) -> None:
-        """Report that one `Store` or `DeliverLocally` is durable."""
+        """Reports that one `Store` or `DeliverLocally` is durable."""
         self.all_stored((id,), now)
 
     def all_stored(self, ids: Iterable[MessageId], now: float) -> None:
-        """Report that several `Store` and `DeliverLocally` effects are durable."""
+        """Reports that several `Store` and `DeliverLocally` effects are durable."""
         for id in ids:
             if id.node == self.node:
                 self.custody.stored(id)
@@ -268,7 +268,7 @@ class FederationMember:
         self._run(now)
 
     def leave(self, now: float) -> None:
-        """Leave the federation for good. To stop a member that will return, the driver calls
+        """Leaves the federation for good. To stop a member that will return, the driver calls
         nothing: the others keep its messages only while it has not left."""
         self._announcing.leave(now)
         for peer in self.links.peers():
@@ -276,7 +276,7 @@ class FederationMember:
             self._close(peer, "leaving the federation", now)
 
     def handle_timers(self, now: float) -> None:
-        """Do everything that is due at `now`."""
+        """Does everything that is due at `now`."""
         due = self.links.due(now)
         for peer in due.down:
             self._close(peer, "silent", now)
@@ -294,7 +294,7 @@ class FederationMember:
         self._run(now)
 
     def timer(self, now: float) -> float:
-        """Return the time in seconds at which `handle_timers` is due."""
+        """Returns the time in seconds at which `handle_timers` is due."""
         return min(
             self.links.timer(now),
             self._announcing.timer(),
@@ -306,14 +306,14 @@ class FederationMember:
         )
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two inputs."""
+        """Raises `AssertionError` for an invariant that does not hold between two inputs."""
         self.custody.check()
         self.receiving.check()
         self.retained.store.check()
         self.database.check()
 
     def take_effects(self) -> list[Effect]:
-        """Return the effects since the last call, in the order to carry them out."""
+        """Returns the effects since the last call, in the order to carry them out."""
         effects = self._effects[:]
         self._effects.clear()
         return effects
@@ -321,7 +321,7 @@ class FederationMember:
     # Queries
 
     def memory(self, now: float, wall_s: float) -> list[bytes]:
-        """Return the known announcements of all members, for the driver to store.
+        """Returns the known announcements of all members, for the driver to store.
 
         The driver stores them soon after `database.digest` has changed and passes them to the next
         start as `remembered`. `wall_s`: seconds since 1970.
@@ -329,7 +329,7 @@ class FederationMember:
         return self._memory.frames(now, wall_s)
 
     def interested(self, topic: str) -> tuple[bytes, ...]:
-        """Return the members that are interested in the topic, by this member's database."""
+        """Returns the members that are interested in the topic, by this member's database."""
         wanting = self._remote.wanting(topic)
         nodes = set(wanting.members).union(*wanting.groups.values()) - {self.node}
         if self._interest.matches(topic):
@@ -342,7 +342,7 @@ class FederationMember:
         return self._remote.version
 
     def remote_filters(self) -> frozenset[str]:
-        """Return the filters of all other members, shared ones without `$share/group/`."""
+        """Returns the filters of all other members, shared ones without `$share/group/`."""
         found: set[str] = set()
         for node, entry in self.database.entries.items():
             if node != self.node:
@@ -350,7 +350,7 @@ class FederationMember:
         return frozenset(found)
 
     def mesh(self, topic: str) -> Mesh:
-        """Return the tree of shortest paths that joins the members interested in a topic."""
+        """Returns the tree of shortest paths that joins the members interested in a topic."""
         members = self.interested(topic)
         if not members:
             return Mesh(topic, None, (), {}, {})
@@ -443,7 +443,7 @@ class FederationMember:
         self.retained.peer_down(node)
 
     def _run(self, now: float) -> None:
-        """Draw the consequences of any input: usable links, changes of interest and graph, due
+        """Draws the consequences of any input: usable links, changes of interest and graph, due
         messages and confirmations.
 
         The order matters: graph changes come before `send_due`, so that a message takes its next
@@ -476,5 +476,5 @@ class FederationMember:
 
 
 def _federated(filters: Iterable[str]) -> list[str]:
-    """Select the filters that this member may announce to others."""
+    """Selects the filters that this member may announce to others."""
     return [filter for filter in filters if may_leave(plain_of(filter))]

@@ -75,7 +75,7 @@ class Repair:
         return self._run_at
 
     def run(self, now: float) -> None:
-        """Dial the members that are due, and set the time of the next run."""
+        """Dials the members that are due, and sets the time of the next run."""
         missing = [node for node in self._desired or {} if node not in self._links]
         for node in missing:
             assert self._desired is not None
@@ -122,7 +122,7 @@ class Repair:
         self._effects.append(Dial(node, address))
 
     def _candidates(self) -> list[bytes]:
-        """Rank the members to dial: fewest attempts first, then two links away, then few links."""
+        """Ranks the members to dial: fewest attempts first, then two links away, then few links."""
         entries = self._database.entries
         own = entries[self._own]
         # A member that we have just lost still announces its link with us.
@@ -149,7 +149,7 @@ class Repair:
         return sorted(others, key=rank)
 
     def _close_repairs(self, is_missing: bool, now: float) -> None:
-        """Close this member's own links once the manager's were all up for `repair_close_s`."""
+        """Closes this member's own links once the manager's were all up for `repair_close_s`."""
         repaired = [peer for peer in self._repaired if peer in self._links]
         if self._desired is None or is_missing or not repaired:
             self._complete_since = None

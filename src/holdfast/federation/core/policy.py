@@ -93,7 +93,7 @@ class Gate:
         self._in = _Direction(policy.import_allow, policy.import_deny, policy, now)
 
     def refuses_export(self, topic: str, payload_bytes: int) -> str | None:
-        """Return the reason why the policy withholds the message, or None."""
+        """Returns the reason why the policy withholds the message, or None."""
         if payload_bytes > self._payload_bytes_max:
             return "payload too large"
         return None if self._out.allows(topic) else "not exported"
@@ -104,7 +104,7 @@ class Gate:
         return None if self._in.allows(topic) else "not imported"
 
     def lets_out(self, size: int, now: float) -> bool:
-        """Take room for an outgoing message and return True, or return False. Call it once for a
+        """Takes room for an outgoing message and returns True, or returns False. Call it once for a
         message: each True is charged."""
         return self._out.has_room(size, now)
 

@@ -54,7 +54,7 @@ class Provenance:
         self._counts = context.counts
 
     def of_data(self, peer: bytes, data: Data | Skip) -> Data | Skip | None:
-        """Return the message with only those destinations that the peer may relay it to, or None
+        """Returns the message with only those destinations that the peer may relay it to, or None
         if there are none."""
         origin = self._entries.get(data.node)
         if origin is None:
@@ -81,7 +81,7 @@ class Provenance:
         return replace(data, destinations=destinations) if destinations else None
 
     def of_ack(self, peer: bytes, ack: StreamAck) -> bool:
-        """Return whether the peer is on a path to the destination that confirms."""
+        """Returns whether the peer is on a path to the destination that confirms."""
         if ack.origin != self._own and ack.origin not in self._entries:
             self._counts["unknown member"] += 1
             return False
@@ -91,7 +91,7 @@ class Provenance:
         return True
 
     def of_passing(self, peer: bytes, frame: Passing) -> bool:
-        """Return whether the peer is on a path to the source of the frame."""
+        """Returns whether the peer is on a path to the source of the frame."""
         if frame.source not in self._entries:
             self._counts["unknown member"] += 1
             return False

@@ -28,12 +28,12 @@ class AnnouncementKeys(Protocol):
     def verifies(
         self, origin: bytes, certificate: bytes, signature: bytes, statement: bytes
     ) -> bool:
-        """Return whether the member `origin` made the signature, by a certificate that the
+        """Returns whether the member `origin` made the signature, by a certificate that the
         federation's authority issued."""
 
 
 def statement(news: Announcement, filters: Iterable[str]) -> bytes:
-    """Return the bytes that a signature covers. Every part of variable length is preceded by its
+    """Returns the bytes that a signature covers. Every part of variable length is preceded by its
     length, so no two states have the same statement."""
     digest = sha256()
     for filter in sorted(filters):

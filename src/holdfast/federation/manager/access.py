@@ -161,13 +161,13 @@ def _member_of_token(authorization: str, state: FederationState) -> Member | Non
 
 
 def require_operator(caller: ManagerCaller) -> None:
-    """Admit an operator. Raises Forbidden for any other caller."""
+    """Admits an operator. Raises Forbidden for any other caller."""
     if caller.role is not Role.OPERATOR:
         raise Forbidden("this takes the operator's token or certificate")
 
 
 def require_member(caller: ManagerCaller, member: Member) -> None:
-    """Admit this member and operators. Raises Forbidden for any other caller."""
+    """Admits this member and operators. Raises Forbidden for any other caller."""
     if caller.role is Role.OPERATOR:
         return
     if member.certificate and caller.certificate != member.certificate:

@@ -49,7 +49,7 @@ class Schedule:
         self._entries: dict[Link, _Entry] = {}
 
     def due(self, wanted: dict[Link, PendingAnnouncement], now: float) -> list[PendingAnnouncement]:
-        """Return the announcements to send now, ordered by member, then by neighbour."""
+        """Returns the announcements to send now, ordered by member, then by neighbour."""
         self._entries = {
             key: entry
             for key, entry in self._entries.items()
@@ -62,7 +62,7 @@ class Schedule:
         ]
 
     def sent(self, announcement: PendingAnnouncement, is_taken: bool, now: float) -> bool:
-        """Record an attempt and return whether the broker has accepted the announcement often
+        """Records an attempt and returns whether the broker has accepted the announcement often
         enough for a member without reports."""
         key = (announcement.receiver, announcement.about)
         entry = self._entries.get(key)
@@ -80,7 +80,7 @@ class Schedule:
 async def announce_all(
     brokers: Brokers, receivers: dict[int, Member], due: list[PendingAnnouncement]
 ) -> list[PendingAnnouncement]:
-    """Send announcements, each member's in order, and return those that its broker accepted.
+    """Sends announcements, each member's in order, and returns those that its broker accepted.
 
     It takes as long as the slowest member, whose announcements each take at most the timeout of
     `brokers`.

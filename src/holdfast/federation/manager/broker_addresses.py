@@ -37,7 +37,7 @@ class BrokerPattern:
 
 
 def broker_pattern(text: str) -> BrokerPattern:
-    """Parse a pattern. Raises ValueError when the text is none."""
+    """Parses a pattern. Raises ValueError when the text is none."""
     host, port = _split(text.strip().lower())
     if not host or (port is not None and not 1 <= port <= 65535):
         raise ValueError(f"{text!r}: write host, host:port, *.domain, 10.1.0.0/16 or [fd00::]/8")
@@ -63,7 +63,7 @@ def _split(text: str) -> tuple[str, int | None]:
 
 
 def is_named(ip: str, patterns: Sequence[str]) -> bool:
-    """Return whether a pattern of the operator matches. `ip`: the broker's URL as members receive
+    """Returns whether a pattern of the operator matches. `ip`: the broker's URL as members receive
     it."""
     parts = urlsplit(ip)
     host = (parts.hostname or "").lower()

@@ -26,16 +26,16 @@ _OTHER_LEVEL_REASONS: Final = {
 
 class Brokers(Protocol):
     async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
-        """Measure the round trip through a broker; None if it fails. `logs_in`: with the manager's
+        """Measures the round trip through a broker; None if it fails. `logs_in`: with the manager's
         name and password."""
 
     async def announce(self, ip: str, announcement: PendingAnnouncement, logs_in: bool) -> bool:
-        """Publish an announcement. Returns whether the broker accepted it without reporting that
+        """Publishes an announcement. Returns whether the broker accepted it without reporting that
         it has no subscriber."""
 
 
 def broker_url(text: str) -> str:
-    """Return a broker's URL in the form that members receive, the same for the same broker.
+    """Returns a broker's URL in the form that members receive, the same for the same broker.
 
     Raises ValueError when the text is no address.
     """
@@ -76,7 +76,7 @@ class MqttBrokers:
         return reason != reasons.NO_MATCHING_SUBSCRIBERS
 
     async def _with_client(self, ip: str, work: "_Work", logs_in: bool) -> float:
-        """Work with MQTT 5, or with 3.1.1 if the broker does not support 5."""
+        """Works with MQTT 5, or with 3.1.1 if the broker does not support 5."""
         try:
             return await self._at_level(ip, LEVEL_5, work, logs_in)
         except ConnectionRefused as error:
@@ -107,7 +107,7 @@ class _Work(Protocol):
 
 
 async def _round_trip_ms(client: Client) -> float:
-    """Measure one round trip. Others may measure at the same broker at the same time, so only the
+    """Measures one round trip. Others may measure at the same broker at the same time, so only the
     message with this probe's random mark counts."""
     await client.subscribe((PROBE_TOPIC, 1))
     start = time.monotonic_ns()

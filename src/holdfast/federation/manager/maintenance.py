@@ -36,7 +36,7 @@ class Rounds:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def probe_all(self) -> None:
-        """Probe all members once and remove the dead ones. Raises StateStoreError when the
+        """Probes all members once and removes the dead ones. Raises StateStoreError when the
         database fails."""
         manager = self._manager
         slots = asyncio.Semaphore(PROBES_AT_ONCE)
@@ -72,7 +72,7 @@ class Rounds:
             await asyncio.sleep(max(0.0, start + interval_s - manager.clock()))
 
     async def announce_due(self) -> None:
-        """Send the announcements that are due. Raises StateStoreError when the database fails."""
+        """Sends the announcements that are due. Raises StateStoreError when the database fails."""
         manager, state = self._manager, self._manager.state
         manager.changes.check_current()
         due = self._schedule.due(state.announcements, manager.clock())

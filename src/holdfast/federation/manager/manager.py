@@ -64,7 +64,7 @@ class Manager:
         brokers: Brokers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the state from the database, and block meanwhile. Raises StateStoreError when the
+        """Reads the state from the database, and block meanwhile. Raises StateStoreError when the
         database fails."""
         self.settings = settings
         self.health = MemberHealth()
@@ -88,7 +88,7 @@ class Manager:
         return self.changes.state
 
     async def repair(self) -> None:
-        """Repair the graph by the present limits, which may differ from those of the run before.
+        """Repairs the graph by the present limits, which may differ from those of the run before.
 
         Raises StateStoreError when the database fails.
         """
@@ -111,7 +111,7 @@ class Manager:
         return StoredChange(changed.state, actor, action, detail, then)
 
     def adopted(self, before: FederationState) -> None:
-        """Adopt a state that was read again after the database had failed.
+        """Adopts a state that was read again after the database had failed.
 
         Another manager may have changed it, or a change of this one was stored after all. Health
         starts afresh: the manager refused reports meanwhile, so silence proves no failure.
@@ -125,12 +125,12 @@ class Manager:
         self.problems = found.problems
 
     def release_watchers(self) -> None:
-        """Reply to all watchers at once, now and from now on, because the manager is stopping."""
+        """Replies to all watchers at once, now and from now on, because the manager is stopping."""
         self._is_ending = True
         self.changes.wake()
 
     async def stop(self) -> None:
-        """Stop after the change in progress."""
+        """Stops after the change in progress."""
         await self.changes.stop()
 
     async def join(
@@ -143,7 +143,7 @@ class Manager:
         check: Callable[[], None] = lambda: None,
         is_vouched: bool = True,
     ) -> JoinAnswer:
-        """Add a member to the federation and choose its links.
+        """Adds a member to the federation and chooses its links.
 
         - `join_token`: the hash of the token that admits it; the join consumes it.
         - `certificate`: the name of the certificate that the caller presented.
@@ -210,7 +210,7 @@ class Manager:
                 self.round_trips.link_measured(node, other, trip_ms)
 
     def _latency(self, request: JoinRequest) -> Callable[[int], float]:
-        """Return the latencies as the newcomer measured them, else as the manager did. The
+        """Returns the latencies as the newcomer measured them, else as the manager did. The
         published rule uses only the manager's measurements."""
         if self._policy.strategy == "paper" or not request.rtts:
             return self.round_trips.latency
@@ -235,14 +235,14 @@ class Manager:
         return [Neighbor(each.id, each.ip, each.advertise or UNSET) for each in members]
 
     def member(self, node: int) -> Member:
-        """Return a member. Raises NoSuchMember when it was removed or never joined."""
+        """Returns a member. Raises NoSuchMember when it was removed or never joined."""
         found = self.state.members.get(node)
         if found is None:
             raise NoSuchMember(f"there is no member {node}: it was removed, or never joined")
         return found
 
     async def leave(self, node: int, actor: str) -> None:
-        """Remove a member at its own request. Raises NoSuchMember or StateStoreError."""
+        """Removes a member at its own request. Raises NoSuchMember or StateStoreError."""
 
         def leaving() -> list[int]:
             self.member(node)
@@ -251,7 +251,7 @@ class Manager:
         await self._remove(leaving, actor, "leave")
 
     async def remove_dead(self) -> None:
-        """Remove the members that count as dead. Raises StateStoreError when the database fails."""
+        """Removes members that count as dead. Raises StateStoreError when the database fails."""
         until_s = time.time() + READMIT_S
         await self._remove(lambda: list(self.verdict().dead), "manager", "dead", until_s)
 
@@ -262,7 +262,7 @@ class Manager:
         action: str,
         readmit_until_s: float = 0,
     ) -> None:
-        """Remove the members that `nodes_of` returns when the change has its turn. A list made
+        """Removes the members that `nodes_of` returns when the change has its turn. A list made
         before it could name a member that has reported since."""
 
         def decide() -> StoredChange[None] | None:
@@ -310,7 +310,7 @@ class Manager:
         await self.changes.apply(decide)
 
     async def report(self, node: int, report: Report) -> Desired:
-        """Take a member's report of its links and return the links that it should have.
+        """Takes a member's report of its links and returns the links that it should have.
 
         Raises NoSuchMember, StateStoreError, or ChangeRefused when the report has an earlier epoch
         than the member.
@@ -337,8 +337,8 @@ class Manager:
         return Desired(self.state.revision, self.neighbors(node))
 
     async def announced(self, told: list[PendingAnnouncement]) -> None:
-        """Record the announcements; changes decided meanwhile stay. Raises StateStoreError when the
-        database fails."""
+        """Records the announcements; changes decided meanwhile stay. Raises StateStoreError when
+        the database fails."""
 
         def decide() -> StoredChange[None] | None:
             after = self.state
@@ -353,7 +353,7 @@ class Manager:
             await self.changes.apply(decide)
 
     async def new_join_token(self, valid_s: float, actor: str) -> tuple[str, float]:
-        """Return a new join token and its time of expiry. Raises TooMany or StateStoreError."""
+        """Returns a new join token and its time of expiry. Raises TooMany or StateStoreError."""
         now_s = time.time()
         token = "join-" + secrets.token_urlsafe(24)
         expires_at_s = now_s + valid_s
@@ -371,7 +371,7 @@ class Manager:
         return token, expires_at_s
 
     async def changed_since(self, revision: int, timeout_s: float) -> bool:
-        """Wait, up to a limit, until the state has another revision, and return whether it has.
+        """Waits, up to a limit, until the state has another revision, and returns whether it has.
 
         Raises TooMany, or StateStoreError when the state is not known.
         """

@@ -76,7 +76,7 @@ class ManagerSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
         return duration_ns(self.beacon_interval)
 
     def broker_password(self) -> bytes | None:
-        """Read the password, or return None without one. Raises `ConfigError`."""
+        """Reads the password, or returns None without one. Raises `ConfigError`."""
         if not self.broker_password_file:
             return None
         return _first_line(self.broker_password_file).encode()
@@ -89,7 +89,7 @@ class ManagerTables(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
 
 def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> ManagerSettings:
-    """Read and check the settings. Raises `ConfigError`.
+    """Reads and checks the settings. Raises `ConfigError`.
 
     `overrides` are the texts of the command line, by the names of the fields.
     """
@@ -118,7 +118,7 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None)
 
 
 def _complete(tables: ManagerTables) -> ManagerTables:
-    """Read the operator's token, and choose the access that goes with the settings."""
+    """Reads the operator's token, and chooses the access that goes with the settings."""
     settings = tables.topology
     token = _first_line(settings.token_file) if settings.token_file else settings.token
     access = settings.access

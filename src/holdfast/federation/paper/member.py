@@ -88,12 +88,12 @@ class PaperMember:
     # Inputs from the driver
 
     def handle(self, topic: str, payload: bytes, now: float) -> None:
-        """Handle a message on this member's broker, from a client, a neighbour or the manager."""
+        """Handles a message on this member's broker, from a client, a neighbour or the manager."""
         with self._refusing(topic):
             self._dispatch(topic, payload, now)
 
     def set_neighbours(self, neighbours: Mapping[int, str]) -> None:
-        """Replace all neighbours, by the manager's reply to a join."""
+        """Replaces all neighbours, by the manager's reply to a join."""
         for id in set(self._outbox.neighbours) - set(neighbours):
             self._remove_neighbour(id)
         for id, address in neighbours.items():
@@ -107,11 +107,11 @@ class PaperMember:
             self._duplicates.expire(now)
 
     def timer(self) -> float:
-        """Return the time of the next `handle_timers`."""
+        """Returns the time of the next `handle_timers`."""
         return min(self._topics.timer(), self._tidy_at if len(self._duplicates) else inf)
 
     def take_effects(self) -> list[Effect]:
-        """Return the effects since the last call, in order."""
+        """Returns the effects since the last call, in order."""
         effects = self._effects[:]
         self._effects.clear()
         return effects
@@ -128,7 +128,7 @@ class PaperMember:
         return [topic.name for topic in self._topics]
 
     def view(self, name: str, now: float) -> TopicView:
-        """Return the state of a topic as this member sees it."""
+        """Returns the state of a topic as this member sees it."""
         topic = self._topics.peek(name)
         if topic is None:
             return TopicView(name, None, None, False, False, (), ())
@@ -155,7 +155,7 @@ class PaperMember:
 
     @contextmanager
     def _refusing(self, topic: str) -> Iterator[None]:
-        """Count and report a message that is refused."""
+        """Counts and reports a message that is refused."""
         try:
             yield
         except BadMessage as error:
@@ -201,7 +201,7 @@ class PaperMember:
         self._topics.schedule(topic)
 
     def _publish(self, name: str, payload: bytes, now: float) -> None:
-        """Route a client's publication. Subscribers here have it from their broker."""
+        """Routes a client's publication. Subscribers here have it from their broker."""
         if len(payload) > self.config.payload_bytes_max:
             raise BadMessage(
                 "publication too large",
@@ -239,7 +239,7 @@ class PaperMember:
             self.counts[reason] += 1
 
     def _handle_routed(self, name: str, payload: bytes, now: float) -> None:
-        """Deliver a publication here and route it on, except to where it came from.
+        """Delivers a publication here and routes it on, except to where it came from.
 
         The duplicate check comes first. Counter-example without it: three members in a triangle
         route a publication around until its hop limit, and deliver it with each round.
@@ -275,7 +275,7 @@ class PaperMember:
             self._outbox.send(hop, ROUTING + name, payload)
 
     def _require_neighbour(self, sender: int) -> None:
-        """Refuse an announcement of another member than a neighbour. Nothing can be routed to that
+        """Refuses an announcement of another member than a neighbour. Nothing can be routed to that
         member, so the announcement is useless."""
         if sender not in self._outbox.neighbours:
             raise BadMessage("no neighbour", f"{sender} is no neighbour of {self.id}")
@@ -293,7 +293,7 @@ class PaperMember:
 
 
 def _window_id(topic: str, id: PublicationId) -> MessageId:
-    """Return the id of the publication's window of duplicates. Published federators count from 0 in
-    each topic and after each start, so their windows are per topic."""
+    """Returns the id of the publication's window of duplicates. Published federators count from 0
+    in each topic and after each start, so their windows are per topic."""
     origin = id.origin.to_bytes(NUMBER_BYTES, "big")
     return MessageId(origin if id.epoch else origin + topic.encode(), id.epoch, id.number)

@@ -35,7 +35,7 @@ class PaperMesh:
 
 
 def mesh(topic: str, views: Mapping[int, TopicView]) -> PaperMesh:
-    """Build the mesh from the views of all members at one moment, by member id."""
+    """Builds the mesh from the views of all members at one moment, by member id."""
     roots = {view.root for view in views.values() if view.root is not None}
     inside = {id: view for id, view in sorted(views.items()) if view.is_member}
     return PaperMesh(

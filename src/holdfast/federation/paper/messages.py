@@ -123,7 +123,7 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(payload: bytes, kind: type[W], bytes_max: int) -> W:
-    """Decode a message of at most `bytes_max` bytes. Raises BadMessage when it is malformed."""
+    """Decodes a message of at most `bytes_max` bytes. Raises BadMessage when it is malformed."""
     if len(payload) > bytes_max:
         raise BadMessage("too large", f"{len(payload)} bytes, at most {bytes_max} are read")
     try:

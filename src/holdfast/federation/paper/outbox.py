@@ -22,7 +22,7 @@ class Outbox:
         self._announced = 0
 
     def announce_own(self, topic: str) -> None:
-        """Announce this member as the root of a topic.
+        """Announces this member as the root of a topic.
 
         Numbers count over all topics. With a number per topic, a topic that was forgotten and
         returns would begin at 1, and neighbours would ignore it as older.
@@ -32,7 +32,7 @@ class Outbox:
         self.announce(topic, own, None)
 
     def announce(self, topic: str, message: CoreAnnouncement, besides: int | None) -> None:
-        """Pass an announcement to every neighbour except the one that sent it."""
+        """Passes an announcement to every neighbour except the one that sent it."""
         payload = encode(message)
         for neighbour in self.neighbours:
             if neighbour != besides:

@@ -47,7 +47,7 @@ class OtherRoot:
     """True: a child has answered this number."""
 
     def next_hops(self) -> tuple[int, ...]:
-        """Return the neighbours that lead to the root."""
+        """Returns the neighbours that lead to the root."""
         return self.former_parents or tuple(self.parents)
 
 
@@ -79,17 +79,17 @@ class Topic:
         ]
 
     def is_member(self, now: float) -> bool:
-        """Return whether a client here, or a child, is subscribed: then this member is in the
+        """Returns whether a client here, or a child, is subscribed: then this member is in the
         mesh."""
         return self.has_subscriber(now) or bool(self.current_children(now))
 
     def is_over(self, now: float) -> bool:
-        """Return whether the topic has neither root nor subscriber, so that it may be forgotten."""
+        """Returns whether the topic has neither root nor subscriber and may be forgotten."""
         self.expire(now)
         return self.root is None and not self.has_subscriber(now)
 
     def next_hops(self, source: int | None, now: float) -> list[int] | None:
-        """Return the next hops of a publication from the neighbour `source`, or from here if None.
+        """Returns the next hops of a publication from the neighbour `source`, or from here if None.
 
         Returns None when it ends here: no root is known, or a parent sent it and no client here or
         below is subscribed.
@@ -119,7 +119,7 @@ class Topic:
             self._reply(self.root)
 
     def announced(self, message: CoreAnnouncement, now: float) -> str | None:
-        """Handle a neighbour's announcement. Returns the reason if it changes nothing."""
+        """Handles a neighbour's announcement. Returns the reason if it changes nothing."""
         self.expire(now)
         if message.root == self._outbox.id:
             return "own announcement"
@@ -138,7 +138,7 @@ class Topic:
         return None
 
     def handle_reply(self, message: MembershipAnnouncement, now: float) -> str | None:
-        """Handle a neighbour's answer. Returns the reason if it changes nothing."""
+        """Handles a neighbour's answer. Returns the reason if it changes nothing."""
         self.expire(now)
         root = self.root
         if isinstance(root, OwnRoot):
@@ -169,7 +169,7 @@ class Topic:
     # Time
 
     def timer(self) -> float:
-        """Return the time in seconds at which `handle_timer` is due; inf: never."""
+        """Returns the time in seconds at which `handle_timer` is due; inf: never."""
         root = self.root
         if root is None:
             # It ends with its subscriber.

@@ -33,7 +33,7 @@ class TopicTable:
         return iter(self._topics.values())
 
     def peek(self, name: str) -> Topic | None:
-        """Return the topic like `get`, without counting this as a use."""
+        """Returns the topic like `get`, without counting this as a use."""
         return self._topics.get(name)
 
     def get(self, name: str) -> Topic | None:
@@ -43,7 +43,7 @@ class TopicTable:
         return topic
 
     def make_room(self, now: float) -> str | None:
-        """Make room for one more topic and return the name of the one forgotten for it, if any.
+        """Makes room for one more topic and returns the name of the one forgotten for it, if any.
 
         Raises TableFull when the least recently used topics all have subscribers here.
         """
@@ -56,7 +56,7 @@ class TopicTable:
         raise TableFull
 
     def schedule(self, topic: Topic) -> None:
-        """Arm the timer of a topic. Call it after every event of the topic."""
+        """Arms the timer of a topic. Call it after every event of the topic."""
         self._topics[topic.name] = topic
         due = topic.timer()
         if due < min(topic.armed, default=inf):
@@ -66,7 +66,7 @@ class TopicTable:
                 self._forget_times()
 
     def _forget_times(self) -> None:
-        """Remove timers of forgotten topics and timers that no longer apply."""
+        """Removes timers of forgotten topics and timers that no longer apply."""
         self._due = []
         for name, topic in self._topics.items():
             topic.armed = [topic.timer()]

@@ -34,7 +34,7 @@ class CertificateKeys:
     """The `AnnouncementKeys` of `holdfast.federation.core.signing` that use X.509 certificates."""
 
     def __init__(self, settings: Federation, is_required: bool) -> None:
-        """Read certificate, key and authority from files.
+        """Reads certificate, key and authority from files.
 
         Raises `TlsError` or `OSError` when a file cannot be used, and `ImportError` without
         `cryptography`.
@@ -60,7 +60,7 @@ class CertificateKeys:
             raise TlsError(f"{settings.key}: cannot be used to sign: {error}") from None
 
     def sign(self, statement: bytes) -> bytes:
-        """Sign a statement. The federation's name is signed too, so it is valid there only."""
+        """Signs a statement. The federation's name is signed too, so it is valid there only."""
         from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 
         data, key = self._context + statement, self._key
@@ -74,7 +74,7 @@ class CertificateKeys:
     def verifies(
         self, origin: bytes, certificate: bytes, signature: bytes, statement: bytes
     ) -> bool:
-        """Return whether the origin signed the statement with a valid certificate.
+        """Returns whether the origin signed the statement with a valid certificate.
 
         The certificate's dates are checked at each call, because the verdict on its chain is
         cached.
@@ -100,7 +100,7 @@ class CertificateKeys:
         return True
 
     def _certified(self, origin: bytes, certificate: bytes) -> "Certificate | None":
-        """Return the member's certificate if the authority has issued it, else None."""
+        """Returns the member's certificate if the authority has issued it, else None."""
         key = (origin, certificate)
         if key not in self._cache:
             if len(self._cache) >= KEPT_MAX:
@@ -128,7 +128,7 @@ class CertificateKeys:
 
 
 def signing_of(settings: Federation) -> CertificateKeys | None:
-    """Make the keys that the settings ask for, or None without signatures.
+    """Makes the keys that the settings ask for, or None without signatures.
 
     Raises `TlsError` or `OSError` when the files cannot be used.
     """
@@ -157,7 +157,7 @@ def _rsa() -> "tuple[PSS, SHA256]":
 
 
 def _names(certificate: "Certificate") -> set[str]:
-    """Return the common names and DNS names, the same that links accept."""
+    """Returns the common names and DNS names, the same that links accept."""
     from cryptography import x509
 
     names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)

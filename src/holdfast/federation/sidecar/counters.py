@@ -34,7 +34,7 @@ class Counters:
     """Messages delivered here, by the number of links that they crossed."""
 
     def sent(self, frame: bytes) -> None:
-        """Count a frame that was sent."""
+        """Counts a frame that was sent."""
         if frame[1] in CONTROL:
             self.control_frames += 1
             self.control_bytes += len(frame)
@@ -44,7 +44,7 @@ class Counters:
             self.data_copies += frame[1] == _DATA
 
     def count_lost(self, effect: Dropped, complaints: Complaints) -> None:
-        """Count a lost message, and log the reasons that an operator should know."""
+        """Counts a lost message, and logs the reasons that an operator should know."""
         self.dropped[effect.reason] += 1
         if effect.reason in LOSSES:
             destination = effect.destination.hex() if effect.destination else "nobody"

@@ -51,7 +51,7 @@ class Deliveries:
         return self._is_up
 
     def accept(self, effect: DeliverLocally, now: float) -> None:
-        """Accept a delivery. QoS 0 is dropped while the edge is down; other messages wait for
+        """Accepts a delivery. QoS 0 is dropped while the edge is down; other messages wait for
         it."""
         if not effect.message.qos:
             if self._is_up:
@@ -66,7 +66,7 @@ class Deliveries:
             self._deliver(delivery, now)
 
     def up(self, now: float) -> None:
-        """Give all unfinished deliveries to the edge, in order."""
+        """Gives all unfinished deliveries to the edge, in order."""
         self._is_up = True
         self._generation += 1
         generation = self._generation
@@ -76,7 +76,7 @@ class Deliveries:
                 self._deliver(delivery, now)
 
     def down(self) -> None:
-        """Stop giving deliveries to the edge. They stay in the queue, unfinished."""
+        """Stops giving deliveries to the edge. They stay in the queue, unfinished."""
         self._is_up = False
 
     def _deliver(self, delivery: _Delivery, now: float) -> None:

@@ -15,7 +15,7 @@ class EdgeHost(Protocol):
     """The federator, as its edge sees it."""
 
     def publish(self, message: Message, done: Callable[[], None]) -> None:
-        """Accept a client's message.
+        """Accepts a client's message.
 
         `done` is called once the message is durably in custody or has no destination. Only then may
         the edge acknowledge it to the broker. While custody has no room, `done` waits, so the
@@ -24,19 +24,19 @@ class EdgeHost(Protocol):
         """
 
     def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
-        """Report the filters that clients subscribed to and unsubscribed from, once per client."""
+        """Reports the filters that clients subscribed to and unsubscribed from, once per client."""
 
     def retained_removed(self, removals: Mapping[str, int]) -> None:
-        """Report topics whose retained message a client removed, with the time of removal.
+        """Reports topics whose retained message a client removed, with the time of removal.
 
         Times are microseconds of the wall clock.
         """
 
     def edge_up(self) -> None:
-        """Report that the broker accepts publishes."""
+        """Reports that the broker accepts publishes."""
 
     def edge_down(self, reason: str) -> None:
-        """Report that the broker is gone. Deliveries without `done` will be repeated from the
+        """Reports that the broker is gone. Deliveries without `done` will be repeated from the
         first."""
 
 
@@ -44,16 +44,16 @@ class Edge(Protocol):
     """The broker's side of a federator."""
 
     async def start(self, host: EdgeHost) -> None:
-        """Begin to connect and return at once.
+        """Begins to connect and returns at once.
 
         The edge reconnects automatically, and reports each success with `edge_up`.
         """
 
     def set_wanted_filters(self, filters: frozenset[str]) -> None:
-        """Replace the set of filters that other members want of this broker's messages."""
+        """Replaces the set of filters that other members want of this broker's messages."""
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
-        """Publish a message to the broker's clients, in the order of the calls.
+        """Publishes a message to the broker's clients, in the order of the calls.
 
         Its expiry counts from now. `done` is called when the broker has it durably, for QoS 0 when
         it is sent. `place` grows within (`id.node`, `id.epoch`), so a broker can use it as the
@@ -68,14 +68,14 @@ class RetainingEdge(Edge, Protocol):
     """An edge whose broker shares its retained messages with the federation."""
 
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
-        """Read the broker's retained messages under the filters.
+        """Reads the broker's retained messages under the filters.
 
         `delivered_id` is set on messages that the federation brought. `done` receives an empty list
         if the broker cannot be read.
         """
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
-        """Store the message as the retained one of its topic. An empty payload removes that one.
+        """Stores the message as the retained one of its topic. An empty payload removes that one.
 
         It is no publication, but a broker with no other way treats it as one. `done` is called when
         the broker has it durably. The federator calls this only between `edge_up` and `edge_down`.

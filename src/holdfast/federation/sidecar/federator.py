@@ -157,7 +157,7 @@ class Federator:
         return self._store
 
     async def open(self) -> None:
-        """Take a new epoch and read the state, before `start`. Raises `FederatorError`."""
+        """Takes a new epoch and reads the state, before `start`. Raises `FederatorError`."""
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._failure = loop.create_future()
@@ -176,7 +176,7 @@ class Federator:
                 await self._state.close()
 
     async def start(self) -> None:
-        """Start links, edge and member. Raises `FederatorError` when one of them cannot start."""
+        """Starts links, edge and member. Raises `FederatorError` when one of them cannot start."""
         if self._identity is None:
             await self.open()
         try:
@@ -245,7 +245,7 @@ class Federator:
         self._call("the start", lambda member, now: None)
 
     async def stop(self) -> None:
-        """Stop the process part. The member remains: messages for it wait at their origins."""
+        """Stops the process part. The member remains: messages for it wait at their origins."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -272,14 +272,14 @@ class Federator:
             await self._store.close()
 
     async def leave(self) -> None:
-        """Leave the federation for good and stop. Other members drop the messages for this one."""
+        """Leaves the federation for good and stops. Other members drop messages for this one."""
         self._call("leaving", lambda member, now: member.leave(now))
         if self._managing is not None:
             await self._managing.leave()
         await self.stop()
 
     async def failed(self) -> FederatorError:
-        """Wait until the federator cannot continue. The caller still has to call `stop`."""
+        """Waits until the federator cannot continue. The caller still has to call `stop`."""
         assert self._failure is not None, "not opened"
         return await asyncio.shield(self._failure)
 
@@ -297,7 +297,7 @@ class Federator:
     # Status
 
     def status(self) -> dict[str, object]:
-        """Return the status for people and the API, as plain values that JSON can express."""
+        """Returns the status for people and the API, as plain values that JSON can express."""
         return status_of(
             self.settings,
             self.epoch,
@@ -398,7 +398,7 @@ class Federator:
         return self._clock()
 
     def _call(self, what: str, input: Callable[[FederationMember, float], Result]) -> Result | None:
-        """Apply an input to the member, carry out its effects, and return its result."""
+        """Applies an input to the member, carries out its effects, and returns its result."""
         result = self._attempt(what, input)
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
@@ -408,7 +408,7 @@ class Federator:
     def _attempt(
         self, what: str, work: Callable[[FederationMember, float], Result]
     ) -> Result | None:
-        """Work with the member and carry out its effects. Returns None if it has failed.
+        """Works with the member and carries out its effects. Returns None if it has failed.
 
         After an error the state of the member may be wrong, so it ends and is rebuilt from the
         store. The broker around it keeps running. Nothing works with a failed member: it may
@@ -426,7 +426,7 @@ class Federator:
         return result
 
     def _carry_out_effects(self) -> None:
-        """Carry out effects in the order in which the member produced them. A call from within an
+        """Carries out effects in the order in which the member produced them. A call from within an
         effect only queues its own effects, behind those already queued."""
         self._effects.extend(self.member.take_effects())
         if self._is_carrying_out:
@@ -481,7 +481,7 @@ class Federator:
         )
 
     def _flush(self) -> None:
-        """Do the deferred work once for all inputs of a turn of the loop."""
+        """Does the deferred work once for all inputs of a turn of the loop."""
         self._is_flush_scheduled = False
         if not self._is_stopped:
             self._attempt("the end of a turn", self._finish_turn)

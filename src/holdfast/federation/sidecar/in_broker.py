@@ -84,7 +84,7 @@ class BrokerFederation:
         return self._broker.node.state.cluster.member.node(self._broker.loop.time())
 
     async def start(self) -> None:
-        """Start the federator once. Raises `FederatorError` if that fails.
+        """Starts the federator once. Raises `FederatorError` if that fails.
 
         `start_soon` would try again instead.
         """
@@ -96,7 +96,7 @@ class BrokerFederation:
             raise FederatorError(failure)
 
     def start_soon(self) -> None:
-        """Start the federator whenever this node runs the member, repeating until it succeeds.
+        """Starts the federator whenever this node runs the member, repeating until it succeeds.
 
         On a shared directory the previous node may still have it open.
         """
@@ -110,7 +110,7 @@ class BrokerFederation:
         await self._end()
 
     def status(self) -> dict[str, object]:
-        """Return the status for people and the API, as plain values that JSON can express."""
+        """Returns the status for people and the API, as plain values that JSON can express."""
         found: dict[str, object] = {
             "federation": self._settings.name,
             "running": self._federator is not None,
@@ -124,15 +124,15 @@ class BrokerFederation:
         return found
 
     def mesh(self, topic: str) -> dict[str, object]:
-        """Return the mesh of a valid topic name, empty while no federator runs."""
+        """Returns the mesh of a valid topic name, empty while no federator runs."""
         return {} if self._federator is None else mesh_fields(self._federator.mesh(topic))
 
     def graph(self) -> FederationGraph:
-        """Return the members and links that this member knows, none while no federator runs."""
+        """Returns the members and links that this member knows, none while no federator runs."""
         return FederationGraph("", [], []) if self._federator is None else graph_of(self._federator)
 
     def sys_values(self) -> dict[str, str]:
-        """Return the values under $SYS/broker/."""
+        """Returns the values under $SYS/broker/."""
         federator, edge = self._federator, self._edge
         if federator is None or edge is None:
             return {"federation/running": "0"}
@@ -179,7 +179,7 @@ class BrokerFederation:
             await asyncio.sleep(AGAIN_S)
 
     async def _wait_for_end(self) -> str:
-        """Wait until the federator must end. Return the failure, "" if another node runs it."""
+        """Waits until the federator must end. Return the failure, "" if another node runs it."""
         assert self._federator is not None
         assert self._edge is not None
         failed = asyncio.ensure_future(self._federator.failed())
@@ -195,7 +195,7 @@ class BrokerFederation:
             failed.cancel()
 
     async def _begin(self) -> None:
-        """Begin a start. Raises `FederatorError` if that fails, or another node is to run it."""
+        """Begins a start. Raises `FederatorError` if that fails, or another node is to run it."""
         beginning = asyncio.ensure_future(self._begin_here())
         try:
             while not beginning.done():
@@ -226,7 +226,7 @@ class BrokerFederation:
         self.failure = ""
 
     def _log_of(self, log: MemberLog, manifest: Manifest, partition: int, offset: int) -> str:
-        """Return the name of the log that gave an offset to its message.
+        """Returns the name of the log that gave an offset to its message.
 
         What was written before a restore keeps its name, because other members may have it
         already. If the directory was put back in another way, what is written after it is of
@@ -243,7 +243,7 @@ class BrokerFederation:
         )
 
     async def _end(self) -> None:
-        """Stop the federator. What a node without the leadership cannot commit is not waited
+        """Stops the federator. What a node without the leadership cannot commit is not waited
         for."""
         federator, self._federator = self._federator, None
         log, self._log = self._log, None
@@ -266,7 +266,7 @@ class BrokerFederation:
 
 
 async def leave_federation(broker: Broker) -> None:
-    """End the federation's session of an earlier run, at a node without [federation].
+    """Ends the federation's session of an earlier run, at a node without [federation].
 
     In a cluster the leader of the session's home does that, once it knows that no other node has
     the table. Otherwise it only reports that the member does not run, and messages wait.
@@ -300,7 +300,7 @@ def _log_name(created: str, generation: int, disputed: int, start: int) -> str:
 
 
 def _name_of(node_id: str) -> str:
-    """Return the name that a node id gives its site. The default id tells no sites apart."""
+    """Returns the name that a node id gives its site. The default id tells no sites apart."""
     return "" if node_id == Node().id else node_id
 
 

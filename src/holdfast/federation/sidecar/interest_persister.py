@@ -46,7 +46,7 @@ class InterestPersister:
         self._remembered_digest = b""
 
     def on_input(self, member: FederationMember) -> None:
-        """Schedule the work that is due. The federator calls this after any input of the member."""
+        """Schedules work that is due. The federator calls this after any input of the member."""
         if self._is_stopped:
             return
         loop = asyncio.get_running_loop()
@@ -60,7 +60,7 @@ class InterestPersister:
             )
 
     def stop(self) -> None:
-        """Stop, and give the store the final state."""
+        """Stops, and gives the store the final state."""
         self._is_stopped = True
         for timer in (self._want_timer, self._memory_timer):
             if timer is not None:

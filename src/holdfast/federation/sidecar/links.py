@@ -51,17 +51,17 @@ class LinksOwner(Protocol):
     def link_up(self, peer: bytes) -> None: ...
 
     def link_down(self, peer: bytes) -> None:
-        """Report the end of a link, once per `link_up`, unless `MemberLinks.disconnect` did it."""
+        """Reports the end of a link, once per `link_up`, unless `MemberLinks.disconnect` did it."""
 
     def link_busy(self, peer: bytes, is_busy: bool) -> None: ...
 
     def link_frame(self, peer: bytes, data: bytes) -> None: ...
 
     def link_stirred(self, peer: bytes) -> None:
-        """Report that the peer is alive: bytes have arrived, but no whole frame yet."""
+        """Reports that the peer is alive: bytes have arrived, but no whole frame yet."""
 
     def found(self, address: str, peer: bytes) -> None:
-        """Report the id of the peer that serves an address configured without an id."""
+        """Reports the id of the peer that serves an address configured without an id."""
 
 
 class MemberLinks(PeerMesh):
@@ -92,7 +92,7 @@ class MemberLinks(PeerMesh):
         self._pings: asyncio.TimerHandle | None = None
 
     async def start(self, listen: str) -> None:
-        """Begin. `listen`: host:port, port 0 for any, empty for none. Raises `OSError`."""
+        """Begins. `listen`: host:port, port 0 for any, empty for none. Raises `OSError`."""
         if listen:
             host, port = split_address(listen)
             self.address = join_address(host, await self._listener.start(host, port))
@@ -101,7 +101,7 @@ class MemberLinks(PeerMesh):
     # Dials
 
     def dial(self, node: bytes, address: str) -> None:
-        """Dial a member unless it is linked or a dial to it is in progress."""
+        """Dials a member unless it is linked or a dial to it is in progress."""
         if node.hex() in self._links or node in self._dials or self._is_stopped:
             return
         if len(self._dials) >= DIALS_MAX:
@@ -117,7 +117,7 @@ class MemberLinks(PeerMesh):
         task.add_done_callback(lambda task: self._dialled(node, task))
 
     def find(self, addresses: Iterable[str]) -> None:
-        """Dial these addresses repeatedly until a member replies, and report its id."""
+        """Dials these addresses repeatedly until a member replies, and reports its id."""
         for address in addresses:
             if address not in self._finders and not self._is_stopped:
                 finder = PeerDialer(address, "", self._seek, self._loop)
@@ -158,7 +158,7 @@ class MemberLinks(PeerMesh):
     # Frames
 
     def forward(self, peer: bytes, data: bytes) -> bool:
-        """Queue a frame for a peer; False if it was dropped, which the core expects."""
+        """Queues a frame for a peer; False if it was dropped, which the core expects."""
         link = self._links.get(peer.hex())
         if link is None:
             self.dropped["not linked"] += 1
@@ -172,12 +172,12 @@ class MemberLinks(PeerMesh):
         return False
 
     def disconnect(self, peer: bytes, reason: str) -> None:
-        """Close the link to a peer. The owner is not called back."""
+        """Closes the link to a peer. The owner is not called back."""
         self.close(peer.hex(), reason, is_reported=False)
         self._seek_again(peer.hex())
 
     def _seek_again(self, node_id: str) -> None:
-        """Dial the addresses again at which the member was found. A cluster is at one of several,
+        """Dials the addresses again at which the member was found. A cluster is at one of several,
         depending on the node that runs it."""
         for finder in self._finders.values():
             if finder.answered == node_id:
@@ -199,7 +199,7 @@ class MemberLinks(PeerMesh):
     # PeerMesh
 
     def stirred(self, link: PeerLink) -> None:
-        """Report a sign of life at most every STIR_S.
+        """Reports a sign of life at most every STIR_S.
 
         A frame may take longer than the silence that the member tolerates. Without the report, a
         slow link with one large frame would count as down.
@@ -210,7 +210,7 @@ class MemberLinks(PeerMesh):
             self._owner.link_stirred(bytes.fromhex(link.identified()))
 
     def busy(self, link: PeerLink) -> None:
-        """Report a change, so that the member drops QoS 0 on a busy link instead of queueing it."""
+        """Reports a change, so that the member drops QoS 0 on a busy link and queues none."""
         if self._links.get(link.identified()) is link:
             self._owner.link_busy(bytes.fromhex(link.identified()), link.is_busy)
 

@@ -36,7 +36,7 @@ class NeighbourSources:
     """
 
     def __init__(self, federator: Managed, state: MemberStorage) -> None:
-        """Read the peers of the settings. Raises `TlsError` if the manager's files are bad."""
+        """Reads the peers of the settings. Raises `TlsError` if the manager's files are bad."""
         self._federator = federator
         settings = federator.settings
         peers = [peer_of(text) for text in settings.peers]
@@ -69,7 +69,7 @@ class NeighbourSources:
             )
 
     def start(self) -> None:
-        """Report the fixed peers, look for those without an id, and start the manager's client."""
+        """Reports fixed peers, looks for those without an id, and starts the manager's client."""
         if self._fixed:
             self._report()
         self._federator.links.find(self._unnamed)
@@ -83,13 +83,13 @@ class NeighbourSources:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def leave(self) -> None:
-        """Stop the manager's client and leave the manager's graph."""
+        """Stops the manager's client and leaves the manager's graph."""
         await self.stop()
         if self.client is not None:
             await self.client.leave()
 
     def found(self, address: str, peer: bytes) -> None:
-        """Add the peer found at a configured address. Of several, its last one counts."""
+        """Adds the peer found at a configured address. Of several, its last one counts."""
         if self._found.get(address) != peer or next(reversed(self._found)) != address:
             self._found.pop(address, None)
             self._found[address] = peer
@@ -114,6 +114,6 @@ class NeighbourSources:
         return len(self._federator.member.database.entries[self._federator.node].filters)
 
     def set_neighbours(self, neighbours: dict[bytes, str]) -> None:
-        """Replace the neighbours that the manager assigns."""
+        """Replaces the neighbours that the manager assigns."""
         self._managed = neighbours
         self._report()

@@ -50,7 +50,7 @@ class Publications:
         self._is_releasing = False
 
     def connect(self, member: FederationMember, store: MemberStore) -> None:
-        """Connect the member and the store. Until then every message waits."""
+        """Connects the member and the store. Until then every message waits."""
         self._member = member
         self._store = store
 
@@ -60,7 +60,7 @@ class Publications:
         return len(self._waiting)
 
     def accept(self, message: Message, done: Callable[[], None]) -> None:
-        """Accept a message from the edge. A QoS 1 or 2 message waits behind those that wait
+        """Accepts a message from the edge. A QoS 1 or 2 message waits behind those that wait
         already."""
         size = len(message.properties)
         if size > PROPERTIES_BYTES_MAX:
@@ -74,7 +74,7 @@ class Publications:
             self._publish_now(message, done)
 
     def release(self) -> None:
-        """Hand over waiting messages for which there is room now."""
+        """Hands over waiting messages for which there is room now."""
         # Handing over may make room and call this again. The nested call returns, so that the loop
         # keeps the order.
         if self._is_releasing:
@@ -87,7 +87,7 @@ class Publications:
             self._is_releasing = False
 
     def confirm(self, id: MessageId) -> None:
-        """Confirm a message that is durable or was given up."""
+        """Confirms a message that is durable or was given up."""
         done = self._confirming.pop(id, None)
         if done is not None:
             done()

@@ -87,7 +87,7 @@ class RetainedSync:
     # The broker
 
     def _complain(self, clock: HybridClock) -> None:
-        """Log a problem of the clock once, until it changes."""
+        """Logs a problem of the clock once, until it changes."""
         state = (clock.is_wrong, clock.is_disputed)
         if state != self._complained:
             self._complained = state
@@ -97,7 +97,7 @@ class RetainedSync:
                 logger.info("federation_clock_agrees")
 
     def up(self) -> None:
-        """Give all pending changes to the broker again, and compare its retained messages.
+        """Gives all pending changes to the broker again, and compares its retained messages.
 
         Replies of the earlier connection are lost, so every pending change counts as unconfirmed.
         """
@@ -115,17 +115,17 @@ class RetainedSync:
         self._read(frozenset("#"), found)
 
     def down(self) -> None:
-        """Stop giving changes to the broker. They stay pending until `up`."""
+        """Stops giving changes to the broker. They stay pending until `up`."""
         self._is_up = False
 
     def set_wanted_filters(self, filters: frozenset[str]) -> None:
-        """Replace what others want, and read what the broker has retained under new filters."""
+        """Replaces what others want, and reads what the broker has retained under new filters."""
         new, self._wanted = filters - self._wanted, filters
         if new and self._is_up:
             self._read(new, self._report)
 
     def removed(self, removals: Mapping[str, int]) -> None:
-        """Pass on removals by the broker's clients, with their times in wall microseconds.
+        """Passes on removals by the broker's clients, with their times in wall microseconds.
 
         A topic without a stored version is skipped: the federation has no message of it that could
         return.
@@ -163,7 +163,7 @@ class RetainedSync:
     # The member
 
     def carry_out(self, effect: RetainLocally | StoreRetained | DeleteRetained) -> None:
-        """Carry out an effect of the member on the broker or the store."""
+        """Carries out an effect of the member on the broker or the store."""
         if isinstance(effect, RetainLocally):
             self._retain(effect)
         elif isinstance(effect, StoreRetained):
@@ -185,7 +185,7 @@ class RetainedSync:
             self._set_in_broker(setting)
 
     def delivered(self, topic: str) -> None:
-        """Drop a delayed change of a topic: a newer version was delivered as a publication.
+        """Drops a delayed change of a topic: a newer version was delivered as a publication.
 
         Given to the broker after it, the older version would replace the newer one.
         """
@@ -194,7 +194,7 @@ class RetainedSync:
             self._resolve(setting)
 
     def _save(self, topic: str, data: bytes | None) -> None:
-        """Store the version of a topic, or remove it if `data` is None."""
+        """Stores the version of a topic, or removes it if `data` is None."""
         if data is None:
             self._topics.discard(topic)
         else:

@@ -12,7 +12,7 @@ JOIN_PATH: Final = "/api/v1/join"
 
 
 def member_config(settings: Federation) -> FederationConfig:
-    """Derive the member's configuration. Its timeouts scale with `hello_s`."""
+    """Derives the member's configuration. Its timeouts scale with `hello_s`."""
     asks = FederationConfig.probe_after_s / FederationConfig.hello_s
     sooner = FederationConfig.busy_probe_after_s / FederationConfig.hello_s
     return FederationConfig(
@@ -30,7 +30,7 @@ def member_config(settings: Federation) -> FederationConfig:
 
 
 def link_policy(settings: Federation) -> LinkPolicy:
-    """Derive the limits that apply to each neighbour."""
+    """Derives the limits that apply to each neighbour."""
     return LinkPolicy(
         payload_bytes_max=settings.payload_bytes,
         messages_per_s=settings.messages_per_s or UNLIMITED,

@@ -106,8 +106,8 @@ class EdgeTls:
             raise ConfigError(f"edge.ca, edge.certificate, edge.key: {error}") from None
 
     def renew(self) -> list[str]:
-        """Use the files as they are now for new connections, and return the settings of those that
-        differ. Raises `ConfigError`, and then nothing has changed."""
+        """Uses the files as they are now for new connections, and returns the settings of those
+        that differ. Raises `ConfigError`, and then nothing has changed."""
         # Another context tries them first: one that fails at the key has lost its certificate.
         before, self._content = self._content, EdgeTls(self._edge)._content
         if self._edge.ca:
@@ -131,7 +131,7 @@ PUBLISHED: Final[Published] = {
 
 
 def load(path: Path | None, environ: Mapping[str, str], overrides: Overrides) -> SidecarSettings:
-    """Read and check the settings from all three sources.
+    """Reads and checks the settings from all three sources.
 
     `overrides` have the names `table.key`. Raises `ConfigError` when the result cannot be used.
     """
@@ -152,7 +152,7 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Overrides) ->
 
 
 def _complete(listener: str, tables: SidecarTables) -> SidecarTables:
-    """Derive the broker's URL for the manager from the edge. Derive the address of the member from
+    """Derives the broker's URL for the manager from the edge. Derive the address of the member from
     ADVERTISED_LISTENER if `listen` stands for all addresses."""
     federation, changes = tables.federation, dict[str, str]()
     if federation.manager and not federation.broker:

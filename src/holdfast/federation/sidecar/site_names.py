@@ -44,22 +44,22 @@ class SiteNames:
             self._names[node] = SiteName(node, epoch, name)
 
     def name_of(self, node: bytes) -> str:
-        """Return the name of a member, "" if none is known."""
+        """Returns the name of a member, "" if none is known."""
         known = self._names.get(node)
         return "" if known is None else known.name
 
     def by_id(self) -> dict[str, str]:
-        """Return all names by the members' ids in hexadecimal digits."""
+        """Returns all names by the members' ids in hexadecimal digits."""
         return {node.hex(): each.name for node, each in self._names.items()}
 
     def frames(self) -> Iterator[bytes]:
-        """Yield the payloads that tell a new link all names."""
+        """Yields the payloads that tell a new link all names."""
         names = list(self._names.values())
         for at in range(0, len(names), NAMES_PER_FRAME):
             yield _ENCODER.encode(names[at : at + NAMES_PER_FRAME])
 
     def receive(self, payload: bytes) -> bytes:
-        """Take names over. Returns a payload with those that are new here, b"" without any.
+        """Takes names over. Returns a payload with those that are new here, b"" without any.
 
         A payload that cannot be read is ignored: no message depends on it.
         """

@@ -18,7 +18,7 @@ QUEUES_MAX: Final = 256
 
 
 def clock_problem(clock: HybridClock) -> str:
-    """Describe the problem of the clock. Empty: there is none."""
+    """Describes the problem of the clock. Empty: there is none."""
     if clock.is_wrong and clock.ahead_s is None:
         return "the clock was never set: set it, as with NTP"
     if clock.is_wrong:

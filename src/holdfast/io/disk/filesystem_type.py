@@ -17,7 +17,7 @@ _RECOVER_LOST_LOCKS: Final = Path("/sys/module/nfs/parameters/recover_lost_locks
 
 
 def file_system_type(path: Path, mounts: str | None = None) -> str:
-    """Return the type named in /proc/self/mountinfo (`mounts`: its text), "" if unknown."""
+    """Returns the type named in /proc/self/mountinfo (`mounts`: its text), "" if unknown."""
     if mounts is None:
         try:
             mounts = Path("/proc/self/mountinfo").read_text()
@@ -41,7 +41,7 @@ def file_system_type(path: Path, mounts: str | None = None) -> str:
 
 
 def objection(kind: str) -> str:
-    """Return why a file system of this type cannot be shared, "" if it can."""
+    """Returns why a file system of this type cannot be shared, "" if it can."""
     if kind == "nfs4":
         try:
             recovers = _RECOVER_LOST_LOCKS.read_text().strip() in ("Y", "1")

@@ -76,7 +76,7 @@ class GroupWriter:
         self._allocated = 0
 
     def write(self, group: WriteGroup) -> None:
-        """Write a group; it is durable on return if configured so.
+        """Writes a group; it is durable on return if configured so.
 
         Raises `DiskFullError` or `NoDescriptorError`, after which the group may be written again.
         After another `OSError` the state of the file is unknown.
@@ -109,7 +109,7 @@ class GroupWriter:
             self.synced.observe(time.perf_counter() - began)
 
     def close(self) -> None:
-        """Sync and close the file. Raises `OSError`."""
+        """Syncs and closes the file. Raises `OSError`."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -122,7 +122,7 @@ class GroupWriter:
             file.close()
 
     def _allocate(self, file: WriteFile, end: int) -> None:
-        """Extend the file, because a sync that need not change its size takes a fifth less time."""
+        """Extends the file, because a sync that keeps its size takes a fifth less time."""
         try:
             file.allocate(end + self._allocate_bytes)
         except OSError:
@@ -153,7 +153,7 @@ class GroupWriter:
 
 
 def sync_newest(directory: DataDirectory, segments: Sequence[int]) -> None:
-    """Sync the files of the journal's last two segments, as far as they are there. Earlier ones
+    """Syncs the files of the journal's last two segments, as far as they are there. Earlier ones
     were synced when the next one began. Raises `OSError`."""
     for sequence in segments:
         try:
@@ -180,11 +180,11 @@ class Worker:
         self._runs_in.start()
 
     def submit(self, work: Work, done: Done | None = None) -> None:
-        """Call `work` in the thread, then `done(result, error)` in the loop."""
+        """Calls `work` in the thread, then `done(result, error)` in the loop."""
         self._queue.put((work, done))
 
     def close(self) -> None:
-        """Wait until all submitted work has run, at most CLOSE_TIMEOUT_S."""
+        """Waits until all submitted work has run, at most CLOSE_TIMEOUT_S."""
         self._queue.put(None)
         self._runs_in.join(CLOSE_TIMEOUT_S)
 
@@ -264,24 +264,24 @@ class JournalWriter:
         self._runs_in.start()
 
     def submit(self, group: WriteGroup) -> None:
-        """Queue a group.
+        """Queues a group.
 
         The caller submits a group only after the report of the one before, so the queue is bounded.
         """
         self._groups.put(group)
 
     def space(self) -> int:
-        """Return the bytes that could still be written when they were last measured."""
+        """Returns the bytes that could still be written when they were last measured."""
         return self.free_bytes
 
     def measure_space(self) -> int:
-        """Return the bytes that may still be written now. A directory that hangs blocks it."""
+        """Returns the bytes that may still be written now. A directory that hangs blocks it."""
         self._unmeasured_bytes = 0
         self.free_bytes = self._directory.files.free_bytes()
         return self.free_bytes
 
     def close(self) -> None:
-        """Write all submitted groups durably and stop. Groups that wait for space are dropped."""
+        """Writes all submitted groups durably and stops. Groups that wait for space are dropped."""
         self._closing.set()
         self._groups.put(None)
         self._runs_in.join(CLOSE_TIMEOUT_S)
@@ -314,7 +314,7 @@ class JournalWriter:
             _report(self._call_soon, self._on_failed, error)
 
     def _write(self, group: WriteGroup) -> bool:
-        """Write a group, waiting for space if needed. Returns False if `close` came first."""
+        """Writes a group, waiting for space if needed. Returns False if `close` came first."""
         while True:
             try:
                 self._writer.write(group)
@@ -351,7 +351,7 @@ class JournalWriter:
 
 
 def _let_others_run() -> None:
-    """Do nothing; `ActiveIndex.encode` calls it so that other threads may run."""
+    """Does nothing; `ActiveIndex.encode` calls it so that other threads may run."""
 
 
 def _report(call_soon: CallSoon, callback: Callable[..., object], *args: object) -> None:

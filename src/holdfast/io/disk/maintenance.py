@@ -56,16 +56,16 @@ class Maintenance:
         self._files: Worker | None = None
 
     def reload(self, config: Config) -> None:
-        """Use other rules of retention, from the next round on."""
+        """Uses other rules of retention, from the next round on."""
         self._config = config
         self._plan.limits = _limits_of(config)
 
     def pinned_bytes(self) -> int:
-        """Return the bytes of the log that the worst session or shared group needs."""
+        """Returns the bytes of the log that the worst session or shared group needs."""
         return self._plan.pinned_bytes
 
     def start_watching(self) -> None:
-        """Start only the checks of free space: a cluster node stores records before it serves."""
+        """Starts only the checks of free space: a cluster node stores records before it serves."""
         self._tasks.append(watched(self._repeat(self._watch_space, SPACE_INTERVAL_S)))
 
     def start(self) -> None:
@@ -86,7 +86,7 @@ class Maintenance:
             await asyncio.wait([run_in_thread("maintenance-end", files.close)], timeout=END_S)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Work on the files of this class in one thread, in order. So a file that is discarded is
+        """Works on the files of this class in one thread, in order. So a file that is discarded is
         closed after its last write. Counter-example: another thread closes it during the write,
         and the rest of the write goes to the file that gets its descriptor."""
         if self._files is None:
@@ -99,7 +99,7 @@ class Maintenance:
             await asyncio.sleep(interval_s)
 
     async def attempt(self, work: Callable[[], object]) -> None:
-        """Do a piece of work, and keep its failure in `failing` until it succeeds.
+        """Does a piece of work, and keeps its failure in `failing` until it succeeds.
 
         The incomplete result is discarded, and serving does not depend on it. The failure must be
         visible all the same: without retention a disk fills, and without snapshots a restart takes
@@ -125,7 +125,7 @@ class Maintenance:
         self._broker.runtime.check_space(free_bytes)
 
     def _automatic_reserve(self) -> int:
-        """Return a twentieth of the disk, at most RESERVE_BYTES_MAX.
+        """Returns a twentieth of the disk, at most RESERVE_BYTES_MAX.
 
         State records, indexes and the group in progress need that room.
         """
@@ -136,7 +136,7 @@ class Maintenance:
             await self.take_snapshot()
 
     async def take_snapshot(self, *, always: bool = False) -> None:
-        """Write a snapshot of the derived state in slices, while the state changes.
+        """Writes a snapshot of the derived state in slices, while the state changes.
 
         See `holdfast.node.state.recovery`. `always`: write it even if one exists for all
         records, because the state contains more than they define.
@@ -179,7 +179,7 @@ class Maintenance:
             )
 
     def _discard(self, file: TemporaryFile) -> None:
-        """Remove an incomplete file, after what is being written to it."""
+        """Removes an incomplete file, after what is being written to it."""
         if self._files is None:
             file.discard()
         else:
@@ -206,7 +206,7 @@ class Maintenance:
             await self._compact(settled, self._plan.limits.policy.per_topic_last)
 
     async def _compact(self, settled: int, per_topic_last: int) -> None:
-        """Compact one segment at a time, so that readers wait for at most one."""
+        """Compacts one segment at a time, so that readers wait for at most one."""
         while True:
             found = await self._broker.reads.in_thread(
                 lambda: self._storage.compact_next(settled, per_topic_last)

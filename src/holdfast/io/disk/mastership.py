@@ -71,7 +71,7 @@ ERROR_REPEAT_S: Final = 10.0
 
 
 def clock() -> float:
-    """Return a monotonic time that includes suspension, because the lease expires then too."""
+    """Returns a monotonic time that includes suspension, because the lease expires then too."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -106,15 +106,15 @@ class Renewal:
         self._thread.start()
 
     def loop_is_alive(self) -> None:
-        """Extend the beats every `heartbeat_s`: a node whose loop hangs must lose its lease."""
+        """Extends the beats every `heartbeat_s`: a node whose loop hangs must lose its lease."""
         self._alive_until = clock() + self._times.timeout_s / 2
 
     def allow(self, duration_s: float) -> None:
-        """Let a takeover last as long, before others may try."""
+        """Lets a takeover last as long, before others may try."""
         self._alive_until = clock() + duration_s
 
     def confirm(self) -> None:
-        """Wait, in the journal's thread, until promises are allowed. Raises `LeaseLost`."""
+        """Waits, in the journal's thread, until promises are allowed. Raises `LeaseLost`."""
         while True:
             now = clock()
             try:
@@ -127,7 +127,7 @@ class Renewal:
             self._stopping.wait(self._times.heartbeat_s / 4)
 
     def release(self) -> None:
-        """Let another node take over at once. The caller guarantees that every promise is in the
+        """Lets another node take over at once. The caller guarantees that every promise is in the
         journal and that it makes no more. Raises `OSError` if the beat cannot be written."""
         self.stop()
         write_beat(self._beat, self._counter + 1, RELEASED_FLAG)
@@ -234,7 +234,7 @@ class Mastership:
         return self.renewal is not None
 
     def start(self) -> None:
-        """Begin to watch. Raises `OSError`, and `ValueError` for a node with the same id."""
+        """Begins to watch. Raises `OSError`, and `ValueError` for a node with the same id."""
         lock = self.directory.lock_node(self._info.node_id)
         if lock is None:
             raise ValueError(
@@ -247,7 +247,7 @@ class Mastership:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching, and release the lease if it is held: see `Renewal.release`."""
+        """Stops watching, and releases the lease if it is held: see `Renewal.release`."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -261,11 +261,11 @@ class Mastership:
             self._node_lock.release()
 
     def other_nodes(self) -> list[HolderInfo]:
-        """Return the other nodes that run on the directory. Raises `OSError`."""
+        """Returns the other nodes that run on the directory. Raises `OSError`."""
         return [each for each in self.directory.nodes() if each.node_id != self._info.node_id]
 
     def forget_old_epochs(self) -> None:
-        """Remove earlier epochs, which keep freed space. Raises `OSError` or `LeaseLost`."""
+        """Removes earlier epochs, which keep freed space. Raises `OSError` or `LeaseLost`."""
         renewal = self.renewal
         if renewal is None:
             return
@@ -283,7 +283,7 @@ class Mastership:
         self.directory.forget_before(epoch)
 
     def _keep_former(self, directory: DataDirectory, number: int) -> None:
-        """Keep the content of an epoch that was adopted, not that of a takeover in vain."""
+        """Keeps the content of an epoch that was adopted, not that of a takeover in vain."""
         names = directory.files.list("")
         # An epoch of a single broker has no manifest of its own.
         is_own = number != 0 and (MANIFEST in names or EPOCH_FILE not in names)
@@ -304,7 +304,7 @@ class Mastership:
             self._report(self._on_failed, error)
 
     def _step(self) -> bool:
-        """Look once and act on it. Returns True if this node holds the lease now."""
+        """Looks once and acts on it. Returns True if this node holds the lease now."""
         pause_s = self.times.poll_s
         try:
             began_at = clock()
@@ -355,7 +355,7 @@ class Mastership:
             logger.error("lease_directory_failed error=%r", str(error))
 
     def _take_over(self, reason: str) -> bool:
-        """Try to take over. Returns False if another node was faster or claimed later."""
+        """Tries to take over. Returns False if another node was faster or claimed later."""
         started = clock()
         if self._must_wait():
             return False
@@ -455,7 +455,7 @@ class Mastership:
         return read_manifest(self._root, self._path)
 
     def _kill_stale_holder(self, epoch: int) -> None:
-        """Kill a local holder that hangs, so that its clients notice and reconnect."""
+        """Kills a local holder that hangs, so that its clients notice and reconnect."""
         if not self._kills:
             return
         holder = self.directory.read_claim(self._counting.number)

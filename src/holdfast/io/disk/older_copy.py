@@ -52,7 +52,7 @@ it: the other nodes of a cluster that is put back have less than it says."""
 
 
 def remember(files: FileSystem, content: bytes) -> None:
-    """Store the positions of the other nodes' disks."""
+    """Stores the positions of the other nodes' disks."""
     try:
         replace_file(files, REMEMBERED, [content])
     except OSError as error:
@@ -61,13 +61,13 @@ def remember(files: FileSystem, content: bytes) -> None:
 
 
 def load_memory(files: FileSystem, memory: DiskMemory) -> None:
-    """Take up what this node remembered before its start."""
+    """Takes up what this node remembered before its start."""
     if REMEMBERED in files.list("") and not memory.load(read_file(files, REMEMBERED)):
         logger.warning("positions_unreadable text='this node remembers nothing of other disks'")
 
 
 def stand_apart(files: FileSystem, text: str) -> None:
-    """Store that the node stands apart, also after a crash. `text`: the reason."""
+    """Stores that the node stands apart, also after a crash. `text`: the reason."""
     try:
         replace_file(files, APART, [text.encode()])
     except OSError as error:
@@ -75,13 +75,13 @@ def stand_apart(files: FileSystem, text: str) -> None:
 
 
 def reason_apart(files: FileSystem) -> str:
-    """Return the reason for which the node stands apart; "" if it does not."""
+    """Returns the reason for which the node stands apart; "" if it does not."""
     return read_file(files, APART).decode() if APART in files.list("") else ""
 
 
 def accept(files: FileSystem, root: Path, mark: int, given_up: Iterable[str] = ()) -> str:
-    """Let the next start take part with what the disk has, and return the reason against it; "" if
-    it does not stand apart. No process may serve it. Raises as `begin_anew`.
+    """Lets the next start take part with what the disk has, and returns the reason against it; ""
+    if it does not stand apart. No process may serve it. Raises as `begin_anew`.
 
     `given_up`: the nodes that never come back. The start waits for all others. `mark`: a random
     number of GENERATION_BITS. It makes the nodes agree on a new generation of the log, because
@@ -105,7 +105,7 @@ def nodes_given_up(files: FileSystem) -> list[str] | None:
 
 
 def recovered(files: FileSystem) -> None:
-    """Store that an accepted disk has the log of the others."""
+    """Stores that an accepted disk has the log of the others."""
     try:
         files.remove(RECOVERS)
         files.sync_folder("")
@@ -115,7 +115,7 @@ def recovered(files: FileSystem) -> None:
 
 
 def mark(files: FileSystem, incarnation: str) -> bool:
-    """Store the decision durably; returns whether it is. `incarnation`: the name that the node
+    """Stores the decision durably; returns whether it is. `incarnation`: the name that the node
     continues under."""
     try:
         replace_file(files, MARK, [incarnation.encode()])
@@ -126,7 +126,7 @@ def mark(files: FileSystem, incarnation: str) -> bool:
 
 
 def begin_anew_at(root: Path) -> bool:
-    """Carry out the decision for a directory that no process serves.
+    """Carries out the decision for a directory that no process serves.
 
     Raises `OSError`, or `DataDirectoryError` if a process serves it.
     """
@@ -140,7 +140,7 @@ def begin_anew_at(root: Path) -> bool:
 
 
 def begin_anew(files: FileSystem, root: Path) -> bool:
-    """Take the new incarnation if that was decided; returns whether it was.
+    """Takes the new incarnation if that was decided; returns whether it was.
 
     `root`: for error texts. Raises `OSError`, or `DataDirectoryError` if the manifest cannot be
     used.

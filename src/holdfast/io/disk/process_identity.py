@@ -8,7 +8,7 @@ from holdfast.node.lease.directory import HolderInfo
 
 
 def boot_identity() -> str:
-    """Return a name for the time since the machine was started, "" if there is none."""
+    """Returns a name for the time since the machine was started, "" if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -16,7 +16,7 @@ def boot_identity() -> str:
 
 
 def machine_identity() -> str:
-    """Return a name shared by processes that see one another's pids: same boot and namespace."""
+    """Returns a name shared by processes that see one another's pids: same boot and namespace."""
     boot = boot_identity()
     try:
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}" if boot else ""
@@ -25,14 +25,14 @@ def machine_identity() -> str:
 
 
 def process_start(pid: int) -> int:
-    """Return the clock ticks from boot to a process's start. Raises `OSError` without one."""
+    """Returns the clock ticks from boot to a process's start. Raises `OSError` without one."""
     # The name in the second field may contain blanks and parentheses.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[19])
 
 
 def kill_if_same(info: HolderInfo) -> bool:
-    """Kill the process of `info` if it still runs on this machine; returns whether it did.
+    """Kills the process of `info` if it still runs on this machine; returns whether it did.
 
     SIGKILL closes its connections, so its clients notice at once.
     """

@@ -24,17 +24,17 @@ _TEXT: Final = b"damaged: to be put aside, and fetched anew from the other nodes
 
 
 def exists(root: Path) -> bool:
-    """Return whether a directory is set aside and the node is not complete since."""
+    """Returns whether a directory is set aside and the node is not complete since."""
     return (root / ASIDE).exists()
 
 
 def kept(root: Path) -> list[str]:
-    """Return the names of the directories that an operator should look at and remove."""
+    """Returns the names of the directories that an operator should look at and remove."""
     return sorted(each.name for each in root.glob(f"{KEPT}-*"))
 
 
 def mark(root: Path, *, keep: bool = False) -> None:
-    """Store the decision durably; the next start sets the directory aside.
+    """Stores the decision durably; the next start sets the directory aside.
 
     `keep`: the content is undamaged, so `forget` must not remove it.
     """
@@ -42,7 +42,7 @@ def mark(root: Path, *, keep: bool = False) -> None:
 
 
 def begin_anew(root: Path) -> bool:
-    """Set the content aside if that was decided; returns whether it was.
+    """Sets the content aside if that was decided; returns whether it was.
 
     Raises `DataDirectoryError` when another process serves the directory.
     """
@@ -68,7 +68,7 @@ def begin_anew(root: Path) -> bool:
 
 
 def forget(root: Path) -> Path | None:
-    """Remove what was set aside. Content to keep is renamed instead, and its path returned."""
+    """Removes what was set aside. Content to keep is renamed instead, and its path returned."""
     aside = root / ASIDE
     if not (aside / KEPT).exists():
         shutil.rmtree(aside)

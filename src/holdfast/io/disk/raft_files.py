@@ -79,7 +79,7 @@ class RaftFiles:
     """
 
     def __init__(self, files: FileSystem, member: str, *, is_new: bool) -> None:
-        """Read the files into `state`. `is_new`: the data directory was just created.
+        """Reads the files into `state`. `is_new`: the data directory was just created.
 
         Only then the files may be missing. Raises `DamagedRaft` if they cannot be trusted.
         """
@@ -109,7 +109,7 @@ class RaftFiles:
         self._file.sync()
 
     def write(self, write: Write) -> None:
-        """Write; durable on return if the write requires it.
+        """Writes; durable on return if the write requires it.
 
         Raises `DiskFullError`, after which the write may be repeated. After another error the state
         of the files is unknown.
@@ -228,7 +228,7 @@ def _raise_if_full(error: OSError) -> None:
 
 
 def _match_snapshot(state: RaftState) -> None:
-    """Reset the log if a crash came between the snapshot and the log that follows it."""
+    """Resets the log if a crash came between the snapshot and the log that follows it."""
     snapshot = state.snapshot
     if snapshot is None:
         return
@@ -284,7 +284,7 @@ def _group(synced: int, content: bytes) -> bytes:
 
 
 def _read_group(data: bytes, at: int) -> tuple[bytes | None, int]:
-    """Return (content, end), with None as content if there is no complete group."""
+    """Returns (content, end), with None as content if there is no complete group."""
     if at + _GROUP.size > len(data):
         return None, at
     magic, length, crc, synced = _GROUP.unpack_from(data, at)
@@ -298,7 +298,7 @@ def _read_group(data: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def _was_durable(data: bytes, position: int) -> bool:
-    """Return whether a later group declares the bytes at `position` durable."""
+    """Returns whether a later group declares the bytes at `position` durable."""
     at = data.find(GROUP_MAGIC, position + 1)
     while at >= 0:
         content, _ = _read_group(data, at)
@@ -309,7 +309,7 @@ def _was_durable(data: bytes, position: int) -> bool:
 
 
 def _was_complete(data: bytes, at: int) -> bool:
-    """Return whether the unreadable group at `at` was written to its end."""
+    """Returns whether the unreadable group at `at` was written to its end."""
     if at + _GROUP.size > len(data):
         return False
     magic, length, crc, synced = _GROUP.unpack_from(data, at)

@@ -57,7 +57,7 @@ class RaftWriter:
         self._writes.put(write)
 
     def close(self) -> None:
-        """Write everything submitted and stop. Writes that wait for space are dropped."""
+        """Writes everything submitted and stops. Writes that wait for space are dropped."""
         self._closing.set()
         self._writes.put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -76,7 +76,7 @@ class RaftWriter:
             self._report(self._on_failed, error)
 
     def _write(self, write: Write) -> bool:
-        """Write, waiting for space if needed. Returns False if `close` came first."""
+        """Writes, waiting for space if needed. Returns False if `close` came first."""
         while True:
             try:
                 self._files.write(write)

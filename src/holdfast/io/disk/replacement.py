@@ -22,7 +22,7 @@ class AsideDirectory:
     `node.runtime.replacement`."""
 
     def __init__(self, root: Path) -> None:
-        """Set the directory aside if that was decided, before it is opened.
+        """Sets the directory aside if that was decided, before it is opened.
 
         Raises `StorageError` if that fails.
         """
@@ -40,7 +40,7 @@ class AsideDirectory:
             raise StorageError(f"{root}: the damaged log cannot be put aside: {error}") from error
 
     def mark(self, *, keep: bool) -> bool:
-        """Store the decision; returns False if that fails. The next start sets the directory
+        """Stores the decision; returns False if that fails. The next start sets the directory
         aside. `keep`: it contains committed records that the others dropped."""
         try:
             quarantine.mark(self._root, keep=keep)
@@ -51,7 +51,7 @@ class AsideDirectory:
         return True
 
     async def forget(self, has_everything: Callable[[], bool]) -> None:
-        """Wait until the node has everything, then remove what was set aside."""
+        """Waits until the node has everything, then removes what was set aside."""
         # Polled, because no event reports each change of an in-sync set.
         while not has_everything():  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
@@ -68,7 +68,7 @@ class AsideDirectory:
         logger.info("aside_removed text='this node has everything again'")
 
     async def follow_kept(self, note: Callable[[list[str]], None]) -> None:
-        """Call `note` with `kept` again and again, and look for removals while there are any."""
+        """Calls `note` with `kept` again and again, and looks for removals while there are any."""
         while True:
             note(self.kept)
             await asyncio.sleep(POLL_S)

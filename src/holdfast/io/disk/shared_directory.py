@@ -50,7 +50,7 @@ class SharedDirectory:
         on_failed: Callable[[BaseException], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """Open the directory. Raises `StorageError` if it cannot be shared.
+        """Opens the directory. Raises `StorageError` if it cannot be shared.
 
         The callbacks are those of `Mastership`.
         """
@@ -97,34 +97,34 @@ class SharedDirectory:
         )
 
     def start(self) -> None:
-        """Begin to watch the lease. Raises `StorageError` or `OSError` if that is impossible."""
+        """Begins to watch the lease. Raises `StorageError` or `OSError` if that is impossible."""
         try:
             self.mastership.start()
         except ValueError as error:
             raise StorageError(str(error)) from error
 
     def serving(self) -> None:
-        """Begin to beat: the node that took over has opened its listeners."""
+        """Begins to beat: the node that took over has opened its listeners."""
         # The standby's state lives long, so the collector need not traverse it.
         gc.freeze()
         self._beat()
         self._tidying = watched(self._tidy())
 
     def confirm(self) -> None:
-        """Wait for the right to promise: see `Renewal.confirm`. Runs in the journal's thread."""
+        """Waits for the right to promise: see `Renewal.confirm`. Runs in the journal's thread."""
         renewal = self.mastership.renewal
         assert renewal is not None
         renewal.confirm()
 
     def sys_values(self) -> dict[str, str]:
-        """Return the values of $SYS. Only the holder of the lease publishes them."""
+        """Returns the values of $SYS. Only the holder of the lease publishes them."""
         return {"lease/holder": self.node_id, "lease/epoch": str(self.mastership.epoch)}
 
     def role(self) -> str:
         return "holder" if self.mastership.is_holder else "standby"
 
     async def others(self) -> str:
-        """Return the addresses of possible successors if this node holds the lease.
+        """Returns the addresses of possible successors if this node holds the lease.
 
         The form is that of `holdfast.addresses`.
         """
@@ -138,7 +138,7 @@ class SharedDirectory:
         return ",".join(node.address for node in nodes if node.address)
 
     async def stop(self) -> None:
-        """Release the lease. The caller makes no promises any more."""
+        """Releases the lease. The caller makes no promises any more."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._tidying is not None:

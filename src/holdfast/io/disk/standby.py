@@ -75,7 +75,7 @@ class Standby:
         return self._follower is not None
 
     def load(self, epoch: Epoch) -> None:
-        """Rebuild everything from an epoch's files. Does nothing while they are those of a single
+        """Rebuilds everything from an epoch's files. Does nothing while they are those of a single
         broker, which the next takeover adopts.
 
         Raises `OSError`, and `FileNotFoundError` if retention removed a file meanwhile. The caller
@@ -147,7 +147,7 @@ class Standby:
         return opened
 
     def follow(self, epoch: Epoch) -> None:
-        """Apply a bounded number of new records. `epoch`: the newest valid one.
+        """Applies a bounded number of new records. `epoch`: the newest valid one.
 
         Raises `FollowError` or `OSError`, after which the caller must load again.
         """
@@ -166,7 +166,7 @@ class Standby:
             self._check_snapshots(follower.directory)
 
     def _settle(self, images: ReplicatedState) -> None:
-        """Continue at the present time, and at the end of the journal so far."""
+        """Continues at the present time, and at the end of the journal so far."""
         state = images.state
         state.now = time.monotonic()
         state.wall_us = time.time_ns() // 1000
@@ -183,7 +183,7 @@ class Standby:
                 self._snapshots.append(sequence)
 
     def _apply(self, batches: Iterable[Batch]) -> None:
-        """Apply records. Raises `FollowError` if compaction has emptied some before.
+        """Applies records. Raises `FollowError` if compaction has emptied some before.
 
         Counter-example: a standby that was held up reads a segment that the holder has compacted
         meanwhile. The newest retained message of a topic is in the holder's snapshot alone if later
@@ -204,7 +204,7 @@ class Standby:
                         images.apply(record)
 
     def take_over(self, old: Epoch, directory: DataDirectory, lock: Lock) -> Storage:
-        """Apply the rest of the old epoch's journal, which is linked into this node's folder.
+        """Applies the rest of the old epoch's journal, which is linked into this node's folder.
 
         Nothing is appended to it any more. Raises `OSError` if it cannot be read.
         """
@@ -253,7 +253,7 @@ class Standby:
         return checkpoint.position if checkpoint.segment == last.sequence else 0
 
     def _drop_empty_segment(self, journal: Journal, directory: DataDirectory) -> None:
-        """Remove the segment that the old holder began and left empty.
+        """Removes the segment that the old holder began and left empty.
 
         This node's first segment would have the same name.
         """
@@ -263,11 +263,11 @@ class Standby:
             journal.segments.pop()
 
     def forget(self) -> None:
-        """Drop the state after a failed takeover, which may have changed part of it."""
+        """Drops the state after a failed takeover, which may have changed part of it."""
         self._follower = None
 
     def finish(self) -> ReplicatedState:
-        """Return the state after the last record, ready to serve."""
+        """Returns the state after the last record, ready to serve."""
         images = self._images
         assert images is not None
         self._settle(images)

@@ -36,7 +36,7 @@ class StorageError(Exception):
 
 
 def now_text() -> str:
-    """Return the current time in ISO 8601, UTC."""
+    """Returns the current time in ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -51,7 +51,7 @@ def report_damage(damage: Damage) -> None:
 
 
 def usable_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
-    """Read a snapshot. If it is damaged or unreadable, log that and return None."""
+    """Reads a snapshot. If it is damaged or unreadable, log that and return None."""
     try:
         return whole_snapshot(directory, sequence)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def usable_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
 
 
 def whole_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
-    """Read a snapshot. If it is damaged, log that and return None. Raises `OSError`."""
+    """Reads a snapshot. If it is damaged, log that and return None. Raises `OSError`."""
     file = directory.open_snapshot(sequence)
     try:
         snapshot = Snapshot(file.read, file.size())
@@ -98,7 +98,7 @@ class Storage:
     def open(
         cls, path: Path, node_id: str, partitions: int, segment_bytes: int, incarnation: str = ""
     ) -> "Storage":
-        """Lock, open and repair a data directory. Raises `StorageError` if that fails.
+        """Locks, opens and repairs a data directory. Raises `StorageError` if that fails.
 
         `incarnation`: for a cluster node's new directory; "" for a node without a cluster.
         """
@@ -116,7 +116,7 @@ class Storage:
     def recover(
         cls, path: Path, directory: DataDirectory, lock: Lock, segment_bytes: int
     ) -> "Storage":
-        """Open and repair a locked directory. Raises `OSError`."""
+        """Opens and repairs a locked directory. Raises `OSError`."""
         started = time.monotonic()
         tag = secrets.randbits(32)
         opened = open_journal(directory, segment_bytes, on_damage=report_damage, tag=tag)
@@ -146,7 +146,7 @@ class Storage:
         return storage
 
     def _advance_to_snapshot(self) -> None:
-        """Raise the high watermarks to the newest snapshot.
+        """Raises the high watermarks to the newest snapshot.
 
         A snapshot contains only committed records, and the checkpoint of the watermarks may be
         older.
@@ -157,8 +157,8 @@ class Storage:
                 self.journal.advance(partition, offset)
 
     def replay_into(self, recovery: Recovery) -> None:
-        """Apply the newest snapshot and the records after it that are known to be committed: those
-        below the high watermarks."""
+        """Applies the newest snapshot and the records after it that are known to be committed:
+        those below the high watermarks."""
         started = time.monotonic()
         state = recovery.state
         snapshot, self._snapshot = self._snapshot, None
@@ -179,7 +179,7 @@ class Storage:
         )
 
     def lacking(self) -> list[int]:
-        """Return the partitions whose log begins behind the snapshot.
+        """Returns the partitions whose log begins behind the snapshot.
 
         The state derived from the records in between is unknown. Call it after `replay_into`.
         """
@@ -198,12 +198,12 @@ class Storage:
         return found
 
     def total_bytes(self) -> int:
-        """Return the size in bytes of the file system with the data directory."""
+        """Returns the size in bytes of the file system with the data directory."""
         usage = os.statvfs(self._path)
         return usage.f_blocks * usage.f_frsize
 
     def superseded(self, policy: RetentionPolicy) -> int:
-        """Count the oldest segments whose messages all have `per_topic_last` newer ones.
+        """Counts the oldest segments whose messages all have `per_topic_last` newer ones.
 
         Newer messages count per topic. The function reads indexes, so it must not run in the loop.
         """
@@ -214,7 +214,7 @@ class Storage:
         return count_superseded(counts, policy.per_topic_last)
 
     def compact_next(self, settled: int, per_topic_last: int) -> tuple[Segment, Segment] | None:
-        """Compact the oldest worthwhile segment among the first `settled` ones.
+        """Compacts the oldest worthwhile segment among the first `settled` ones.
 
         Compaction empties messages beyond `per_topic_last`. Returns (old, new) for exchange in the
         journal, or None. Runs in the reader's thread.
@@ -237,7 +237,7 @@ class Storage:
         return None
 
     def _message_counts(self, segment: Segment) -> dict[bytes, int]:
-        """Count a segment's committed messages per topic."""
+        """Counts a segment's committed messages per topic."""
         index = self._index(segment)
         journal = self.journal
         ends = [
@@ -250,7 +250,7 @@ class Storage:
         return self.opened.store.load_index(segment) if index is None else index
 
     def remove_segments(self, removed: list[Segment]) -> None:
-        """Remove the files of segments that the journal has dropped.
+        """Removes the files of segments that the journal has dropped.
 
         The new start is made durable first. In the opposite order, a crash would leave a log with
         missing segments.

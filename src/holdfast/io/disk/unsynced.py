@@ -36,14 +36,14 @@ class UnsyncedMark:
             self.renew()
 
     def renew(self) -> None:
-        """Mark the directory as one that lacks nothing now."""
+        """Marks the directory as one that lacks nothing now."""
         if self.durable:
             clear(self._files)
         else:
             replace_file(self._files, NAME, [self._boot.encode()])
 
     def note_failure(self) -> None:
-        """Note that a sync has failed, so that records may be lost although the machine runs."""
+        """Notes that a sync has failed, so that records may be lost although the machine runs."""
         if not self.durable:
             replace_file(self._files, NAME, [LOST.encode()])
 
@@ -56,7 +56,7 @@ def may_lack_records(files: FileSystem, boot: str) -> bool:
 
 
 def clear(files: FileSystem) -> None:
-    """Remove the mark, because all records are synced."""
+    """Removes the mark, because all records are synced."""
     if NAME in files.list(""):
         files.remove(NAME)
         files.sync_folder("")

@@ -105,7 +105,7 @@ class Broker:
         self.runtime = self.new_runtime()
 
     def new_runtime(self) -> Runtime:
-        """Return what orders the turns, connected to the parts above."""
+        """Returns what orders the turns, connected to the parts above."""
         return Runtime(self.node, self.writer, self.reads, self, self.waits)
 
     def generation(self) -> int | None:
@@ -121,14 +121,14 @@ class Broker:
     # The turn
 
     def touch(self) -> None:
-        """Set the node's clock and schedule a turn. Call it before handing anything to the node."""
+        """Sets the node's clock and schedules a turn. Call it before the node receives anything."""
         if not self.turn_scheduled:
             self.turn_scheduled = True
             self.runtime.begin(self.loop.time(), time.time_ns() // 1000)
             self.loop.call_soon(self.turn)
 
     def turn(self) -> None:
-        """Run a turn, and schedule the next one for the next timer."""
+        """Runs a turn, and schedules the next one for the next timer."""
         self.turn_scheduled = False
         if self.has_failed:
             return
@@ -150,7 +150,7 @@ class Broker:
         self.touch()
 
     def flush(self, dirty: list[Connection]) -> None:
-        """Write the output of each of these connections to its socket."""
+        """Writes the output of each of these connections to its socket."""
         for connection in dirty:
             connection.dirty = False
             transport = connection.transport
@@ -159,7 +159,7 @@ class Broker:
                 transport.flush(connection)
 
     def carry_out(self, effect: Effect) -> None:
-        """Carry out an effect that is not a read."""
+        """Carries out an effect that is not a read."""
         if isinstance(effect, ResumeInput):
             connection = effect.connection
             transport = connection.transport
@@ -214,25 +214,25 @@ class Broker:
     # The journal's writer
 
     def group_written(self, group: WriteGroup) -> None:
-        """Commit a group that is in the file, and on disk unless durability is "memory"."""
+        """Commits a group that is in the file, and on disk unless durability is "memory"."""
         self.runtime.group_written(group)
 
     def writer_full(self) -> None:
-        """Refuse publishes: the group in flight, and every promise behind it, waits for space."""
+        """Refuses publishes: the group in flight, and every promise behind it, waits for space."""
         self.runtime.writer_full()
         logger.error("journal_waits_for_space")
 
     def writer_has_space(self) -> None:
-        """Log that groups wait no longer. Publishes are accepted after the next check of space."""
+        """Logs that groups wait no longer. Publishes are accepted after the next check of space."""
         logger.warning("journal_goes_on")
 
     def counts(self) -> tuple[int, int]:
-        """Return the publishes of clients since the start, and the records in the log."""
+        """Returns the publishes of clients since the start, and the records in the log."""
         state = self.node.state
         return state.stats.publish_received, state.journal.sequence
 
     async def drain_journal(self) -> None:
-        """Wait until everything appended so far is written."""
+        """Waits until everything appended so far is written."""
         written = asyncio.Event()
         self.runtime.when_written(written.set)
         await written.wait()
@@ -240,13 +240,13 @@ class Broker:
     # Clients
 
     def note_disconnected(self) -> None:
-        """Note that a connection is gone, for `wait_for_disconnects`."""
+        """Notes that a connection is gone, for `wait_for_disconnects`."""
         waiter = self.nobody_left
         if waiter is not None and self.node.state.connections == 0 and not waiter.done():
             waiter.set_result(None)
 
     async def settle(self) -> None:
-        """Read no more from clients, and acknowledge everything that was received."""
+        """Reads no more from clients, and acknowledges everything that was received."""
         for session in self.node.state.sessions.values():
             connection = session.connection
             if connection is not None and connection.transport is not None:
@@ -257,13 +257,13 @@ class Broker:
         self.turn()
 
     async def wait_for_disconnects(self, timeout_s: float) -> None:
-        """Wait until no connection is left, at most `timeout_s`."""
+        """Waits until no connection is left, at most `timeout_s`."""
         if self.node.state.connections:
             self.nobody_left = self.loop.create_future()
             await asyncio.wait([self.nobody_left], timeout=timeout_s)
 
     def contain(self, connection: Connection, error: Exception) -> None:
-        """Log a failure in a client's packet. Only the client's own state may be incomplete."""
+        """Logs a failure in a client's packet. Only the client's own state may be incomplete."""
         state = self.node.state
         state.stats.internal_errors += 1
         if isinstance(error, AssertionError) and connection.session is not None:
@@ -279,13 +279,13 @@ class Broker:
     # The end
 
     def fail(self, event: str, error: BaseException) -> None:
-        """Stop the node after an error that must not happen and must not be hidden."""
+        """Stops the node after an error that must not happen and must not be hidden."""
         logger.critical(f"{event} error=%r", str(error), exc_info=error)
         self.has_failed = True
         self.on_failed(error)
 
     def close(self) -> None:
-        """Write everything submitted and stop the threads."""
+        """Writes everything submitted and stops the threads."""
         if self.timer is not None:
             self.timer.cancel()
         self.writer.close()

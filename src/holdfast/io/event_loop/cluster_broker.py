@@ -93,7 +93,7 @@ class ClusterBroker(Broker):
         return metadata.generation.number
 
     def new_runtime(self) -> Runtime:
-        """Return the runtime, which orders the turns of a cluster node."""
+        """Returns the runtime, which orders the turns of a cluster node."""
         ports = ClusterPorts(self.writer, self.reads, self, self._raft, self.links, self._process)
         self.cluster = ClusterRuntime(
             self._cluster_node,
@@ -106,8 +106,8 @@ class ClusterBroker(Broker):
         return self.cluster
 
     async def hand_over(self) -> str:
-        """Give up Raft's leadership, and send clients to other nodes at the pace of a drain. Return
-        where those that are left may go."""
+        """Gives up Raft's leadership, and sends clients to other nodes at the pace of a drain.
+        Return where those that are left may go."""
         others = self.cluster.hand_over(self.loop.time())
         if others and self.cluster.redirection.drain_per_s:
             await self.wait_for_disconnects(LEAVE_CLIENTS_S)
@@ -117,12 +117,12 @@ class ClusterBroker(Broker):
         self.cluster.raft_written()
 
     def _found_damage(self, damage: Damage) -> None:
-        """Report damage, in the reading thread, before it reports what it has read."""
+        """Reports damage, in the reading thread, before it reports what it has read."""
         report_damage(damage)
         self.loop.call_soon_threadsafe(self.cluster.distrust_disk)
 
     def write_watermarks(self, watermarks: Checkpoint) -> None:
-        """Write the watermarks behind those in progress, in another thread."""
+        """Writes the watermarks behind those in progress, in another thread."""
 
         def done(result: object, error: BaseException | None) -> None:
             if error is None:
@@ -134,12 +134,12 @@ class ClusterBroker(Broker):
         self._in_housekeeping(partial(self._write_watermarks, watermarks), done)
 
     def write_remembered(self, content: bytes) -> None:
-        """Store it in that thread."""
+        """Stores it in that thread."""
         work = partial(older_copy.remember, self._directory.files, content)
         self.writer.housekeeping.submit(work)
 
     def _in_housekeeping(self, work: Callable[[list[int]], None], done: Done) -> None:
-        """Call `work` in that thread, with the segments that may not be synced."""
+        """Calls `work` in that thread, with the segments that may not be synced."""
         segments = [] if self._durable else self.node.state.journal.segments[-2:]
         newest = [segment.sequence for segment in segments]
         self.writer.housekeeping.submit(partial(work, newest), done)
@@ -157,18 +157,18 @@ class ClusterBroker(Broker):
         await ended
 
     async def write_last_watermarks(self) -> None:
-        """Write the watermarks as they are now, and wait for that."""
+        """Writes the watermarks as they are now, and waits for that."""
         watermarks = self.node.state.journal.checkpoint()
         await self._housekept(partial(self._write_watermarks, watermarks))
 
     async def drain_journal(self) -> None:
-        """Wait until everything appended so far is on disk, also where it counts before."""
+        """Waits until everything appended so far is on disk, also where it counts before."""
         await super().drain_journal()
         if not self._durable:
             await self._housekept(partial(sync_newest, self._directory))
 
     def _write_watermarks(self, watermarks: Checkpoint, newest: list[int]) -> None:
-        """Write the watermarks, in the thread. Older ones only make a start slower. Raises
+        """Writes the watermarks, in the thread. Older ones only make a start slower. Raises
         `OSError` if the records below them cannot be synced."""
         sync_newest(self._directory, newest)
         try:
@@ -219,7 +219,7 @@ class ClusterBroker(Broker):
         self.cluster.report_older_copy(text, may_begin_anew)
 
     def _link_changed(self, tell_cluster: Callable[[], None]) -> None:
-        """Change a link, and stop the node if that fails.
+        """Changes a link, and stops the node if that fails.
 
         An exception in the link's callback would only close the link. The next link would fail in
         the same way, while the node seems to work.
@@ -230,7 +230,7 @@ class ClusterBroker(Broker):
             self.fail("link_failed", error)
 
     def close(self) -> None:
-        """Write everything submitted and stop the threads."""
+        """Writes everything submitted and stops the threads."""
         self._raft.close()
         super().close()
         if self.writer.is_synced and not self._cluster_node.positions.own_incomplete:

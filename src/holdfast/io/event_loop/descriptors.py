@@ -26,7 +26,7 @@ UNLIMITED: Final = 1 << 30
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one and return the descriptors that are allowed."""
+    """Raises the soft limit to the hard one and returns the descriptors that are allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Some systems have a lower limit of their own below "unlimited".
     for wanted in (hard, 1 << 20, 10_240):
@@ -42,13 +42,13 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """Return the current limit of this process."""
+    """Returns the current limit of this process."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def reserve() -> int:
-    """Return the number of descriptors that clients never use.
+    """Returns the number of descriptors that clients never use.
 
     It is a quarter of the limit, but at least 64 and at most 512. Below a limit of 128 it is half.
     """
@@ -57,17 +57,17 @@ def reserve() -> int:
 
 
 def for_clients() -> int:
-    """Return the number of client connections that the process allows."""
+    """Returns the number of client connections that the process allows."""
     return limit() - reserve()
 
 
 def share(count: int) -> int:
-    """Limit connections of one kind that use the reserve to `count` or an eighth of it."""
+    """Limits connections of one kind that use the reserve to `count` or an eighth of it."""
     return min(count, max(2, reserve() // 8))
 
 
 def watch_files() -> None:
-    """Make threads that open a file of the log wait for a free descriptor.
+    """Makes threads that open a file of the log wait for a free descriptor.
 
     The event loop in the main thread does not wait, because while it waits no connection closes.
     """

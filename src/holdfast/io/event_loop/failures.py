@@ -34,7 +34,7 @@ _OWN: Final = "holdfast"
 def stop_on_unexpected(
     loop: asyncio.AbstractEventLoop, stop: Callable[[BaseException], None]
 ) -> None:
-    """Make the loop call `stop` with each exception that is not contained."""
+    """Makes the loop call `stop` with each exception that is not contained."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -56,7 +56,7 @@ def stop_on_unexpected(
 
 
 def first_unexpected(loop: asyncio.AbstractEventLoop) -> asyncio.Future[BaseException]:
-    """Return a future of the first exception of the loop that is not contained."""
+    """Returns a future of the first exception of the loop that is not contained."""
     found: asyncio.Future[BaseException] = loop.create_future()
 
     def keep(error: BaseException) -> None:
@@ -68,7 +68,7 @@ def first_unexpected(loop: asyncio.AbstractEventLoop) -> asyncio.Future[BaseExce
 
 
 def is_contained(context: dict[str, Any]) -> bool:
-    """Return whether one connection failed in a library and the loop has cut it.
+    """Returns whether one connection failed in a library and the loop has cut it.
 
     `context`: the argument of the loop's exception handler.
     """
@@ -80,14 +80,14 @@ def is_contained(context: dict[str, Any]) -> bool:
 
 
 def watched(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """Start a task whose failure goes to the loop's exception handler."""
+    """Starts a task whose failure goes to the loop's exception handler."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(report)
     return task
 
 
 def report(task: "asyncio.Task[None]") -> None:
-    """Pass the failure of a finished task, if any, to the loop's exception handler."""
+    """Passes the failure of a finished task, if any, to the loop's exception handler."""
     if not task.cancelled() and task.exception() is not None:
         context = {"message": "a task failed", "exception": task.exception()}
         task.get_loop().call_exception_handler(context)

@@ -53,11 +53,11 @@ class HookThreads:
             threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True).start()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Run the call in a thread. It must not raise."""
+        """Runs the call in a thread. It must not raise."""
         self._calls.put(call)
 
     def close(self) -> None:
-        """End the threads after the calls so far."""
+        """Ends the threads after the calls so far."""
         for _ in range(self._count):
             self._calls.put(None)
 
@@ -169,7 +169,7 @@ class HookEvents(ClientObserver):
         self._threads = HookThreads(1, "hook-events")
 
     def close(self) -> None:
-        """End the thread after the events so far."""
+        """Ends the thread after the events so far."""
         self._threads.close()
 
     def connected(self, connection: Connection) -> None:
@@ -209,7 +209,7 @@ class HookEvents(ClientObserver):
         self._threads.submit(partial(self._run, batch))
 
     def _run(self, batch: list[Event]) -> None:
-        """Call the hooks, in the thread."""
+        """Calls the hooks, in the thread."""
         for event in batch:
             try:
                 event()

@@ -53,8 +53,8 @@ class IdentityChecks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask_rights(self, effect: AskRights) -> None:
-        """Find the rights of a client that hooks or a service decide about, and report them to the
-        node."""
+        """Finds the rights of a client that hooks or a service decide about, and reports them to
+        the node."""
         self._keep(watched(self._give_rights(effect)))
 
     async def _give_rights(self, effect: AskRights) -> None:
@@ -79,7 +79,7 @@ class IdentityChecks:
             self._node.handle_rights(effect, rules)
 
     def replace(self, sources: Sequence[IdentitySource]) -> None:
-        """Ask these sources from now on. Questions that are open end by the sources of before."""
+        """Asks these sources from now on. Questions that are open end by the sources of before."""
         before, self._sources = self._sources, tuple(sources)
         hooks = (each for each in self._sources if isinstance(each, HookSource))
         self.hooks = next(hooks, None)
@@ -93,14 +93,14 @@ class IdentityChecks:
                 self._keep(watched(source.start()))
 
     def ask(self, effect: AskSources) -> None:
-        """Ask who the client is, and report the reply to the node."""
+        """Asks who the client is, and reports the reply to the node."""
         if self._queue.offer(address_of(effect.connection.remote), effect):
             self._begin()
         else:
             self._node.handle_answer(effect.connection, _BUSY)
 
     def close(self) -> None:
-        """End all questions and sources."""
+        """Ends all questions and sources."""
         self.topics.close()
         for task in self._tasks:
             task.cancel()

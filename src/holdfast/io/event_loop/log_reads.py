@@ -58,7 +58,7 @@ class LogReads:
         self._next_turn: asyncio.TimerHandle | None = None
 
     def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
-        """Read the records that `effect` asks for."""
+        """Reads the records that `effect` asks for."""
         handle = partial(done, effect)
         records_max = effect.records_max
         bytes_max = effect.bytes_max
@@ -81,7 +81,7 @@ class LogReads:
         self._submit(work, handle)
 
     def _await_turn(self, handle: Callable[[ReadResult], None], result: ReadResult) -> None:
-        """Handle the result of a replay's read now, or in its turn."""
+        """Handles the result of a replay's read now, or in its turn."""
         now = monotonic()
         if not self._turns.takes_turn(result):
             handle(result)
@@ -93,13 +93,13 @@ class LogReads:
             handle(result)
 
     def _arm(self, now: float) -> None:
-        """Set the timer of the next turn."""
+        """Sets the timer of the next turn."""
         if self._next_turn is None:
             wait_s = self._turns.wait_s(now, len(self._replays) - 1)
             self._next_turn = self._loop.call_later(wait_s, self._take_turns)
 
     def _take_turns(self) -> None:
-        """Hand over the first result that waits, or all if they need no turns any more."""
+        """Hands over the first result that waits, or all if they need no turns any more."""
         self._next_turn = None
         now = monotonic()
         self._turns.observe(now, *self._counts())
@@ -111,26 +111,26 @@ class LogReads:
             self._arm(now)
 
     def _hand_over(self, handle: Callable[[], None]) -> None:
-        """Handle a result that has waited."""
+        """Handles a result that has waited."""
         self._touch()
         handle()
 
     def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
-        """Read the records of unfinished deliveries."""
+        """Reads the records of unfinished deliveries."""
         self._submit(partial(self._fetched, effect), partial(done, effect))
 
     def find_starts(
         self, effect: FindStarts, done: Callable[[FindStarts, list[FoundStart]], None]
     ) -> None:
-        """Find the offsets at which subscriptions begin."""
+        """Finds the offsets at which subscriptions begin."""
         self._submit(partial(self._found, effect), partial(done, effect))
 
     def _found(self, effect: FindStarts) -> list[FoundStart]:
-        """Search in the thread."""
+        """Searches in the thread."""
         return [self._reader.starts.find(query, effect.limits) for query in effect.wanted]
 
     def _fetched(self, effect: FetchInflight) -> Found:
-        """Read in the thread."""
+        """Reads in the thread."""
         found: Found = []
         size_bytes = 0
         for packet_id, partition, offset in effect.wanted:
@@ -145,14 +145,14 @@ class LogReads:
     def read_batches(
         self, effect: ReadBatches, end: int, done: Callable[[ReadBatches, list[bytes]], None]
     ) -> None:
-        """Read whole batches below the offset `end`."""
+        """Reads whole batches below the offset `end`."""
         work = partial(
             self._reader.read_batches, effect.partition, effect.start, end, effect.bytes_max
         )
         self._submit(work, partial(done, effect))
 
     def _submit(self, work: Callable[[], T], handle: Callable[[T], None]) -> None:
-        """Read in the thread and pass the result to `handle` in the loop. A read without a free
+        """Reads in the thread and passes the result to `handle` in the loop. A read without a free
         descriptor is done again, because that says nothing of the disk."""
 
         def done(result: object, error: BaseException | None) -> None:
@@ -171,7 +171,7 @@ class LogReads:
         self._pool.submit(work, done)
 
     def _take(self, result: Callable[[], None]) -> None:
-        """Handle a result now, or in a later iteration if those of this one took their time."""
+        """Handles a result now, or in a later iteration if those of this one took their time."""
         if self._waiting:
             self._waiting.append(result)
             return
@@ -184,7 +184,7 @@ class LogReads:
         result()
 
     def _go_on(self) -> None:
-        """Handle what waits, in the next iteration."""
+        """Handles what waits, in the next iteration."""
         self._began_at = 0.0
         waiting = self._waiting
         if not waiting:
@@ -197,11 +197,11 @@ class LogReads:
                 return
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` in the thread, so that no read runs at the same time."""
+        """Runs `work` in the thread, so that no read runs at the same time."""
         return await run_in(self._pool, work)
 
     def close(self) -> None:
-        """Finish the submitted reads and stop the thread."""
+        """Finishes the submitted reads and stops the thread."""
         if self._next_turn is not None:
             self._next_turn.cancel()
         self._pool.close()

@@ -40,7 +40,7 @@ def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def spare_the_collector() -> None:
-    """Make full collections rare. Call it once everything is loaded.
+    """Makes full collections rare. Call it once everything is loaded.
 
     Long-lived objects stay anyway, and reference counts free what a message allocates. A full
     collection would only cost a pause that grows with the number of objects.
@@ -65,7 +65,7 @@ class Collector:
         self._count = 0
 
     def collect(self) -> None:
-        """Traverse the objects since the last call. It is due every `COLLECT_S`."""
+        """Traverses the objects since the last call. It is due every `COLLECT_S`."""
         if self.is_active:
             self._count += 1
             gc.collect(0 if self._count % MIDDLE_EVERY else 1)
@@ -77,7 +77,7 @@ COLLECTOR: Final = Collector()
 def handle_signals(
     loop: asyncio.AbstractEventLoop, stop: Callable[[], object], reload: Callable[[], object]
 ) -> None:
-    """Call `stop` at SIGTERM and SIGINT, and `reload` at SIGHUP."""
+    """Calls `stop` at SIGTERM and SIGINT, and `reload` at SIGHUP."""
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)

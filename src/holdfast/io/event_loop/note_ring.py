@@ -56,7 +56,7 @@ class NoteRing:
         self._of_cluster: deque[RecentNote] = deque(maxlen=CLUSTER_NOTES_MAX)
 
     def add(self, at_us: int, note: Note) -> None:
-        """Keep a note, and drop the oldest one if there is no room."""
+        """Keeps a note, and drops the oldest one if there is no room."""
         self.last += 1
         note = _cut(note)
         fields = note.fields

@@ -49,7 +49,7 @@ class PasswordChecks:
         return len(self._queue)
 
     def check(self, effect: CheckPassword) -> None:
-        """Check a password, and report the result to the node."""
+        """Checks a password, and reports the result to the node."""
         file = self._file_of(effect)
         if file is None:
             # The file was removed from the settings since the CONNECT.
@@ -63,7 +63,7 @@ class PasswordChecks:
             self._node.handle_answer(effect.connection, _BUSY)
 
     def close(self) -> None:
-        """End the threads, without the checks that wait."""
+        """Ends the threads, without the checks that wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _file_of(self, effect: CheckPassword) -> PasswordFile | None:
@@ -72,7 +72,7 @@ class PasswordChecks:
         return own if isinstance(own, PasswordFile) else self.file
 
     def _begin(self) -> None:
-        """Give each thread one check, and one to follow."""
+        """Gives each thread one check, and one to follow."""
         while self._begun < 2 * THREADS:
             effect = self._queue.take()
             if effect is None:
@@ -94,7 +94,7 @@ class PasswordChecks:
             future.add_done_callback(partial(self._arrived, effect, file))
 
     def _arrived(self, effect: CheckPassword, by: PasswordFile, done: Future[bool]) -> None:
-        """Pass the result to the loop. Runs in the thread."""
+        """Passes the result to the loop. Runs in the thread."""
         if not done.cancelled():
             self._loop.call_soon_threadsafe(self._finished, effect, by, done)
 

@@ -52,8 +52,8 @@ class ReplayTurns:
         self._opens_at = now
 
     def observe(self, now: float, published: int, appended: int) -> None:
-        """Measure the rates. `published`: the publishes of clients since the start. `appended`: the
-        records in the log, with those of other nodes."""
+        """Measures the rates. `published`: the publishes of clients since the start. `appended`:
+        the records in the log, with those of other nodes."""
         elapsed_s = now - self._began_at
         if elapsed_s < WINDOW_S:
             return
@@ -64,14 +64,14 @@ class ReplayTurns:
         self._appended = appended
 
     def records(self, waiting: int) -> int:
-        """Return the records of the next turn, while `waiting` replays wait for theirs. With
+        """Returns the records of the next turn, while `waiting` replays wait for theirs. With
         `READ_RECORDS_MAX` there are no turns: replays read at full speed."""
         if self._published_per_s < LIVE_PER_S:
             return READ_RECORDS_MAX
         return min(READ_RECORDS_MAX, max(TURN_RECORDS, self._needed(waiting)))
 
     def wait_s(self, now: float, waiting: int) -> float:
-        """Return the time until the next turn, 0.0 if it may begin now."""
+        """Returns the time until the next turn, 0.0 if it may begin now."""
         if waiting >= WAITING_MAX or self.records(waiting) == READ_RECORDS_MAX:
             return 0.0
         return max(0.0, self._opens_at - now)
@@ -90,5 +90,5 @@ class ReplayTurns:
         return int(GAIN * self._appended_per_s * PAUSE_S * (waiting + 1))
 
     def begin(self, now: float) -> None:
-        """Begin a turn."""
+        """Begins a turn."""
         self._opens_at = now + PAUSE_S

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def run_in_thread(name: str, work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Run `work` in a thread of its own, and return the future of its result.
+    """Runs `work` in a thread of its own, and returns the future of its result.
 
     The end of the process does not wait for the thread. The loop's executor would: its threads are
     joined at exit, so one that reads from a hanging directory keeps the process alive.
@@ -44,7 +44,7 @@ def run_in_thread(name: str, work: Callable[[], T]) -> "asyncio.Future[T]":
 
 
 async def run_in(worker: Worker, work: Callable[[], T]) -> T:
-    """Run `work` in the worker's thread, after all that was submitted before.
+    """Runs `work` in the worker's thread, after all that was submitted before.
 
     Cancellation of the caller does not end the work.
     """

@@ -62,11 +62,11 @@ class TopicChecks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def replace(self, check: TopicCheck | None) -> None:
-        """Ask this service from now on; None: questions fail."""
+        """Asks this service from now on; None: questions fail."""
         self.check = check
 
     def close(self) -> None:
-        """End all questions."""
+        """Ends all questions."""
         for task in self._tasks:
             task.cancel()
 
@@ -86,18 +86,18 @@ class TopicChecks:
         return rules
 
     def ask(self, effect: AskTopics) -> None:
-        """Ask, and report the answers to the node."""
+        """Asks, and reports the answers to the node."""
         self._offer(effect, [])
         self._begin()
 
     def _offer(self, effect: AskTopics, answers: list[Answer]) -> None:
-        """Queue a question that has these answers so far."""
+        """Queues a question that has these answers so far."""
         address = address_of(effect.connection.remote)
         if not self._queue.offer(address, (effect, answers, self._loop.time())):
             self._fail(effect, answers)
 
     def _fail(self, effect: AskTopics, answers: list[Answer]) -> None:
-        """Mark all topics without a decision as failed."""
+        """Marks all topics without a decision as failed."""
         missing = len(effect.topics) - len(answers)
         self._loop.call_soon(self._report, effect, answers + [(FAILED, 0.0)] * missing)
 
@@ -119,7 +119,7 @@ class TopicChecks:
             task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, check: TopicCheck, effect: AskTopics, answers: list[Answer]) -> None:
-        """Ask about the next part of the topics. The rest takes another turn."""
+        """Asks about the next part of the topics. The rest takes another turn."""
         began = self._loop.time()
         try:
             topics = effect.topics[len(answers) : len(answers) + FILTERS_AT_ONCE]

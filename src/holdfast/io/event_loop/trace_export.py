@@ -44,7 +44,7 @@ class OtelTracer(PublishTracer):
     def begin(
         self, topic: str, properties: bytes, client_id: str, qos: int, size_bytes: int
     ) -> bytes:
-        """Begin the span of a message, unless it is not sampled."""
+        """Begins the span of a message, unless it is not sampled."""
         given = traceparent_of(properties)
         if given:
             self.span = None
@@ -62,7 +62,7 @@ class OtelTracer(PublishTracer):
         return with_traceparent(properties, value)
 
     def end(self, span: object, partition: int, offset: int, error: str) -> None:
-        """Report a span."""
+        """Reports a span."""
         reported: Any = span
         if partition >= 0:
             reported.set_attribute("holdfast.partition", partition)
@@ -73,7 +73,7 @@ class OtelTracer(PublishTracer):
         reported.end()
 
     def close(self) -> None:
-        """Export what waits, for at most EXPORT_TIMEOUT_S."""
+        """Exports what waits, for at most EXPORT_TIMEOUT_S."""
         self._provider.shutdown()
 
     def _start(self, given: str, topic: str, client_id: str, qos: int, size_bytes: int) -> Any:
@@ -109,5 +109,5 @@ def _exporting(settings: Traces) -> Any:
 
 
 def tracer_for(settings: Traces, node_id: str) -> PublishTracer | None:
-    """Return the configured tracer, or None. The configuration's check has found the packages."""
+    """Returns the configured tracer, or None. The configuration's check has found the packages."""
     return OtelTracer(settings, node_id) if settings.enabled else None

@@ -45,7 +45,7 @@ class PeerAuth:
 
     @classmethod
     def load(cls, files: Credentials) -> "PeerAuth":
-        """Load the configured files. Raises `SecretError` or `TlsError` if they cannot be used."""
+        """Loads the configured files. Raises `SecretError` or `TlsError` if they cannot be used."""
         secret = read_secret(Path(files.secret_file)) if files.secret_file else b""
         digests = {"secret_file": sha256(secret).digest()}
         if not files.ca:
@@ -67,7 +67,7 @@ class PeerAuth:
         return cls(secret, server, client, digests)
 
     def renew(self, loaded: "PeerAuth") -> list[str]:
-        """Use other files for new connections. Returns the names of those that differ."""
+        """Uses other files for new connections. Returns the names of those that differ."""
         changed = sorted(
             name for name, digest in loaded.digests.items() if self.digests.get(name) != digest
         )

@@ -21,7 +21,7 @@ class Complaints:
         self._said: dict[str, tuple[str, float]] = {}
 
     def say(self, key: str, what: str, text: str, level: int = logging.WARNING) -> None:
-        """Log `text`, unless the same `what` was logged for `key` less than INTERVAL_S ago."""
+        """Logs `text`, unless the same `what` was logged for `key` less than INTERVAL_S ago."""
         now = self._clock()
         what_before, at = self._said.pop(key, ("", 0.0))
         if what_before == what and now - at < INTERVAL_S:
@@ -33,5 +33,5 @@ class Complaints:
         logger.log(level, f"{self._subject}_problem text=%r", text)
 
     def forget(self, key: str) -> None:
-        """Forget a solved problem, so that the next one is logged at once."""
+        """Forgets a solved problem, so that the next one is logged at once."""
         self._said.pop(key, None)

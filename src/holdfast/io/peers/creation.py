@@ -23,7 +23,7 @@ async def create_when_connected(
     create: Callable[[], Awaitable[object]],
     refusal: type[Exception],
 ) -> None:
-    """Create the cluster when every node of `cluster.join` is connected and none belongs to one.
+    """Creates the cluster when every node of `cluster.join` is connected and none belongs to one.
     Returns when this node has created or joined one. `create` raises `refusal` if there probably is
     a cluster.
 

@@ -48,12 +48,12 @@ class PeerDialer:
         self._task.add_done_callback(report)
 
     def at_once(self) -> None:
-        """Dial without a delay, because a link that had lasted was lost."""
+        """Dials without a delay, because a link that had lasted was lost."""
         self._failures = 0
         self._urgent.set()
 
     def stop(self) -> "asyncio.Task[None]":
-        """Cancel the dialer and return its task, which ends soon."""
+        """Cancels the dialer and returns its task, which ends soon."""
         self._task.cancel()
         return self._task
 
@@ -84,7 +84,7 @@ async def connect(
     protocol: asyncio.BaseProtocol,
     context: ssl.SSLContext | None,
 ) -> None:
-    """Connect a protocol to host:port, with TLS if there is a context.
+    """Connects a protocol to host:port, with TLS if there is a context.
 
     Raises `OSError`, which includes `ssl.SSLError`. `ConnectionRefusedError` means that no address
     of the host has a listener.
@@ -117,7 +117,7 @@ async def connect(
 
 
 def configure(transport: asyncio.BaseTransport) -> None:
-    """Send small frames without delay, and notice a dead machine within seconds."""
+    """Sends small frames without delay, and notice a dead machine within seconds."""
     one: socket.socket = transport.get_extra_info("socket")
     for level, name, value in (
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),

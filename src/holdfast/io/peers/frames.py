@@ -32,16 +32,16 @@ class PeerFrameReader:
         self._end = 0
 
     def buffer(self) -> memoryview:
-        """Return the buffer for the next bytes; `filled` reports how many they were."""
+        """Returns the buffer for the next bytes; `filled` reports how many they were."""
         return self._view[self._end :]
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Parse bytes that were read elsewhere before, at most READ_BYTES."""
+        """Parses bytes that were read elsewhere before, at most READ_BYTES."""
         self._view[: len(data)] = data
         return self.filled(len(data))
 
     def filled(self, count: int) -> list[tuple[int, bytes]]:
-        """Return the kinds and payloads of the complete frames.
+        """Returns the kinds and payloads of the complete frames.
 
         Raises `FrameTooLong` for a payload above the limit.
         """
@@ -67,7 +67,7 @@ class PeerFrameReader:
         return frames
 
     def _make_room(self, needed: int) -> None:
-        """Make room for a whole frame from `start`, and for a worthwhile read.
+        """Makes room for a whole frame from `start`, and for a worthwhile read.
 
         A view that was handed out may still be in use. So bytes move within the buffer or into a
         new one, and the buffer is never resized.

@@ -46,7 +46,7 @@ class _Inquiry:
 
 
 async def ask_identity(address: str, own: PeerIdentity, auth: PeerAuth) -> PeerIdentity:
-    """Return the identity of the node at an address. Raises `Refusal` with the reason if there is
+    """Returns the identity of the node at an address. Raises `Refusal` with the reason if there is
     none."""
     loop = asyncio.get_running_loop()
     owner = _Inquiry()

@@ -69,23 +69,23 @@ class LinkOwner(Protocol):
     def established(self, link: "PeerLink") -> None: ...
 
     def received(self, link: "PeerLink", kind: int, payload: bytes) -> None:
-        """Process a frame. `BadFrame` from it closes the link."""
+        """Processes a frame. `BadFrame` from it closes the link."""
 
     def broken_off(self, link: "PeerLink", text: str) -> None:
-        """Report that the peer violated the protocol. The link is being closed."""
+        """Reports that the peer violated the protocol. The link is being closed."""
 
     def stirred(self, link: "PeerLink") -> None:
-        """Report bytes of a frame that is not complete yet."""
+        """Reports bytes of a frame that is not complete yet."""
 
     def busy(self, link: "PeerLink") -> None:
-        """Report that `is_busy` of the link has changed."""
+        """Reports that `is_busy` of the link has changed."""
 
     def closed(self, link: "PeerLink") -> None:
-        """Report that the socket is closed. This is the last call for a link."""
+        """Reports that the socket is closed. This is the last call for a link."""
 
 
 def failure(error: Exception | None) -> Refusal:
-    """Convert a socket's error before the link is established into a refusal."""
+    """Converts a socket's error before the link is established into a refusal."""
     if isinstance(error, ConnectionRefusedError):
         return Refusal("nobody", "refuses connections")
     if isinstance(error, ConnectionResetError):
@@ -170,7 +170,7 @@ class PeerLink:
     # BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake on a new socket."""
+        """Begins the handshake on a new socket."""
         self._transport = cast(asyncio.Transport, transport)
         if self.closing:
             self._transport.abort()
@@ -185,7 +185,7 @@ class PeerLink:
         return self._greeting if self._reader is None else self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Process received bytes: of the handshake until it is done, then of frames."""
+        """Processes received bytes: of the handshake until it is done, then of frames."""
         self._owner.metrics.bytes_in += nbytes
         if self.closing:
             return
@@ -195,7 +195,7 @@ class PeerLink:
             self._take_frames(nbytes)
 
     def data_received(self, data: bytes) -> None:
-        """Accept bytes from a loop that does not ask for a buffer."""
+        """Accepts bytes from a loop that does not ask for a buffer."""
         view = memoryview(data)
         while view:
             buffer = self.get_buffer(len(view))
@@ -205,7 +205,7 @@ class PeerLink:
             self.buffer_updated(count)
 
     def pause_writing(self) -> None:
-        """Mark the link as busy. It still accepts frames: `send` bounds the unsent bytes."""
+        """Marks the link as busy. It still accepts frames: `send` bounds the unsent bytes."""
         self.is_busy = True
         self._owner.busy(self)
 
@@ -229,7 +229,7 @@ class PeerLink:
         self._owner.closed(self)
 
     def identified(self) -> str:
-        """Return the authenticated node id of the other end, "" before that is proved."""
+        """Returns the authenticated node id of the other end, "" before that is proved."""
         peer = self.peer if self._handshake is None else self._handshake.peer
         return "" if peer is None else peer.node_id
 
@@ -290,7 +290,7 @@ class PeerLink:
     # Sending
 
     def send(self, kind: int, payload: bytes | Sequence[bytes]) -> bool:
-        """Queue a frame; returns False if the link is being closed.
+        """Queues a frame; returns False if the link is being closed.
 
         More than `send_bytes_max` unsent bytes close it. Otherwise a peer that does not read would
         fill the memory.
@@ -314,7 +314,7 @@ class PeerLink:
         return True
 
     def flush(self) -> None:
-        """Write the queued frames in one call.
+        """Writes the queued frames in one call.
 
         Small frames are joined first: one copy costs less than many pieces in a system call.
         """
@@ -331,7 +331,7 @@ class PeerLink:
         self._unsent_bytes = transport.get_write_buffer_size()
 
     def pending_bytes(self) -> int:
-        """Return the queued bytes that the system has not accepted yet."""
+        """Returns the queued bytes that the system has not accepted yet."""
         if self._transport is None or self.closing:
             return 0
         self._unsent_bytes = self._transport.get_write_buffer_size()
@@ -345,18 +345,18 @@ class PeerLink:
     # Ending
 
     def refuse(self, refusal: Refusal) -> None:
-        """End a connection that is not a link yet."""
+        """Ends a connection that is not a link yet."""
         self.refusal = refusal
         self.close()
         self._settle()
 
     def break_off(self, text: str) -> None:
-        """Close the link at once, because the peer violated the protocol."""
+        """Closes the link at once, because the peer violated the protocol."""
         self._owner.broken_off(self, text)
         self.abort()
 
     def close(self) -> None:
-        """Close the link after its queued frames were sent, or after CLOSE_TIMEOUT_S."""
+        """Closes the link after its queued frames were sent, or after CLOSE_TIMEOUT_S."""
         if self.closing:
             return
         self.flush()
@@ -368,7 +368,7 @@ class PeerLink:
             transport.close()
 
     def abort(self) -> None:
-        """Cut the connection without sending queued frames."""
+        """Cuts the connection without sending queued frames."""
         self.closing = True
         if self._transport is not None:
             self._transport.abort()

@@ -42,19 +42,19 @@ class PeerHandler(Protocol):
     def on_connected(self, identity: PeerIdentity) -> None: ...
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
-        """Process a frame. Frames come in the order of sending. `BadFrame` closes the link."""
+        """Processes a frame. Frames come in the order of sending. `BadFrame` closes the link."""
 
     def on_disconnected(self, node_id: str) -> None:
-        """Report a lost node, once per `on_connected` and before its next one."""
+        """Reports a lost node, once per `on_connected` and before its next one."""
 
     def on_refused(self, node_id: str) -> None:
-        """Report after each dial that a node is not connected and its address has no listener."""
+        """Reports after each dial that a node is not connected and its address has no listener."""
 
     def on_removed(self) -> None:
-        """Report that another node says that this node was removed. Repeated each time."""
+        """Reports that another node says that this node was removed. Repeated each time."""
 
     def on_older_copy(self, text: str, may_begin_anew: bool) -> None:
-        """Report that another node remembers more on this disk. Repeated each time.
+        """Reports that another node remembers more on this disk. Repeated each time.
         `may_begin_anew`: whether the others are a majority without this node."""
 
 
@@ -92,20 +92,20 @@ class PeerLinks(PeerMesh):
         """Refusals by address: the last dial failed although a node was there."""
 
     async def start(self) -> None:
-        """Begin to listen, if there is an address. Raises `OSError` if it cannot be used."""
+        """Begins to listen, if there is an address. Raises `OSError` if it cannot be used."""
         if self._bind:
             self.port = await self._listener.start(self._bind, self.port)
 
     # Dials
 
     def set_join(self, addresses: Sequence[str]) -> None:
-        """Set addresses of nodes with unknown ids. They are dialled before `set_peers` names a
+        """Sets addresses of nodes with unknown ids. They are dialled before `set_peers` names a
         node, and while no link is left: then the peers' addresses may be outdated."""
         self._join = list(addresses)
         self._arrange()
 
     def set_peers(self, peers: Mapping[str, str]) -> None:
-        """Set the cluster's nodes; this one may be included. Links to nodes no longer included are
+        """Sets the cluster's nodes; this one may be included. Links to nodes no longer included are
         closed. Others may still connect, because a new node must connect to join."""
         gone = self._peers.keys() - peers.keys()
         self._peers = {
@@ -118,7 +118,7 @@ class PeerLinks(PeerMesh):
         self._arrange()
 
     def set_cluster(self, cluster_id: str, partitions: int) -> None:
-        """Set the cluster that this node has joined, and close links to nodes of others."""
+        """Sets the cluster that this node has joined, and closes links to nodes of others."""
         self.identity = replace(self.identity, cluster_id=cluster_id, partitions=str(partitions))
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
@@ -126,7 +126,7 @@ class PeerLinks(PeerMesh):
                 self.close(node_id, f"belongs to the cluster {link.peer.cluster_id}")
 
     def review(self) -> None:
-        """Close the links that `objection` refuses now, because more is known than before."""
+        """Closes the links that `objection` refuses now, because more is known than before."""
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
             objection = None if self.objection is None else self.objection(link.peer, {})
@@ -134,7 +134,7 @@ class PeerLinks(PeerMesh):
                 self.close(node_id, objection.text)
 
     def isolate(self, text: str) -> None:
-        """Close all links and allow no new ones. The node still dials others, to receive their
+        """Closes all links and allows no new ones. The node still dials others, to receive their
         reports and to announce that it stands apart."""
         self._isolated = text
         features = f"{self.identity.features},{STANDS_APART}".lstrip(",")
@@ -147,7 +147,7 @@ class PeerLinks(PeerMesh):
                 link.refuse(Refusal("isolated", text, quiet=True))
 
     def set_removed(self, removed: Collection[tuple[str, str]]) -> None:
-        """Set the removed nodes with their incarnations, and close links to them for good."""
+        """Sets the removed nodes with their incarnations, and closes links to them for good."""
         self._removed = frozenset(removed)
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
@@ -155,7 +155,7 @@ class PeerLinks(PeerMesh):
                 self.close(node_id, "was removed from the cluster")
 
     def _arrange(self) -> None:
-        """Start and stop dialers as peers, join addresses and links require."""
+        """Starts and stops dialers as peers, join addresses and links require."""
         if self._is_stopped:
             return
         wanted = [(node_id, address) for node_id, address in self._peers.items() if address]
@@ -205,7 +205,7 @@ class PeerLinks(PeerMesh):
             self._complain(name, refusal.text, subject, refusal)
 
     async def wait_for_peers(self, longest_s: float) -> None:
-        """Wait until each peer is connected or an attempt to dial it has ended, at most
+        """Waits until each peer is connected or an attempt to dial it has ended, at most
         `longest_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(longest_s):

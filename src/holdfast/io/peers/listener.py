@@ -42,7 +42,7 @@ class PeerListener:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, bind: str, port: int) -> int:
-        """Listen on all addresses of a host and return the port. Raises `OSError`."""
+        """Listens on all addresses of a host and returns the port. Raises `OSError`."""
         found = await self._loop.getaddrinfo(
             bind.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )

@@ -68,8 +68,8 @@ class PeerMesh:
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Send queued frames and close all connections. No method of a derived class is called for
-        them."""
+        """Sends queued frames and closes all connections. No method of a derived class is called
+        for them."""
         self._is_stopped = True
         dialling = self._stop_dialling()
         await self._listener.stop()
@@ -87,31 +87,31 @@ class PeerMesh:
     # The decisions of derived classes
 
     def _stop_dialling(self) -> "list[asyncio.Task[None]]":
-        """Cancel the dials and return their tasks."""
+        """Cancels the dials and returns their tasks."""
         raise NotImplementedError
 
     def _accept(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
-        """Return the reason to refuse a peer other than this process. `last`: see `Handshake`."""
+        """Returns the reason to refuse a peer other than this process. `last`: see `Handshake`."""
         raise NotImplementedError
 
     def _connected(self, link: PeerLink, peer: PeerIdentity) -> None:
         raise NotImplementedError
 
     def _frame(self, link: PeerLink, node_id: str, kind: int, payload: bytes) -> None:
-        """Process a frame. Frames come in the order of sending. `BadFrame` closes the link."""
+        """Processes a frame. Frames come in the order of sending. `BadFrame` closes the link."""
         raise NotImplementedError
 
     def _disconnected(self, link: PeerLink, node_id: str) -> None:
-        """Process the loss of a link, once per `_connected` and before the next one of its peer."""
+        """Handles the loss of a link, once per `_connected` and before the next one of its peer."""
         raise NotImplementedError
 
     def _refused(self, refusal: Refusal) -> None:
-        """Process a connection that became no link."""
+        """Processes a connection that became no link."""
 
     # Frames
 
     def send(self, node_id: str, kind: int, payload: bytes | Sequence[bytes]) -> bool:
-        """Queue a frame; returns False if there is no link. One turn is one write per peer. Raises
+        """Queues a frame; returns False if there is no link. One turn is one write per peer. Raises
         `ValueError` for a payload above the limit of frames."""
         link = self._links.get(node_id)
         if link is None or not link.send(kind, payload):
@@ -124,19 +124,19 @@ class PeerMesh:
         return True
 
     def flush(self) -> None:
-        """Write queued frames now instead of after the present turn of the loop."""
+        """Writes queued frames now instead of after the present turn of the loop."""
         unflushed, self._unflushed = self._unflushed, []
         for link in unflushed:
             link.queued = False
             link.flush()
 
     def pending_bytes(self, node_id: str) -> int:
-        """Return the bytes queued for a peer that the system has not accepted yet."""
+        """Returns the bytes queued for a peer that the system has not accepted yet."""
         link = self._links.get(node_id)
         return 0 if link is None else link.pending_bytes()
 
     def close(self, node_id: str, text: str, is_reported: bool = True) -> None:
-        """Close the link to a peer, if there is one. `is_reported`: call `_disconnected`."""
+        """Closes the link to a peer, if there is one. `is_reported`: call `_disconnected`."""
         link = self._links.get(node_id)
         if link is not None:
             self._log(logging.INFO, "closed", link, node_id, text=text)
@@ -162,7 +162,7 @@ class PeerMesh:
         return None
 
     def established(self, link: PeerLink) -> None:
-        """Register the link. It replaces the one of the peer's process before."""
+        """Registers the link. It replaces the one of the peer's process before."""
         peer = link.peer
         assert peer is not None
         known = self._links.get(peer.node_id)
@@ -244,13 +244,13 @@ class PeerMesh:
             self._complain(key, refusal.reason, remote, refusal)
 
     def _complain(self, key: str, what: str, subject: str, refusal: Refusal) -> None:
-        """Log why a connection did not become a link; as information what the restart of a node
+        """Logs why a connection did not become a link; as information what the restart of a node
         does to connections."""
         level = logging.INFO if refusal.reason in ("nobody", "reset") else logging.WARNING
         self._complaints.say(key, what, f"{subject}: {refusal.text}", level)
 
     async def _attempt(self, link: PeerLink) -> Refusal | None:
-        """Dial the link's address once. Return the refusal, None without a notable one."""
+        """Dials the link's address once. Return the refusal, None without a notable one."""
         self.metrics.dials += 1
         protocol = cast(asyncio.BaseProtocol, link)
         return await self._settle(
@@ -258,7 +258,7 @@ class PeerMesh:
         )
 
     async def _settle(self, link: PeerLink, connecting: Awaitable[object]) -> Refusal | None:
-        """Wait until the connection is a link, is refused, or times out. Return the refusal."""
+        """Waits until the connection is a link, is refused, or times out. Return the refusal."""
         try:
             async with asyncio.timeout(self._bounds.handshake_timeout_s):
                 await connecting
@@ -278,7 +278,7 @@ class PeerMesh:
         return None if refusal.quiet else refusal
 
     def _give_up(self, link: PeerLink, refusal: Refusal) -> None:
-        """Refuse the connection unless it became a link at the same moment."""
+        """Refuses the connection unless it became a link at the same moment."""
         if link.peer is None:
             link.refuse(refusal)
             link.abort()

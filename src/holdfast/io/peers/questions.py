@@ -80,13 +80,13 @@ class PeerQuestions:
         """The answers of this node. None: the admin port is off."""
 
     def connected(self, node: str, features: str) -> None:
-        """Note the features of a node that is connected."""
+        """Notes the features of a node that is connected."""
         self._able.discard(node)
         if FEATURE in features_in(features):
             self._able.add(node)
 
     def disconnected(self, node: str) -> None:
-        """End the questions to a node whose link is lost."""
+        """Ends the questions to a node whose link is lost."""
         self._able.discard(node)
         for asked, future in list(self._asked.values()):
             if asked == node and not future.done():
@@ -95,7 +95,7 @@ class PeerQuestions:
     async def ask(
         self, node: str, name: str, parameters: bytes, timeout_s: float = TIMEOUT_S
     ) -> Raw:
-        """Return the answer of a node. Raises `NoPeerAnswer` without one."""
+        """Returns the answer of a node. Raises `NoPeerAnswer` without one."""
         if node not in self._able:
             raise NoPeerAnswer("there is no link to it, or its version answers no questions")
         if len(self._asked) >= ASKED_MAX:
@@ -118,7 +118,7 @@ class PeerQuestions:
             del self._asked[number]
 
     def handle_frame(self, node: str, kind: int, payload: bytes) -> None:
-        """Handle a QUESTION or an ANSWER. Raises `BadFrame` for a malformed one."""
+        """Handles a QUESTION or an ANSWER. Raises `BadFrame` for a malformed one."""
         if kind == QUESTION:
             question = decode_json(_QUESTION, payload, "a question")
             if self.answer is None:

@@ -136,7 +136,7 @@ def _scope_rates(rates: schema.ScopeRates) -> RateLimits:
 
 
 def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
-    """Make a node without recovered state. It may run in any thread."""
+    """Makes a node without recovered state. It may run in any thread."""
     node = Node(node_config(config), journal)
     state = node.state
     state.acl = security.acl

@@ -118,12 +118,12 @@ class Preparation:
     """The credentials for other nodes and members, by the section that names their files."""
 
     def apply_rules(self) -> None:
-        """Make the connected clients of each listener follow its new settings."""
+        """Makes the connected clients of each listener follow its new settings."""
         for listener, settings, files in self.listeners:
             listener.apply_rules(settings, files)
 
     def renew_peers(self, present: Mapping[str, PeerAuth | None]) -> list[str]:
-        """Make new links use the files as they are now. Returns the keys of those that differ."""
+        """Makes new links use the files as they are now. Returns the keys of those that differ."""
         return [
             f"{section}.{name}"
             for section, auth in present.items()
@@ -132,7 +132,7 @@ class Preparation:
         ]
 
     def discard(self, present: list[OpenListener]) -> None:
-        """Close the listeners that were bound for this reload only."""
+        """Closes the listeners that were bound for this reload only."""
         for one, _, _ in self.listeners:
             if one not in present:
                 one.close()
@@ -170,7 +170,7 @@ def _discard_late(listeners: list[OpenListener], work: "asyncio.Future[Preparati
 def prepare(
     load: Callable[[], Config], present: Config, listeners: list[OpenListener]
 ) -> Preparation:
-    """Read the configuration and all files, and bind new ports. Raises `ReloadError`."""
+    """Reads the configuration and all files, and binds new ports. Raises `ReloadError`."""
     try:
         wanted = load()
     except ConfigError as error:
@@ -227,7 +227,7 @@ def _text(error: Exception) -> str:
 
 
 def apply_limits(state: NodeState, config: NodeConfig) -> None:
-    """Make the node use other limits, from its next use of each on."""
+    """Makes the node use other limits, from its next use of each on."""
     for each in fields(NodeConfig):
         # The node of a shared directory has another id than this process.
         if each.name != "node_id":
@@ -240,7 +240,7 @@ def apply_limits(state: NodeState, config: NodeConfig) -> None:
 
 
 def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[int]":
-    """Make a serving node use other files. The result is the number of clients that had to leave,
+    """Makes a serving node use other files. The result is the number of clients that had to leave,
     once the last of them has been disconnected."""
     broker.touch()
     security = _with_agreed_users(broker, security)
@@ -314,7 +314,7 @@ def _with_agreed_users(broker: Broker, security: SecurityFiles) -> SecurityFiles
 async def apply_listeners(
     present: list[OpenListener], made: Preparation, broker: Broker | None
 ) -> tuple[list[OpenListener], list[str]]:
-    """Open, change and close listeners. Returns those that are open, and the names of those that
+    """Opens, changes and closes listeners. Returns those that are open, and the names of those that
     the system does not let open again: they accept as before."""
     kept = [one for one, _, _ in made.listeners]
     for one in present:

@@ -62,7 +62,7 @@ class SecurityFiles:
         return any(username in users for users in (passwords, self.scram) if users is not None)
 
     def apply_to(self, node: Node) -> None:
-        """Make the node authenticate clients by these files."""
+        """Makes the node authenticate clients by these files."""
         state = node.state
         state.admission.asks_sources = any(each.authenticates for each in self.sources)
         state.admission.asks_rights = any(each.authorises for each in self.sources)
@@ -77,7 +77,7 @@ class SecurityFiles:
 
 
 def authenticates_users(config: Config) -> bool:
-    """Return whether a client can prove a user name to this broker on any listener."""
+    """Returns whether a client can prove a user name to this broker on any listener."""
     security = config.security
     files = (security.password_file, security.scram_file, security.dynamic_security_file)
     return (
@@ -92,7 +92,7 @@ def authenticates_users(config: Config) -> bool:
 
 
 def load_security(config: Config) -> SecurityFiles:
-    """Load the files that `config.security` names. Raises `SecurityFileError`."""
+    """Loads the files that `config.security` names. Raises `SecurityFileError`."""
     security = config.security
     try:
         passwords = PasswordFile.load(security.password_file) if security.password_file else None
@@ -124,7 +124,7 @@ def load_security(config: Config) -> SecurityFiles:
 
 
 def readable_by_everyone(config: Config) -> list[str]:
-    """Return the files with secrets that every user of the machine may read, each once. Blocks."""
+    """Returns the files with secrets that every user of the machine may read, each once. Blocks."""
     security = config.security
     named = [security.password_file, security.scram_file, security.dynamic_security_file]
     for each in config.listeners:
@@ -145,7 +145,7 @@ def _dynamic_users(
 
 
 def load_listener(listener: Listener) -> ListenerFiles:
-    """Load the files that a listener names. Raises `SecurityFileError`."""
+    """Loads the files that a listener names. Raises `SecurityFileError`."""
     try:
         context: ssl.SSLContext | None = None
         identities: frozenset[str] | None = None
@@ -164,7 +164,7 @@ def load_listener(listener: Listener) -> ListenerFiles:
 
 
 def load_listeners(listeners: Sequence[Listener]) -> list[ListenerFiles]:
-    """Load the files of all listeners for a start, with a warning for each list that has ended.
+    """Loads the files of all listeners for a start, with a warning for each list that has ended.
     Raises `SecurityFileError`."""
     files = [load_listener(listener) for listener in listeners]
     for listener, one in zip(listeners, files, strict=True):
@@ -191,7 +191,7 @@ def expired_list(listener: Listener, files: ListenerFiles) -> str:
 
 
 def warn_if_expired(listener: Listener, files: ListenerFiles) -> None:
-    """Log a warning if a revocation list has ended."""
+    """Logs a warning if a revocation list has ended."""
     if text := expired_list(listener, files):
         logger.warning("revocation_list_expired listener=%r error=%r", listener.name, text)
 

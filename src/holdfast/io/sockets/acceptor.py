@@ -58,7 +58,7 @@ class AcceptLoop:
         self._accepting = watched(self._accept(listener))
 
     def close(self, *, keeps_handshakes: bool = False) -> None:
-        """Accept no more connections. Open ones stay; handshakes end, or go on."""
+        """Accepts no more connections. Open ones stay; handshakes end, or go on."""
         self._accepting.cancel()
         for task in () if keeps_handshakes else self._handshakes:
             task.cancel()
@@ -103,7 +103,7 @@ class AcceptLoop:
     async def _secure(
         self, accepted: socket.socket, inner: asyncio.BaseProtocol, context: ssl.SSLContext
     ) -> None:
-        """Shake hands, and connect the protocol of the client. Raises `OSError`."""
+        """Shakes hands, and connects the protocol of the client. Raises `OSError`."""
         reception = self._reception
         stream = TlsStream(
             cast(asyncio.Protocol, inner), context, reception.loop, reception.connect_timeout_s

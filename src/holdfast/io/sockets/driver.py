@@ -54,18 +54,18 @@ class ConnectionDriver(ClientTransport):
         self.close_called = False
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client."""
+        """Sends bytes to the client."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Close the socket after the bytes written, or soon if the client does not take them."""
+        """Closes the socket after the bytes written, or soon if the client does not take them."""
         raise NotImplementedError
 
     def find_remote(self) -> str:
         return self.remote
 
     def admit(self, certificate_name: str) -> bool:
-        """Register the connection. False: it is at a limit of the listener or the process."""
+        """Registers the connection. False: it is at a limit of the listener or the process."""
         broker = self.broker
         listener = self.listener
         remote = self.find_remote()
@@ -85,7 +85,7 @@ class ConnectionDriver(ClientTransport):
         return True
 
     def take(self, data: bytes) -> None:
-        """Hand bytes to the node. An exception cuts this connection only, see `failures`."""
+        """Hands bytes to the node. An exception cuts this connection only, see `failures`."""
         broker = self.broker
         broker.touch()
         connection = self.connection
@@ -100,24 +100,24 @@ class ConnectionDriver(ClientTransport):
             self.pause_reading()
 
     def __call__(self, data: bytes) -> None:
-        """Receive data from the socket. It is in the first class with attributes, because mypyc's
+        """Receives data from the socket. It is in the first class with attributes, because mypyc's
         layout of an object depends on it."""
         self.take(data)
 
     def buffer_upgrade(self, size_bytes: int) -> None:
-        """Count the bytes of an HTTP request that are buffered before MQTT begins."""
+        """Counts the bytes of an HTTP request that are buffered before MQTT begins."""
         connection = self.connection
         if connection is not None:
             self.broker.touch()
             self.broker.node.handle_upgrade(connection, size_bytes)
 
     def congest(self) -> None:
-        """Let the node write no more for now."""
+        """Lets the node write no more for now."""
         if self.connection is not None:
             self.connection.congested = True
 
     def relieve(self) -> None:
-        """Let the node write again, what has waited first."""
+        """Lets the node write again, what has waited first."""
         connection = self.connection
         if connection is None:
             return
@@ -127,7 +127,7 @@ class ConnectionDriver(ClientTransport):
         self.broker.node.handle_writable(connection)
 
     def leave(self) -> None:
-        """Report the end to the node. A connection that was not admitted is unknown to it."""
+        """Reports the end to the node. A connection that was not admitted is unknown to it."""
         connection = self.connection
         if connection is None:
             return
@@ -140,7 +140,7 @@ class ConnectionDriver(ClientTransport):
         self.connection = None
 
     def flush(self, connection: Connection) -> None:
-        """Write what the node queued, and close the socket after it if the node asked for that."""
+        """Writes what the node queued, and then closes the socket if the node asked for that."""
         if self.connection is None or (connection.congested and not connection.closing):
             return
         out = connection.out

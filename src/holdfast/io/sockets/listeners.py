@@ -71,7 +71,7 @@ async def when_free(take: Callable[[], T], waits: bool) -> T:
 
 
 def reserve(listener: Listener) -> list[socket.socket]:
-    """Bind the listener's addresses; connections are refused until `listen`.
+    """Binds the listener's addresses; connections are refused until `listen`.
 
     Raises `OSError` if an address cannot be used.
     """
@@ -141,7 +141,7 @@ class OpenListener:
         return self.settings.name == settings.name
 
     def apply_rules(self, settings: Listener, files: ListenerFiles) -> None:
-        """Make the listener's clients follow its settings and files, the connected ones too."""
+        """Makes the listener's clients follow its settings and files, the connected ones too."""
         rules = self._count.rules
         rules.passwords = files.passwords
         rules.acl = files.acl
@@ -153,7 +153,7 @@ class OpenListener:
         rules.kind = kind_of(settings)
 
     async def open(self, broker: Broker) -> None:
-        """Accept connections, with TLS if there is a context. Raises `OSError`."""
+        """Accepts connections, with TLS if there is a context. Raises `OSError`."""
         self.apply_rules(self.settings, self.files)
         self._servers = await _listen(
             broker,
@@ -164,7 +164,7 @@ class OpenListener:
         )
 
     async def apply(self, settings: Listener, files: ListenerFiles, broker: Broker | None) -> None:
-        """Use other settings for new connections. Existing ones and handshakes stay.
+        """Uses other settings for new connections. Existing ones and handshakes stay.
 
         `broker` None: the node does not serve yet. Raises `OSError`, and accepts as before then.
         """
@@ -178,7 +178,7 @@ class OpenListener:
             stop_accepting(before, keeps_handshakes=True)
 
     def close(self) -> None:
-        """Refuse new connections and end handshakes. Open connections stay."""
+        """Refuses new connections and ends handshakes. Open connections stay."""
         stop_accepting(self._servers, keeps_handshakes=False)
         self._servers = []
         if self.settings.socket and self._sockets:
@@ -189,7 +189,7 @@ class OpenListener:
 
 
 def stop_accepting(servers: Sequence[Listening], *, keeps_handshakes: bool) -> None:
-    """Accept no more connections. `keeps_handshakes`: others do in place of `servers`."""
+    """Accepts no more connections. `keeps_handshakes`: others do in place of `servers`."""
     for server in servers:
         if isinstance(server, AcceptLoop):
             server.close(keeps_handshakes=keeps_handshakes)
@@ -231,7 +231,7 @@ async def accept_on(
     context: ssl.SSLContext | None,
     sockets: list[socket.socket],
 ) -> list[asyncio.Server | AcceptLoop]:
-    """Accept a listener's connections on these sockets. Raises `OSError`."""
+    """Accepts a listener's connections on these sockets. Raises `OSError`."""
     admission = UpgradeAdmission(listener)
     proxies = Proxies(listener.proxies) if listener.proxies else None
     loop = reception.loop

@@ -33,7 +33,7 @@ class InProcessTransport(ClientTransport):
             self.on_closed()
 
     def pause_reading(self) -> None:
-        """Do nothing: the client calls the node directly, so there is no input to pause."""
+        """Does nothing: the client calls the node directly, so there is no input to pause."""
 
     def resume_reading(self) -> None:
         pass

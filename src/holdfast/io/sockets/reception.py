@@ -23,7 +23,7 @@ class ReceivedConnection(Protocol):
         """The client's address."""
 
     def buffer_upgrade(self, size_bytes: int) -> None:
-        """Count the bytes of an HTTP request that are buffered before MQTT begins."""
+        """Counts the bytes of an HTTP request that are buffered before MQTT begins."""
 
 
 class Reception:
@@ -39,22 +39,22 @@ class Reception:
         raise NotImplementedError
 
     def has_room(self, remote: str) -> bool:
-        """Make room for a handshake if necessary. False: the socket is closed."""
+        """Makes room for a handshake if necessary. False: the socket is closed."""
         raise NotImplementedError
 
     def begin_handshake(self, handshake: PendingHandshake) -> None:
-        """Count a handshake. A newcomer at any listener may displace it."""
+        """Counts a handshake. A newcomer at any listener may displace it."""
         raise NotImplementedError
 
     def end_handshake(self, handshake: PendingHandshake) -> None:
         raise NotImplementedError
 
     def count_failure(self) -> None:
-        """Count a failed handshake, upgrade or header of a proxy."""
+        """Counts a failed handshake, upgrade or header of a proxy."""
         raise NotImplementedError
 
     def note_failure(self, event: str, remote: str, error: str) -> None:
-        """Log what ended a connection below MQTT."""
+        """Logs what ended a connection below MQTT."""
         raise NotImplementedError
 
 
@@ -62,7 +62,7 @@ class RelayedListener:
     """A listener that accepts in other processes."""
 
     def close(self) -> None:
-        """Accept no more connections, and end handshakes. Open connections stay."""
+        """Accepts no more connections, and ends handshakes. Open connections stay."""
         raise NotImplementedError
 
 
@@ -76,7 +76,7 @@ class ListenerHost:
         sockets: list[socket.socket],
         count: ListenerCount,
     ) -> RelayedListener:
-        """Accept on these sockets, which the host takes over, in place of those that the listener
+        """Accepts on these sockets, which the host takes over, in place of those that the listener
         had before. Raises `OSError`."""
         raise NotImplementedError
 

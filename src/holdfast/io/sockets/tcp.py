@@ -30,7 +30,7 @@ class TcpConnection(ConnectionDriver):
         self.transport: Transport | None = None
 
     def connection_made(self, transport: BaseTransport) -> None:
-        """Admit the connection, or abort it at the limits of the listener or the process."""
+        """Admits the connection, or aborts it at the limits of the listener or the process."""
         transport = cast(Transport, transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)

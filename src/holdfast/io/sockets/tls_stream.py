@@ -81,7 +81,7 @@ class TlsStream:
             self._discard()
 
     def eof_received(self) -> bool:
-        """Let the socket close itself: MQTT has no half-closed state."""
+        """Lets the socket close itself: MQTT has no half-closed state."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -108,7 +108,7 @@ class TlsStream:
     # asyncio.Transport, for the inner protocol
 
     def write(self, data: bytes) -> None:
-        """Send bytes. After the end they are dropped, as a closed socket does."""
+        """Sends bytes. After the end they are dropped, as a closed socket does."""
         socket = self._socket
         if self._state != OPEN or socket is None or not data:
             return
@@ -122,7 +122,7 @@ class TlsStream:
         socket.write(self._outgoing.read())
 
     def close(self) -> None:
-        """Send close_notify, and close the socket when the peer's has come."""
+        """Sends close_notify, and closes the socket when the peer's has come."""
         socket = self._socket
         if self._state != OPEN or socket is None:
             return
@@ -139,7 +139,7 @@ class TlsStream:
             socket.close()
 
     def abort(self) -> None:
-        """Close the socket at once. Nothing more reaches the inner protocol but the end: its first
+        """Closes the socket at once. Nothing more reaches the inner protocol but the end: its first
         bytes may be here already when it aborts its new connection."""
         self._state = OVER
         if self._socket is not None:
@@ -161,7 +161,7 @@ class TlsStream:
         return False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the limits of the socket, whose bytes are encrypted."""
+        """Sets the limits of the socket, whose bytes are encrypted."""
         if self._socket is not None:
             self._socket.set_write_buffer_limits(high, low)
 
@@ -197,7 +197,7 @@ class TlsStream:
             self._read(RECORD_BYTES_MAX)
 
     def _read(self, size: int) -> None:
-        """Pass on the content of the records that `size` bytes from the socket have completed."""
+        """Passes on the content of the records that `size` bytes from the socket have completed."""
         pieces: list[bytes] = []
         has_ended = False
         failure: ssl.SSLError | None = None
@@ -228,14 +228,14 @@ class TlsStream:
             self.close()
 
     def _reply(self) -> None:
-        """Send TLS's own replies, unless the peer does not read."""
+        """Sends TLS's own replies, unless the peer does not read."""
         if not self._is_congested:
             self._flush()
         elif self._outgoing.pending > REPLIES_BYTES_MAX:
             self.abort()
 
     def _discard(self) -> None:
-        """Close the socket once the peer's close_notify has come."""
+        """Closes the socket once the peer's close_notify has come."""
         try:
             while self._tls.read(RECORD_BYTES_MAX):
                 pass
@@ -248,7 +248,7 @@ class TlsStream:
             self._socket.close()
 
     def _fail(self, error: OSError) -> None:
-        """Close the socket after an error of TLS, with the alert that says why."""
+        """Closes the socket after an error of TLS, with the alert that says why."""
         if self._state == OVER:
             return
         self._state = OVER

@@ -9,18 +9,18 @@ class ClientTransport(AddressSource):
     """The base class of TCP, TLS and loopback transports."""
 
     def flush(self, connection: Connection) -> None:
-        """Write what the node queued, and close the socket after it if the node asked for that."""
+        """Writes what the node queued, and then closes the socket if the node asked for that."""
         raise NotImplementedError
 
     def cut(self) -> None:
-        """Close the socket at once."""
+        """Closes the socket at once."""
 
     def has_left(self) -> bool:
-        """Return True if the peer has closed the connection, unnoticed while reading is paused."""
+        """Returns True if the peer has closed the connection, unnoticed while reading is paused."""
         return False
 
     def drain(self, newer: "ClientTransport", then: Callable[[], None]) -> None:
-        """Call `then` once the node has what the peer had sent before it opened `newer`. At once,
+        """Calls `then` once the node has what the peer had sent before it opened `newer`. At once,
         if this process reads both sockets: what came first is read first."""
         then()
 

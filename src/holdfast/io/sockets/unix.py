@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def reserve_unix(path: Path, mode: int) -> socket.socket:
-    """Bind a Unix socket; connections are refused until `listen`.
+    """Binds a Unix socket; connections are refused until `listen`.
 
     A socket at the path on which no process listens is replaced. Raises `OSError` for one in use,
     and for any other file.
@@ -42,12 +42,12 @@ def identity(path: Path) -> tuple[int, int]:
 
 
 def set_mode(path: Path, mode: int) -> None:
-    """Change who may connect. Raises `OSError`."""
+    """Changes who may connect. Raises `OSError`."""
     path.chmod(mode)
 
 
 def remove_unix(path: Path, own: tuple[int, int]) -> None:
-    """Remove the path of a socket, unless another process has put its own there."""
+    """Removes the path of a socket, unless another process has put its own there."""
     if identity(path) == own:
         with suppress(OSError):
             path.unlink()

@@ -85,7 +85,7 @@ class WebSocketConnection(WebSocketStream):
         super().connection_lost(error)
 
     def read_upgrade(self, head: bytes, rest: bytes) -> None:
-        """Check the complete upgrade request, and accept or refuse it."""
+        """Checks the complete upgrade request, and accepts or refuses it."""
         upgrade = ServerProtocol(
             origins=self._admission.origins,
             subprotocols=SUBPROTOCOLS,

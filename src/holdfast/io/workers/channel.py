@@ -47,7 +47,7 @@ class Drain:
         self.timer: TimerHandle | None = None
 
     def end(self) -> None:
-        """Continue the takeover, once."""
+        """Continues the takeover, once."""
         then = self._then
         self._then = None
         if self.timer is not None:
@@ -86,7 +86,7 @@ class RelayedConnection(ConnectionDriver):
     # The channel
 
     def receive(self, data: bytes) -> None:
-        """Hand bytes from the client to the node, or keep them while its input is paused."""
+        """Hands bytes from the client to the node, or keeps them while its input is paused."""
         if self._is_cut or self.connection is None:
             return
         self._unconfirmed += HEADER_BYTES + len(data)
@@ -99,12 +99,12 @@ class RelayedConnection(ConnectionDriver):
             self._confirm_processed()
 
     def confirm(self, size: int) -> None:
-        """Count bytes that the worker has written to the socket."""
+        """Counts bytes that the worker has written to the socket."""
         if self._sending.restore(size):
             self.relieve()
 
     def end(self) -> None:
-        """Report the end, once everything that came before it is processed."""
+        """Reports the end, once everything that came before it is processed."""
         self._has_ended = True
         connection = self.connection
         waits = self._reading_paused or self._waiting is not None
@@ -128,7 +128,7 @@ class RelayedConnection(ConnectionDriver):
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """Report an end that has waited for the node. The worker will not report it again."""
+        """Reports an end that has waited for the node. The worker will not report it again."""
         if self._has_ended:
             self.broker.loop.call_soon(self.leave)
 
@@ -153,7 +153,7 @@ class RelayedConnection(ConnectionDriver):
             self.broker.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        """Process what has waited, unless the node has paused the input again."""
+        """Processes what has waited, unless the node has paused the input again."""
         if self._reading_paused:
             return
         waiting = self._waiting
@@ -196,7 +196,7 @@ class WorkerChannel(RelayStream):
         self._on_lost = on_lost
 
     def data_received(self, data: bytes) -> None:
-        """Process frames. Bytes that are none end the worker."""
+        """Processes frames. Bytes that are none end the worker."""
         reader = self._reader
         try:
             reader.feed(data)
@@ -237,7 +237,7 @@ class WorkerChannel(RelayStream):
             raise RelayError(f"a frame of kind {kind} from a worker")
 
     def _confirm_announced(self, kind: int, size: int) -> None:
-        """Confirm a frame that `BrokerChannel.announce` has sent."""
+        """Confirms a frame that `BrokerChannel.announce` has sent."""
         if kind in ANNOUNCEMENTS:
             due = self._announced.finish(HEADER_BYTES + size)
             if due:
@@ -260,7 +260,7 @@ class WorkerChannel(RelayStream):
             connection.connection.is_remote = True
 
     def ping(self, then: Callable[[], None] | None = None) -> None:
-        """Ask whether the worker runs; `pongs` counts its answers. `then`: called once what its
+        """Asks whether the worker runs; `pongs` counts its answers. `then`: called once what its
         sockets had received is here, or the worker has ended."""
         if self._transport is not None:
             self._pinged.append(then)
@@ -277,12 +277,12 @@ class WorkerChannel(RelayStream):
             then()
 
     def abort(self) -> None:
-        """End the stream, and so the worker."""
+        """Ends the stream, and so the worker."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report the end of all clients of the worker, whatever waits of them."""
+        """Reports the end of all clients of the worker, whatever waits of them."""
         self._transport = None
         connections = list(self.connections.values())
         self.connections.clear()

@@ -37,7 +37,7 @@ class WorkerNote(msgspec.Struct, frozen=True):
 
 
 def decode_note(content: bytes) -> WorkerNote:
-    """Decode a note of a worker. Raises `RelayError` when it is malformed.
+    """Decodes a note of a worker. Raises `RelayError` when it is malformed.
 
     A worker speaks with strangers, so its notes are not trusted.
     """

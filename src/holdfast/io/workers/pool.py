@@ -44,7 +44,7 @@ class WorkerProcess:
     """One worker, from its start to its end."""
 
     def __init__(self, pool: "IoWorkers", index: int, now: float) -> None:
-        """Start the process. Raises `OSError` without memory or descriptors for it."""
+        """Starts the process. Raises `OSError` without memory or descriptors for it."""
         self.index = index
         self.started_at = now
         self.pongs = 0
@@ -71,13 +71,13 @@ class WorkerProcess:
                 raise
 
     async def connect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to exchange frames."""
+        """Begins to exchange frames."""
         # WorkerChannel has the methods of a protocol, but not the base class.
         protocol = cast(asyncio.Protocol, self.channel)
         await loop.create_unix_connection(lambda: protocol, sock=self._stream)
 
     def tell(self, change: ListenerChange, sockets: Sequence[socket.socket] = ()) -> None:
-        """Pass a change of the listeners on. A worker that does not take it is ended."""
+        """Passes a change of the listeners on. A worker that does not take it is ended."""
         try:
             files = [one.fileno() for one in sockets]
             socket.send_fds(self._control, [msgspec.json.encode(change)], files)
@@ -86,7 +86,7 @@ class WorkerProcess:
             self.end()
 
     def handle_note(self, content: bytes) -> None:
-        """Handle the content of a NOTE. Raises `RelayError`."""
+        """Handles the content of a NOTE. Raises `RelayError`."""
         self._pool.handle_note(self.index, decode_note(content))
 
     def handle_lost(self) -> None:
@@ -94,7 +94,7 @@ class WorkerProcess:
         self._pool.replace(self)
 
     def end(self) -> None:
-        """Kill the process. The channel's end follows."""
+        """Kills the process. The channel's end follows."""
         self.process.kill()
 
 
@@ -129,7 +129,7 @@ class IoWorkers(ListenerHost):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, wanted: int | Literal["auto"]) -> None:
-        """Start the processes, as `io.workers` says. They accept nothing before `listen`, so
+        """Starts the processes, as `io.workers` says. They accept nothing before `listen`, so
         a standby has them ready when it takes over."""
         self.loop = asyncio.get_running_loop()
         cores = os.cpu_count() or 1
@@ -195,7 +195,7 @@ class IoWorkers(ListenerHost):
         task.add_done_callback(self._tasks.discard)
 
     def replace(self, worker: WorkerProcess) -> None:
-        """Start another worker in place of one that has ended."""
+        """Starts another worker in place of one that has ended."""
         self._workers.remove(worker)
         # It has closed its stream, so it ends, or never will by itself.
         worker.process.kill()
@@ -235,7 +235,7 @@ class IoWorkers(ListenerHost):
             self.loop.call_later(RETRY_S, self._start_again, index)
 
     def _watch(self) -> None:
-        """Kill workers that answer no ping, because their clients wait for nothing."""
+        """Kills workers that answer no ping, because their clients wait for nothing."""
         for worker in list(self._workers):
             if worker.channel.pongs != worker.pongs:
                 worker.pongs = worker.channel.pongs
@@ -248,7 +248,7 @@ class IoWorkers(ListenerHost):
         self._timer = self.loop.call_later(PING_S, self._watch)
 
     def handle_note(self, index: int, note: WorkerNote) -> None:
-        """Log a worker's line, or count its event."""
+        """Logs a worker's line, or counts its event."""
         if note.level:
             text = " ".join([note.event, *(f"{key}=%r" for key in note.fields), "worker=%d"])
             logger.log(note.level, text, *note.fields.values(), index)
@@ -263,7 +263,7 @@ class IoWorkers(ListenerHost):
             stats.refuse_connection(note.event, note.count)
 
     def close(self) -> None:
-        """End all workers at once, and with them the connections that are still open."""
+        """Ends all workers at once, and with them the connections that are still open."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -115,7 +115,7 @@ class Relay:
         return self.remote
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client, and confirm them when the socket has taken them, but for
+        """Sends bytes to the client, and confirms them when the socket has taken them, but for
         WRITE_BUFFER_BYTES."""
         # AUTH proves nothing yet.
         if self._is_silent and data[0] == CONNACK_FIRST_BYTE:
@@ -134,13 +134,13 @@ class Relay:
                 self._broker.send(count_frame(CREDIT, self._number, due))
 
     def credit(self, size: int) -> None:
-        """Count bytes that the broker has processed."""
+        """Counts bytes that the broker has processed."""
         transport = self._transport
         if self._sending.restore(size) and transport is not None and not transport.is_closing():
             transport.resume_reading()
 
     def close(self) -> None:
-        """Close the socket after the bytes written, or soon if the client does not take them."""
+        """Closes the socket after the bytes written, or soon if the client does not take them."""
         transport = self._transport
         if transport is not None:
             transport.close()
@@ -148,7 +148,7 @@ class Relay:
                 self._broker.loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
 
     def cut(self) -> None:
-        """Close the socket at once."""
+        """Closes the socket at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -209,7 +209,7 @@ class BrokerChannel(RelayStream):
         self.send(frame(PONG, WORKER_NUMBER))
 
     def add(self, relay: Relay) -> int:
-        """Give a new connection its number."""
+        """Gives a new connection its number."""
         number = (self._last_number + 1) % NUMBERS
         while number in self._relays or number == WORKER_NUMBER:
             number = (number + 1) % NUMBERS
@@ -219,27 +219,27 @@ class BrokerChannel(RelayStream):
         return number
 
     def begin_handshake(self, handshake: PendingHandshake) -> None:
-        """Count a handshake."""
+        """Counts a handshake."""
         self._handshakes += 1
         self._unproved[handshake] = None
 
     def end_handshake(self, handshake: PendingHandshake) -> None:
-        """Remove a handshake."""
+        """Removes a handshake."""
         self._handshakes -= 1
         self._unproved.pop(handshake, None)
 
     def note_answered(self, relay: Relay) -> None:
-        """Note that a client has got its CONNACK."""
+        """Notes that a client has got its CONNACK."""
         self._unproved.pop(relay, None)
 
     def remove(self, number: int) -> None:
-        """Forget a client whose socket is closed."""
+        """Forgets a client whose socket is closed."""
         relay = self._relays.pop(number, None)
         if relay is not None:
             self._unproved.pop(relay, None)
 
     def note(self, level: int, event: str, **fields: str) -> None:
-        """Put a line into the broker's log. Level 0: only count the event."""
+        """Puts a line into the broker's log. Level 0: only count the event."""
         if self._announcing.is_exhausted:
             self._notes_left_out += 1
             return
@@ -250,7 +250,7 @@ class BrokerChannel(RelayStream):
         self.announce(frame(NOTE, WORKER_NUMBER, json.dumps(note).encode()))
 
     def announce(self, one: bytes) -> None:
-        """Send a frame that the credit of no connection bounds."""
+        """Sends a frame that the credit of no connection bounds."""
         self._announcing.spend(len(one))
         self.send(one)
 
@@ -264,8 +264,8 @@ class BrokerChannel(RelayStream):
         return len(self._relays) + self._handshakes - is_counted >= self._sockets_max
 
     def has_room(self, remote: str, listener: str, *, is_counted: bool = False) -> bool:
-        """Make room for a new socket if necessary. False: it must be closed, and that is counted or
-        logged."""
+        """Makes room for a new socket if necessary. False: it must be closed, and that is counted
+        or logged."""
         if self.is_behind():
             self._sockets_refused += 1
             return False
@@ -276,7 +276,7 @@ class BrokerChannel(RelayStream):
         return False
 
     def _displace(self) -> bool:
-        """Cut the oldest handshake or client without a CONNACK. False: there is none."""
+        """Cuts the oldest handshake or client without a CONNACK. False: there is none."""
         oldest = next(iter(self._unproved), None)
         if oldest is None:
             return False
@@ -289,7 +289,7 @@ class BrokerChannel(RelayStream):
         return True
 
     def _confirm(self, size: int) -> None:
-        """Count bytes of announcements that the broker has processed."""
+        """Counts bytes of announcements that the broker has processed."""
         if self._announcing.restore(size):
             refused, lines = self._sockets_refused, self._notes_left_out
             self._send_note(

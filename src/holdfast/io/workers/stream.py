@@ -29,14 +29,14 @@ class RelayStream:
         self._transport = cast(Transport, transport)
 
     def send(self, one: bytes) -> None:
-        """Send a frame, with what else this iteration of the loop sends."""
+        """Sends a frame, with what else this iteration of the loop sends."""
         self._out.append(one)
         self._schedule()
 
     def send_data(self, number: int, data: bytes) -> int:
-        """Send bytes from or for a client, with what else this iteration of the loop sends. Returns
-        the bytes of their frames, which their credit counts: a client that sends single bytes would
-        otherwise fill ten times its window."""
+        """Sends bytes from or for a client, with what else this iteration of the loop sends.
+        Returns the bytes of their frames, which their credit counts: a client that sends single
+        bytes would otherwise fill ten times its window."""
         size = add_data(self._out, number, data)
         self._schedule()
         return size
@@ -57,7 +57,7 @@ class RelayStream:
         return False
 
     def pause_writing(self) -> None:
-        """Do nothing: the credit of each connection, and of the worker, bounds what is written."""
+        """Does nothing: the credit of each connection and of the worker bounds the writes."""
 
     def resume_writing(self) -> None:
         pass

@@ -65,7 +65,7 @@ class IoWorker:
         self._latest: dict[int, ListenerChange] = {}
 
     def read_control(self) -> None:
-        """Queue the changes that have arrived, in their order."""
+        """Queues the changes that have arrived, in their order."""
         while True:
             try:
                 data, files, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES_MAX, SOCKETS_MAX)
@@ -82,7 +82,7 @@ class IoWorker:
             self._changes.put_nowait((change, sockets))
 
     async def apply_changes(self) -> None:
-        """Apply the queued changes until the worker ends."""
+        """Applies the queued changes until the worker ends."""
         while True:
             change, sockets = await self._changes.get()
             if self._latest[change.number] is not change:
@@ -125,14 +125,15 @@ class IoWorker:
 
 
 def end_with_broker() -> None:
-    """Let the kernel kill this process when the broker's ends. The end of the stream does the same,
-    but not in a process that is stopped or busy, and a new broker needs its listening sockets."""
+    """Lets the kernel kill this process when the broker's ends. The end of the stream does the
+    same, but not in a process that is stopped or busy, and a new broker needs its listening
+    sockets."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(data_fd: int, control_fd: int) -> int:
-    """Run until the broker ends. The exit code is 1 after an unexpected exception."""
+    """Runs until the broker ends. The exit code is 1 after an unexpected exception."""
     for each in IGNORED:
         signal.signal(each, signal.SIG_IGN)
     end_with_broker()

@@ -54,7 +54,7 @@ SCHEMA: Final = pa.schema(
 
 
 def select(columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of some columns, in the given order."""
+    """Returns the schema of some columns, in the given order."""
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 
@@ -96,7 +96,7 @@ class Heads:
         return len(self._heads)
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Keep only the messages of the mask. The mask has one value per message that is left."""
+        """Keeps only the messages of the mask. The mask has one value per message that is left."""
         if self._mask is None:
             self._mask = mask
         else:
@@ -104,28 +104,28 @@ class Heads:
         self._heads = self._heads[mask]
 
     def field(self, name: str) -> npt.NDArray[Any]:
-        """Return a fixed-size field of the heads, see HEAD_FIELDS."""
+        """Returns a fixed-size field of the heads, see HEAD_FIELDS."""
         values: npt.NDArray[Any] = self._heads[name]
         return values
 
     def partition(self) -> npt.NDArray[np.int32]:
-        """Return the partition of each message."""
+        """Returns the partition of each message."""
         return self._of_batch(self._headers["partition"].astype(np.int32))
 
     def offset(self) -> npt.NDArray[np.int64]:
-        """Return the offset of each message."""
+        """Returns the offset of each message."""
         values = np.repeat(self._starts - self._before, self._wanted)
         values += np.arange(len(values))
         return values if self._mask is None else values[self._mask]
 
     def timestamp_us(self) -> npt.NDArray[np.int64]:
-        """Return the timestamp of each message, in microseconds since 1970."""
+        """Returns the timestamp of each message, in microseconds since 1970."""
         values = self._of_batch(self._headers["base_timestamp_us"])
         values += self.field("timestamp_delta_us")
         return values
 
     def part(self, name: str) -> tuple[Places, Places]:
-        """Return the byte positions, ascending, and the lengths of one variable part of each
+        """Returns the byte positions, ascending, and the lengths of one variable part of each
         message."""
         body = self._batches + HEADER_BYTES + self._headers["count"].astype(np.int64) * HEAD_BYTES
         start = self._of_batch(body.astype(np.int32))
@@ -138,7 +138,7 @@ class Heads:
         return start, length
 
     def _of_batch(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Repeat a value per batch for each of its messages."""
+        """Repeats a value per batch for each of its messages."""
         repeated = np.repeat(values, self._wanted)
         return repeated if self._mask is None else repeated[self._mask]
 
@@ -146,7 +146,7 @@ class Heads:
 def decode(
     chunk: Chunk, schema: pa.Schema = SCHEMA, topics: TopicFilter | None = None
 ) -> pa.RecordBatch:
-    """Decode the messages of a chunk that the filter matches.
+    """Decodes the messages of a chunk that the filter matches.
 
     The columns are those of `schema`, a selection of SCHEMA by name.
     """
@@ -159,7 +159,7 @@ def decode(
 
 
 def topic_mask(topics: TopicFilter, column: pa.Array) -> pa.Array:
-    """Return for an array of topics which of them match."""
+    """Returns for an array of topics which of them match."""
     encoded = column.dictionary_encode()
     hits = pa.array([topics.matches(topic) for topic in encoded.dictionary.to_pylist()], pa.bool_())
     return hits.take(encoded.indices)
@@ -168,7 +168,7 @@ def topic_mask(topics: TopicFilter, column: pa.Array) -> pa.Array:
 def decode_rows(
     chunk: Chunk, schema: pa.Schema = SCHEMA, topics: TopicFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Decode a chunk like `decode`, in slices of at most ROWS_MAX rows."""
+    """Decodes a chunk like `decode`, in slices of at most ROWS_MAX rows."""
     if not chunk.positions:
         return
     batch = decode(chunk, schema, topics)
@@ -177,7 +177,7 @@ def decode_rows(
 
 
 def gather(buffer: pa.Buffer, starts: Places, lengths: Places) -> pa.Array:
-    """Return the byte strings at `starts`, which ascend, as one Arrow binary array."""
+    """Returns the byte strings at `starts`, which ascend, as one Arrow binary array."""
     count = len(starts)
     if not lengths.any():
         offsets = np.zeros(count + 1, np.int32)

@@ -28,7 +28,7 @@ _MAGIC_WORD: Final = int.from_bytes(MAGIC, "little")
 
 
 def headers_at(data: Data, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
-    """Return the batch headers at positions that are multiples of 8, as HEADER_DTYPE."""
+    """Returns the batch headers at positions that are multiples of 8, as HEADER_DTYPE."""
     words = np.frombuffer(data, "<u8", len(data) // 8)
     # Gathering 8-byte words is faster than gathering structures.
     gathered = words[(positions >> 3)[:, None] + np.arange(HEADER_BYTES // 8)]
@@ -36,7 +36,7 @@ def headers_at(data: Data, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.v
 
 
 def sound_headers(headers: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-    """Apply the rules of `header_damage` to many headers."""
+    """Applies the rules of `header_damage` to many headers."""
     length = headers["length"].astype(np.int64)
     heads = headers["count"].astype(np.int64) * HEAD_BYTES
     smallest = HEADER_BYTES + heads + headers["body_bytes"]

@@ -47,7 +47,7 @@ class DirectoryLock:
     """The lock of the node that serves a directory, until `release` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
-        """Lock the file.
+        """Locks the file.
 
         Raises `DataDirectoryError` if another process has the lock.
         """
@@ -73,7 +73,7 @@ class DirectoryLock:
 def create_or_open(
     path: Path, node_id: str, partitions: int, created: str, incarnation: str = ""
 ) -> tuple[DataDirectory, DirectoryLock]:
-    """Open or create the directory of a node that serves it alone. `created` is the present time,
+    """Opens or creates the directory of a node that serves it alone. `created` is the present time,
     ISO 8601. `incarnation` is for a new directory of a replica; "" for a node without a cluster.
 
     Raises `DataDirectoryError` if the directory is in use, shared, of another node or kind of node,
@@ -114,8 +114,8 @@ def create_or_open(
 def create_or_open_shared(
     path: Path, node_id: str, partitions: int, created: str, incarnation: str
 ) -> Manifest:
-    """Open or create a directory that several nodes share. It stays a shared one. The arguments are
-    those of `create_or_open`, for a new directory.
+    """Opens or creates a directory that several nodes share. It stays a shared one. The arguments
+    are those of `create_or_open`, for a new directory.
 
     Raises `DataDirectoryError` if a node serves it alone, or it is not writable, or no data
     directory.
@@ -141,7 +141,7 @@ def create_or_open_shared(
 
 
 def lock_root(path: Path) -> DirectoryLock:
-    """Create the directory if it is missing, and lock it.
+    """Creates the directory if it is missing, and locks it.
 
     Raises `DataDirectoryError` if that is impossible.
     """
@@ -161,7 +161,7 @@ def lock_root(path: Path) -> DirectoryLock:
 
 
 def _make_root(path: Path) -> None:
-    """Create the directory. New names are synced up to the first folder that existed."""
+    """Creates the directory. New names are synced up to the first folder that existed."""
     path = path.absolute()
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _make_root(path: Path) -> None:
 def _open_locked(
     files: FileSystem, path: Path, partitions: int, new: Manifest | None
 ) -> DataDirectory:
-    """Open the directory; create it with the manifest `new` if it has none."""
+    """Opens the directory; creates it with the manifest `new` if it has none."""
     if new is not None and MANIFEST not in files.list(""):
         if sequences_of(files.list(JOURNAL), ".log"):
             raise DataDirectoryError(f"{path} has a journal but no {MANIFEST}: restore it")
@@ -188,7 +188,7 @@ def _open_locked(
 
 
 def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
-    """Create a data directory. The manifest comes last, so a crash leaves a complete directory or
+    """Creates a data directory. The manifest comes last, so a crash leaves a complete directory or
     none."""
     for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
         files.make_folder(folder)
@@ -199,7 +199,7 @@ def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
 
 
 def open_to_read(path: Path) -> DataDirectory:
-    """Open any data directory without its lock, served or not. In a shared one it is the newest
+    """Opens any data directory without its lock, served or not. In a shared one it is the newest
     epoch that counts.
 
     Raises `DataDirectoryError` if it cannot be read.
@@ -216,7 +216,7 @@ def open_to_read(path: Path) -> DataDirectory:
 
 
 def open_epoch(root: FileSystem, path: Path, epoch: Epoch) -> DataDirectory:
-    """Open an epoch of a shared directory, with its own manifest, or that of the directory if it
+    """Opens an epoch of a shared directory, with its own manifest, or that of the directory if it
     has none.
 
     Raises `DataDirectoryError` if the manifest cannot be read, and `OSError`.
@@ -227,7 +227,7 @@ def open_epoch(root: FileSystem, path: Path, epoch: Epoch) -> DataDirectory:
 
 
 def read_manifest(files: FileSystem, path: Path) -> Manifest:
-    """Read the manifest; `path` is for error texts.
+    """Reads the manifest; `path` is for error texts.
 
     Raises `DataDirectoryError` if it is missing, damaged or of another format.
     """

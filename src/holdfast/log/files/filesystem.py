@@ -40,15 +40,15 @@ class WriteFile(Protocol):
     """A file open for writing. Errors are `OSError`; the call may then have had any effect."""
 
     def write(self, position: int, data: Sequence[bytes]) -> None:
-        """Write all pieces, one after the other."""
+        """Writes all pieces, one after the other."""
 
     def sync(self) -> None:
-        """Wait until the content and the size are on the disk."""
+        """Waits until the content and the size are on the disk."""
 
     def truncate(self, size_bytes: int) -> None: ...
 
     def allocate(self, size_bytes: int) -> None:
-        """Reserve space. The file is then at least that large, with zeros."""
+        """Reserves space. The file is then at least that large, with zeros."""
 
     def close(self) -> None: ...
 
@@ -66,23 +66,23 @@ class FileSystem(Protocol):
         """The names in the folder, sorted; of a missing one none, or `FileNotFoundError`."""
 
     def make_folder(self, folder: str) -> None:
-        """Create the folder and missing parents, unless it exists."""
+        """Creates the folder and missing parents, unless it exists."""
 
     def open_read(self, name: str) -> ReadFile: ...
 
     def open_write(self, name: str, *, create: bool) -> WriteFile:
-        """Open a file for writing. With `create` it must not exist yet; without it must."""
+        """Opens a file for writing. With `create` it must not exist yet; without it must."""
 
     def rename(self, name: str, new_name: str) -> None:
-        """Rename a file. A file with the new name is replaced."""
+        """Renames a file. A file with the new name is replaced."""
 
     def remove(self, name: str) -> None: ...
 
     def link(self, name: str, new_name: str) -> None:
-        """Give a file a second name. Raises `FileExistsError` if it is taken."""
+        """Gives a file a second name. Raises `FileExistsError` if it is taken."""
 
     def remove_folder(self, folder: str) -> None:
-        """Remove an empty folder."""
+        """Removes an empty folder."""
 
     def sync_folder(self, folder: str) -> None: ...
 
@@ -90,7 +90,7 @@ class FileSystem(Protocol):
         """The bytes that an ordinary user may still write."""
 
     def lock(self, name: str) -> Lock | None:
-        """Lock a file, created if missing. Returns None if another process has the lock."""
+        """Locks a file, created if missing. Returns None if another process has the lock."""
 
     def is_locked(self, name: str) -> bool:
         """True if another process has the lock. Raises `FileNotFoundError` without the file."""
@@ -169,7 +169,7 @@ class Descriptors:
         """The number of openings that had to wait."""
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
-        """Open a file. Raises `OSError`; for want of descriptors only after OPEN_WAIT_S."""
+        """Opens a file. Raises `OSError`; for want of descriptors only after OPEN_WAIT_S."""
         return self.once_free(partial(os.open, path, flags, mode))
 
     def once_free(self, take: Callable[[], T]) -> T:
@@ -394,7 +394,7 @@ def read_file(files: FileSystem, name: str) -> bytes:
 def replace_file(
     files: FileSystem, name: str, pieces: Sequence[bytes], *, sync: bool = True
 ) -> None:
-    """Replace a file. After a crash it has its old or its new content (if `sync`)."""
+    """Replaces a file. After a crash it has its old or its new content (if `sync`)."""
     file = TemporaryFile(files, name)
     try:
         file.write(pieces)
@@ -423,7 +423,7 @@ class TemporaryFile:
             self._position += sum(map(len, pieces))
 
     def finish(self, *, sync: bool = True) -> None:
-        """Rename the file. The content is synced first, or a crash could leave an empty file."""
+        """Renames the file. The content is synced first, or a crash could leave an empty file."""
         if sync:
             self._file.sync()
         self._file.close()

@@ -110,7 +110,7 @@ class DataDirectory:
     """The names and small files of one data directory, or of one epoch of a shared one."""
 
     def __init__(self, files: FileSystem, manifest: Manifest, epoch: Epoch = NEVER_SHARED) -> None:
-        """Use the file system `files` of the epoch's folder."""
+        """Uses the file system `files` of the epoch's folder."""
         self.files = files
         self.manifest = manifest
         self.epoch = epoch
@@ -118,7 +118,7 @@ class DataDirectory:
         """The number of the first bytes that count, by segment sequence."""
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest, durably."""
+        """Writes the manifest, durably."""
         content: dict[str, object] = {
             "format": manifest.format,
             "node_id": manifest.node_id,
@@ -148,13 +148,13 @@ class DataDirectory:
         return sequences_of(self.files.list(JOURNAL, must_exist=True), ".idx")
 
     def open_segment(self, sequence: int) -> ReadFile:
-        """Open a segment for reading, up to its seal if it has one."""
+        """Opens a segment for reading, up to its seal if it has one."""
         file = self.files.open_read(segment_name(sequence))
         limit_bytes = self.sealed.get(sequence)
         return file if limit_bytes is None else LimitedReadFile(file, limit_bytes)
 
     def create_segment(self, sequence: int) -> WriteFile:
-        """Create a segment. Its name is durable when this returns."""
+        """Creates a segment. Its name is durable when this returns."""
         file = self.files.open_write(segment_name(sequence), create=True)
         self.files.sync_folder(JOURNAL)
         return file
@@ -163,13 +163,13 @@ class DataDirectory:
         return self.files.open_write(segment_name(sequence), create=False)
 
     def remove_segment(self, sequence: int) -> None:
-        """Remove a segment and its index, if they exist. The removal is durable after
+        """Removes a segment and its index, if they exist. The removal is durable after
         sync_journal."""
         self._remove(segment_name(sequence))
         self.remove_index(sequence)
 
     def remove_index(self, sequence: int) -> None:
-        """Remove an index, if it is there. Its segment is scanned instead, and gets a new one."""
+        """Removes an index, if it is there. Its segment is scanned instead, and gets a new one."""
         self._remove(index_name(sequence))
 
     def sync_journal(self) -> None:
@@ -202,7 +202,7 @@ class DataDirectory:
         return self.read_file(index_name(sequence))
 
     def write_index(self, sequence: int, data: bytes) -> None:
-        """Write an index without a sync. After a crash a damaged or missing index is built again
+        """Writes an index without a sync. After a crash a damaged or missing index is built again
         from its segment."""
         self.replace_file(index_name(sequence), [data], sync=False)
 
@@ -223,7 +223,7 @@ class DataDirectory:
     def write_start(
         self, sequence: int, offsets: Sequence[int], epochs: Sequence[tuple[int, int, int]] = ()
     ) -> None:
-        """Write the start of the journal, durably, before older segments are removed. `epochs` is
+        """Writes the start of the journal, durably, before older segments are removed. `epochs` is
         the result of Journal.start_epochs."""
         content: dict[str, object] = {
             "sequence": sequence,
@@ -255,7 +255,7 @@ class DataDirectory:
     # Of a replica
 
     def join_cluster(self, cluster_id: str) -> None:
-        """Note durably that the node belongs to this cluster."""
+        """Notes durably that the node belongs to this cluster."""
         self.write_manifest(replace(self.manifest, cluster_id=cluster_id))
 
     def read_checkpoint(self) -> Checkpoint:
@@ -269,7 +269,7 @@ class DataDirectory:
         return self.read_checkpoint().offsets
 
     def write_watermarks(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint (see Journal.checkpoint), durably: a power cut leaves this one or the
+        """Writes a checkpoint (see Journal.checkpoint), durably: a power cut leaves this one or the
         one before. Counter-example without the sync: a power cut leaves an empty file, so no byte
         is known to be synced. The next start then takes rot in acknowledged records for a torn
         end."""
@@ -292,7 +292,7 @@ class DataDirectory:
             self.files.remove(name)
 
     def quarantine(self, sequence: int, position: int, pieces: Sequence[bytes]) -> str:
-        """Keep a copy of a damaged place of a segment, and return its name."""
+        """Keeps a copy of a damaged place of a segment, and returns its name."""
         name = f"{QUARANTINE}/{sequence:020d}-{position}.bad"
         if name.removeprefix(f"{QUARANTINE}/") not in self.files.list(QUARANTINE):
             self.files.make_folder(QUARANTINE)
@@ -300,7 +300,7 @@ class DataDirectory:
         return name
 
     def sync_names(self) -> None:
-        """Make the names of segments and snapshots durable."""
+        """Makes the names of segments and snapshots durable."""
         for folder in (JOURNAL, SNAPSHOTS):
             self.files.sync_folder(folder)
 
@@ -313,11 +313,11 @@ class DataDirectory:
             return None
 
     def replace_file(self, name: str, pieces: Sequence[bytes], *, sync: bool = True) -> None:
-        """Replace a file. After a crash it has its old or its new content (if `sync`)."""
+        """Replaces a file. After a crash it has its old or its new content (if `sync`)."""
         replace_file(self.files, name, pieces, sync=sync)
 
     def remove_temporary_files(self) -> None:
-        """Remove the files of interrupted writers."""
+        """Removes the files of interrupted writers."""
         for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
             for name in self.files.list(folder):
                 if name.endswith(TEMPORARY):

@@ -46,7 +46,7 @@ class ActiveIndex(SegmentIndex):
         topics: list[bytes],
         epoch: int = 0,
     ) -> None:
-        """Add a batch. `topics` has the topic of each record, b"" for one that is not a message."""
+        """Adds a batch. `topics` has the topic of each record, b"" for one that is no message."""
         head = self.head
         count = len(topics)
         number = len(self.attributes)
@@ -100,7 +100,7 @@ class ActiveIndex(SegmentIndex):
             self.by_partition[partition].append(number)
 
     def add_built(self, position: int, length: int, builder: BatchBuilder) -> None:
-        """Add a batch that this node has built."""
+        """Adds a batch that this node has built."""
         self.add_batch(
             position,
             length,
@@ -114,7 +114,7 @@ class ActiveIndex(SegmentIndex):
         )
 
     def add_parsed(self, position: int, batch: Batch) -> None:
-        """Add a batch that was received or read."""
+        """Adds a batch that was received or read."""
         topics, last_delta_us = batch.topics()
         self.add_batch(
             position,
@@ -129,8 +129,8 @@ class ActiveIndex(SegmentIndex):
         )
 
     def _override(self, partition: int, offset: int) -> None:
-        """Void the partition's records from `offset` on in this segment. The list is replaced, so a
-        reader in another thread continues with its own. The batches stay in place."""
+        """Voids the partition's records from `offset` on in this segment. The list is replaced, so
+        a reader in another thread continues with its own. The batches stay in place."""
         head = self.head
         head.start_offsets[partition] = min(head.start_offsets[partition], offset)
         numbers = self.by_partition[partition][:]
@@ -162,7 +162,7 @@ class ActiveIndex(SegmentIndex):
         head.epochs = kept_epochs
 
     def _reset(self, partition: int, offset: int) -> None:
-        """Void all records of the partition so far: its log begins again at `offset`, because the
+        """Voids all records of the partition so far: its log begins again at `offset`, because the
         records before it are unknown here."""
         start = self.head.start_offsets[partition]
         self._override(partition, 0)
@@ -170,7 +170,7 @@ class ActiveIndex(SegmentIndex):
         self.head.resets[partition] = offset
 
     def add_gap(self, partition: int, end: int) -> None:
-        """Note that offsets up to `end` are missing at the end of the segment."""
+        """Notes that offsets up to `end` are missing at the end of the segment."""
         head = self.head
         start = head.end_offsets[partition]
         if end > start:

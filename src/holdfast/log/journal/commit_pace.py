@@ -52,7 +52,7 @@ class CommitPace:
         self._commits = 0
 
     def wait_s(self, now: float, sequence: int) -> float:
-        """Return how long the records that wait for a commit should wait for others. Call it once
+        """Returns how long the records that wait for a commit should wait for others. Call it once
         for each commit. `sequence`: the number of records appended so far."""
         if now >= self._ends_at:
             self._end_stretch(now, sequence)

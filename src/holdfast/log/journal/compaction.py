@@ -69,7 +69,7 @@ def is_worthwhile(counts: Mapping[bytes, int], beyond: Mapping[bytes, int]) -> b
 def compact_segment(
     directory: DataDirectory, segment: Segment, beyond: Mapping[bytes, int]
 ) -> Segment | None:
-    """Rewrite a sealed segment's file and index, and return its replacement in the journal.
+    """Rewrites a sealed segment's file and index, and returns its replacement in the journal.
 
     None, and nothing is changed, if the segment is damaged, has void records, or nothing would be
     freed. Once this has run, what a LogReader knows of the old file is wrong: run it in the
@@ -106,7 +106,7 @@ def compact_segment(
 def _rewrite(
     source: ReadFile, compactor: SegmentCompactor, index: ActiveIndex, output: TemporaryFile
 ) -> int:
-    """Write the segment's batches to the output and return its size in bytes.
+    """Writes the segment's batches to the output and returns its size in bytes.
 
     Raises `CorruptBatch` if a batch is damaged.
     """

@@ -152,7 +152,7 @@ def read_epoch(root: FileSystem, number: int) -> Epoch | None:
 
 
 def write_epoch(root: FileSystem, epoch: Epoch) -> None:
-    """Make the epoch count, durably. Everything it needs must be in its folder."""
+    """Makes the epoch count, durably. Everything it needs must be in its folder."""
     content: dict[str, object] = {
         "epoch": epoch.number,
         "node_id": epoch.node_id,
@@ -165,7 +165,7 @@ def write_epoch(root: FileSystem, epoch: Epoch) -> None:
 
 
 def keep_epoch(root: FileSystem, number: int, target: str) -> None:
-    """Move the content of an older epoch to the folder `target`. A name that is there stays."""
+    """Moves the content of an older epoch to the folder `target`. A name that is there stays."""
     folder = epoch_folder(number)
     root.make_folder(target)
     for name in set(root.list(folder) if number else FOLDERS) - set(root.list(target)):
@@ -176,7 +176,7 @@ def keep_epoch(root: FileSystem, number: int, target: str) -> None:
 
 
 def remove_epoch(root: FileSystem, number: int) -> None:
-    """Remove an older epoch's folder. Its epoch.json goes first, so that it does not count again.
+    """Removes an older epoch's folder. Its epoch.json goes first, so that it does not count again.
     Another node may remove it at the same time."""
     files = Epoch(number).files(root)
     folders = (*FOLDERS, RAFT)

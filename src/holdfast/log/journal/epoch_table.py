@@ -18,7 +18,7 @@ class EpochTable:
         self._starts: list[int] = []
 
     def add(self, epoch: int, start: int) -> None:
-        """Note that a batch of the epoch begins at `start`; entries at or behind it are void."""
+        """Notes that a batch of the epoch begins at `start`; entries at or behind it are void."""
         self.cut(start)
         assert self.last_epoch() <= epoch, "epochs fall along the log"
         if self.last_epoch() != epoch:
@@ -26,7 +26,7 @@ class EpochTable:
             self._starts.append(start)
 
     def cut(self, offset: int) -> None:
-        """Drop the entries at or behind the offset."""
+        """Drops the entries at or behind the offset."""
         while self._starts and self._starts[-1] >= offset:
             self._starts.pop()
             self._epochs.pop()
@@ -36,7 +36,7 @@ class EpochTable:
         self._epochs.clear()
 
     def forget_before(self, offset: int) -> None:
-        """Drop the entries that end before the offset. The entry of the record right before it
+        """Drops the entries that end before the offset. The entry of the record right before it
         stays, because a follower's log may end there."""
         gone = 0
         while gone + 1 < len(self._starts) and self._starts[gone + 1] < offset:
@@ -68,20 +68,20 @@ class PartitionEpochs:
     reset."""
 
     def __init__(self, partitions: int, starts: Sequence[tuple[int, int, int]]) -> None:
-        """Start with `starts`, the result of that method before older segments were removed."""
+        """Starts with `starts`, the result of that method before older segments were removed."""
         self._tables: list[EpochTable] = [EpochTable() for _ in range(partitions)]
         self._floors: dict[int, int] = {}
         for partition, epoch, start in starts:
             self._tables[partition].add(epoch, start)
 
     def note(self, partition: int, epoch: int, start: int) -> None:
-        """Note that a batch of the epoch begins at `start`."""
+        """Notes that a batch of the epoch begins at `start`."""
         table = self._tables[partition]
         if table.last_epoch() != epoch:
             table.add(epoch, start)
 
     def add_notes(self, head: IndexHead, cuts: bool) -> None:
-        """Add the epochs of a segment, after those of earlier ones. With `cuts`, the segment
+        """Adds the epochs of a segment, after those of earlier ones. With `cuts`, the segment
         overrides earlier records at or behind its start."""
         if cuts:
             for partition, start in enumerate(head.start_offsets):
@@ -99,7 +99,7 @@ class PartitionEpochs:
         self._tables[partition].cut(offset)
 
     def apply_floors(self, start_offsets: list[int]) -> None:
-        """Raise start offsets to the offsets at which partitions were reset, because earlier
+        """Raises start offsets to the offsets at which partitions were reset, because earlier
         records are void."""
         for partition, offset in self._floors.items():
             if start_offsets[partition] < offset:

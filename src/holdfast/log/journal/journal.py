@@ -71,7 +71,7 @@ class Journal:
         start_epochs: Sequence[tuple[int, int, int]] = (),
         tag: int = 0,
     ) -> None:
-        """Start a journal on `segments`, oldest first, without holes; the last one has an
+        """Starts a journal on `segments`, oldest first, without holes; the last one has an
         ActiveIndex. With `replicated`, only `advance` and `reset` move the high watermark.
         `start_epochs` is the result of that method before older segments were removed. `tag`, below
         2**32, is that of the segments if they have one."""
@@ -129,7 +129,7 @@ class Journal:
         self._in_flight: deque[WriteGroup] = deque()
 
     def continue_at(self, next_offset: Sequence[int], sequence: int) -> None:
-        """Let an empty journal continue where another one, or removed segments, ended."""
+        """Lets an empty journal continue where another one, or removed segments, ended."""
         assert not self.segments
         assert not self._pending
         self.start_offsets = list(next_offset)
@@ -142,20 +142,20 @@ class Journal:
         self._closed_sequence = sequence
 
     def start_segment(self) -> None:
-        """Append from here on in a new segment, because the one before may still be open elsewhere.
-        A last segment must have records, or the new one would get its name."""
+        """Appends from here on in a new segment, because the one before may still be open
+        elsewhere. A last segment must have records, or the new one would get its name."""
         assert not self.segments or self.segments[-1].head.records
         self._starts_segment = True
 
     def lead(self, partition: int, epoch: int) -> None:
-        """Append to the partition under this epoch from here on."""
+        """Appends to the partition under this epoch from here on."""
         self.epochs[partition] = epoch
         builder = self._open[partition]
         if builder is not None and builder.epoch != epoch:
             self._open[partition] = None
 
     def follow_segment(self) -> Segment:
-        """Add the segment that another process began, named by the sequence followed so far."""
+        """Adds the segment that another process began, named by the sequence followed so far."""
         ends = self.segments[-1].end_offsets() if self.segments else self.start_offsets
         index = ActiveIndex(self.sequence, ends)
         segment = Segment(self.sequence, index.head, index, 0)
@@ -163,7 +163,7 @@ class Journal:
         return segment
 
     def follow(self, batch: Batch, position: int) -> None:
-        """Take over a batch that another process has written at `position` of the last segment. It
+        """Takes over a batch that another process has written at `position` of the last segment. It
         counts as committed, because a node makes it durable before it promises anything on it."""
         segment = self.segments[-1]
         index = segment.index
@@ -187,7 +187,7 @@ class Journal:
         self._closed_sequence = self.sequence
 
     def append(self, record: Record) -> int:
-        """Append a record to its partition, and return its offset."""
+        """Appends a record to its partition, and returns its offset."""
         partition = record.partition
         builder = self._open[partition]
         if builder is None:
@@ -205,7 +205,7 @@ class Journal:
         return offset
 
     def extend(self, batch: Batch) -> int:
-        """Append the records of another node's batch, and return the first one's offset."""
+        """Appends the records of another node's batch, and returns the first one's offset."""
         partition = batch.partition
         builder = self._open[partition]
         if (
@@ -236,7 +236,7 @@ class Journal:
         return builder
 
     def close_write_group(self) -> WriteGroup | None:
-        """Close all open batches and return them as one group; None if nothing was appended since
+        """Closes all open batches and returns them as one group; None if nothing was appended since
         the last call. Groups must be written in the order they were taken."""
         pending = self._pending
         if not pending:
@@ -301,13 +301,13 @@ class Journal:
         return segment
 
     def wrote(self, group: WriteGroup) -> None:
-        """Note that the group is in the file, so readers may have it."""
+        """Notes that the group is in the file, so readers may have it."""
         self.written[:] = group.end_offsets
         while self._in_flight and self._in_flight[0] is not group:
             self._in_flight.popleft()
 
     def commit(self, group: WriteGroup) -> None:
-        """Note that the group is durable. Without other replicas it is therefore committed."""
+        """Notes that the group is durable. Without other replicas it is therefore committed."""
         assert group.end_sequence >= self.committed_sequence, "the committed sequence falls"
         self.durable_offset[:] = group.end_offsets
         if not self.replicated or self.is_alone:
@@ -322,7 +322,7 @@ class Journal:
     # In a replica
 
     def append_batch(self, batch: Batch) -> None:
-        """Append a leader's batch. Raises `ValueError` if it does not begin where the partition
+        """Appends a leader's batch. Raises `ValueError` if it does not begin where the partition
         ends."""
         partition = batch.partition
         if partition >= self.partitions:
@@ -340,9 +340,9 @@ class Journal:
         self.pending_bytes += batch.length
 
     def truncate(self, partition: int, offset: int) -> None:
-        """Drop the partition's records from `offset` on, where a batch begins. Bytes in a file stay
-        there, and a restart before the partition continues brings them back. Raises `ValueError` if
-        the records are committed, or no batch begins there."""
+        """Drops the partition's records from `offset` on, where a batch begins. Bytes in a file
+        stay there, and a restart before the partition continues brings them back. Raises
+        `ValueError` if the records are committed, or no batch begins there."""
         committed = self.high_watermark[partition]
         end = self.next_offset[partition]
         if not committed <= offset <= end:
@@ -362,7 +362,7 @@ class Journal:
             self._mark_replaced(partition)
 
     def begin_checkpoints(self, checkpoint: Checkpoint, damaged: dict[int, int]) -> None:
-        """Take over the last checkpoint of an opened replica, and its OpenedJournal.damaged."""
+        """Takes over the last checkpoint of an opened replica, and its OpenedJournal.damaged."""
         self.damaged = damaged
         for partition, end in enumerate(self.next_offset):
             # Retention removes only committed records, so the start is committed. The file's end
@@ -376,7 +376,7 @@ class Journal:
             self._durable_position = self.segments[-1].size_bytes
 
     def reset(self, partition: int, offset: int) -> None:
-        """Restart the partition at `offset`, where its leader's log begins: its records are void,
+        """Restarts the partition at `offset`, where its leader's log begins: its records are void,
         and it is committed up to there. The next group makes the reset durable, by a mark for a
         restart. If `offset` is below the high watermark, replace the checkpoint of the watermarks
         first: a crash in between would leave one that calls other records committed."""
@@ -393,13 +393,13 @@ class Journal:
         self.high_watermark[partition] = offset
 
     def advance(self, partition: int, offset: int) -> None:
-        """Commit everything below the offset. The watermark never falls or passes the end."""
+        """Commits everything below the offset. The watermark never falls or passes the end."""
         offset = min(offset, self.next_offset[partition])
         if offset > self.high_watermark[partition]:
             self.high_watermark[partition] = offset
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant over all partitions that does not hold."""
+        """Raises `AssertionError` for an invariant over all partitions that does not hold."""
         for partition, end in enumerate(self.next_offset):
             assert self.start_offsets[partition] <= end, "the log begins behind its end"
             assert self.high_watermark[partition] <= end, "high_watermark <= next_offset"
@@ -447,7 +447,7 @@ class Journal:
             self._replaced_sequence = self.sequence
 
     def _cut(self, partition: int, offset: int) -> None:
-        """Drop the partition's pending records from `offset` on; bytes in a file stay."""
+        """Drops the partition's pending records from `offset` on; bytes in a file stay."""
         self._open[partition] = None
         kept: list[BatchBuilder | Batch] = []
         self.pending_bytes = 0
@@ -469,7 +469,7 @@ class Journal:
         return segment_list.size_bytes(self.segments)
 
     def remove_oldest(self, count: int) -> list[Segment]:
-        """Drop the oldest segments (never the active one) and return them. Their files may be
+        """Drops the oldest segments (never the active one) and returns them. Their files may be
         removed once the new `start_offsets` are durable. A replica keeps those a restart needs."""
         count = min(count, len(self.segments) - 1)
         if self.replicated:
@@ -483,7 +483,7 @@ class Journal:
         return removed
 
     def replace_segment(self, segment: Segment) -> None:
-        """Replace a segment whose file was rewritten: only its size and index differ."""
+        """Replaces a segment whose file was rewritten: only its size and index differ."""
         for at, other in enumerate(self.segments[:-1]):
             if other.sequence == segment.sequence:
                 self.segments[at] = segment

@@ -84,7 +84,7 @@ def open_journal(
     on_damage: OnDamage | None = None,
     tag: int = 0,
 ) -> OpenedJournal:
-    """Open the journal of a directory. `writes` is true for the node that serves it. Otherwise no
+    """Opens the journal of a directory. `writes` is true for the node that serves it. Otherwise no
     file changes, and an incomplete last group looks like a torn end, because the journal may be
     growing. `on_damage` is called, in the reading thread, for damage that reads find later. `tag`
     is for a journal without one; it is below 2**32 and must not be guessable."""
@@ -270,7 +270,7 @@ class _Opener:
             self._end_file(segment, scan, size_bytes)
 
     def _note_missing(self, scan: SegmentScan, vouched: Snapshot) -> None:
-        """Note that the journal ends before records that a snapshot covers. Their offsets stay
+        """Notes that the journal ends before records that a snapshot covers. Their offsets stay
         empty, and so do those of as many records as may have followed them."""
         index = scan.index
         for partition, end in enumerate(vouched.offsets):
@@ -301,7 +301,7 @@ class _Opener:
         return self._checkpoint.position if self._checkpoint.segment == sequence else 0
 
     def _note_shortened(self, sequence: int, size_bytes: int) -> None:
-        """Note that durable bytes were damaged, and cut off when the journal was opened before."""
+        """Notes that durable bytes were damaged, and cut off when the journal was opened before."""
         checkpoint = self._checkpoint
         if self._replica and checkpoint.segment == sequence and checkpoint.position > size_bytes:
             self._blind.update(range(len(self._ends)))
@@ -335,7 +335,7 @@ class _Opener:
         return head
 
     def _follow(self, head: IndexHead) -> None:
-        """Continue after a segment that was not scanned."""
+        """Continues after a segment that was not scanned."""
         if self._known_start:
             for partition, end in enumerate(self._ends):
                 if head.start_offsets[partition] > end:
@@ -349,7 +349,7 @@ class _Opener:
         self._blind.difference_update(head.resets)
 
     def _override(self, head: IndexHead) -> None:
-        """Void the records of earlier segments that this one overrides."""
+        """Voids the records of earlier segments that this one overrides."""
         for partition, start in enumerate(head.start_offsets):
             if start < self._ends[partition]:
                 for segment in reversed(self._segments):
@@ -396,9 +396,9 @@ def last_group_start(directory: DataDirectory, segment: Segment, tag: int | None
 
 
 def write_again(directory: DataDirectory, segment: Segment, start: int) -> int:
-    """Write the batches of the last segment from `start` on again, and sync it. Returns the number
-    of bytes. Another process that still writes there writes the same bytes. Raises `OSError` if a
-    batch changed meanwhile, or the disk fails."""
+    """Writes the batches of the last segment from `start` on again, and syncs it. Returns the
+    number of bytes. Another process that still writes there writes the same bytes. Raises `OSError`
+    if a batch changed meanwhile, or the disk fails."""
     index = segment.index
     source = directory.open_segment(segment.sequence)
     file = directory.append_to_segment(segment.sequence)

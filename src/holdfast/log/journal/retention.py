@@ -86,7 +86,7 @@ def decide(
     *,
     superseded: int = 0,
 ) -> RetentionDecision:
-    """Decide over `segments`, oldest first, the last one active.
+    """Decides over `segments`, oldest first, the last one active.
 
     `start_offsets` has per partition the first offset that is still there, and `now_us` is the wall
     clock. `superseded` is the number of oldest segments without a message that `per_topic_last`

@@ -34,7 +34,7 @@ class Segment:
         return self.sequence + self.head.records + self.head.missing
 
     def override(self, partition: int, offset: int) -> None:
-        """Note that a later segment has the partition's records from `offset` on.
+        """Notes that a later segment has the partition's records from `offset` on.
 
         The lists are replaced and not changed, because readers in other threads use the old ones.
         """

@@ -13,7 +13,7 @@ from holdfast.log.journal.segment import Segment
 def add_batches(
     segments: list[Segment], pending: list[BatchBuilder | Batch], data: list[bytes]
 ) -> None:
-    """Add batches and their bytes at the end of the last segment."""
+    """Adds batches and their bytes at the end of the last segment."""
     segment = segments[-1]
     active = segment.index
     assert isinstance(active, ActiveIndex)
@@ -54,7 +54,7 @@ def cut_starts(
 
 
 def override(segments: list[Segment], partition: int, offset: int) -> None:
-    """Void the partition's records from `offset` on in these segments."""
+    """Voids the partition's records from `offset` on in these segments."""
     for segment in reversed(segments):
         if segment.end_offsets()[partition] <= offset:
             break

@@ -33,7 +33,7 @@ class JournalFollower:
     """A reader of another process's journal, with the journal's bookkeeping up to its position."""
 
     def __init__(self, directory: DataDirectory, opened: OpenedJournal) -> None:
-        """Follow from the end of `opened`, which was opened for reading only."""
+        """Follows from the end of `opened`, which was opened for reading only."""
         self.directory = directory
         self.journal: Journal = opened.journal
         self._reader: SegmentReader | None = None
@@ -67,7 +67,7 @@ class JournalFollower:
         return 0 if self._reader is None else self._reader.position
 
     def switch(self, directory: DataDirectory) -> None:
-        """Continue in another folder with the same journal: that of a newer epoch, or our own.
+        """Continues in another folder with the same journal: that of a newer epoch, or our own.
 
         Raises `FollowError` if the followed batches are not in it.
         """
@@ -88,7 +88,7 @@ class JournalFollower:
             self._reader = reader
 
     def forget_removed(self) -> None:
-        """Drop the segments that retention has removed, and indexes that are in files now."""
+        """Drops the segments that retention has removed, and indexes that are in files now."""
         start = self.directory.read_start()
         segments = self.journal.segments
         if start is not None and start[0] > self.journal.sequence:
@@ -103,7 +103,7 @@ class JournalFollower:
                     segment.index = None
 
     def refresh(self) -> None:
-        """Take over the changes of compaction to sealed segments."""
+        """Takes over the changes of compaction to sealed segments."""
         for segment in self.journal.segments[:-1]:
             size_bytes = self.directory.open_segment(segment.sequence).size()
             if size_bytes != segment.size_bytes:
@@ -120,7 +120,7 @@ class JournalFollower:
         return segment.sequence, position, reader.file.read(position, HEADER_BYTES)
 
     def _require_newest(self) -> None:
-        """Check that the newest followed batch is in this folder. A deposed holder and the new one
+        """Checks that the newest followed batch is in this folder. A deposed holder and the new one
         may both have begun a segment of the same name. The epoch and the checksum in a batch's
         header distinguish them."""
         if self._newest is None:

@@ -61,7 +61,7 @@ class Plan:
         self.size_bytes += length
 
     def note_passed(self, partition: int, start: int, end: int) -> None:
-        """Note offsets without a match. Adjacent ranges are joined."""
+        """Notes offsets without a match. Adjacent ranges are joined."""
         if start >= end:
             return
         at = self._passed_last.get(partition, -1)
@@ -141,7 +141,7 @@ class _Stretch:
             self.spans[partition] = (low, high)
 
     def take(self, bytes_max: int, topics: TopicChoice | None) -> bool:
-        """Add this segment to the plan. Returns True if all of it fitted."""
+        """Adds this segment to the plan. Returns True if all of it fitted."""
         chosen = None
         if topics is not None:
             chosen = topics.batches(self.segment, self.index)
@@ -179,7 +179,7 @@ class _Stretch:
         )
 
     def _take_extent(self, bytes_max: int) -> int:
-        """Take one extent. Returns the first batch that did not fit; -1 if all did."""
+        """Takes one extent. Returns the first batch that did not fit; -1 if all did."""
         first, last = self._ends()
         positions = self.index.positions
         start = positions[first]
@@ -199,7 +199,7 @@ class _Stretch:
         gap_bytes: int = GAP_BYTES,
         passing: bool = False,
     ) -> int:
-        """Take some batches in ascending order; the result is that of `_take_extent`. With
+        """Takes some batches in ascending order; the result is that of `_take_extent`. With
         `passing`, the offsets between them are noted as passed."""
         plan = self.plan
         index = self.index
@@ -233,7 +233,7 @@ class _Stretch:
         return stop
 
     def _pass(self, partition: int, start: int, end: int) -> None:
-        """Note passed offsets. Damaged offsets are left out, because their content is unknown."""
+        """Notes passed offsets. Damaged offsets are left out, because their content is unknown."""
         for gap in self.segment.gaps():
             if gap.partition == partition and start < gap.end and gap.start < end:
                 self.plan.note_passed(partition, start, gap.start)

@@ -111,7 +111,7 @@ class SegmentCache:
         return batch
 
     def note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
-        """Report an unreadable batch, once."""
+        """Reports an unreadable batch, once."""
         with self._lock:
             place = (segment.sequence, position)
             if place in self._damaged or len(self._damaged) >= DAMAGE_KNOWN_MAX:
@@ -120,14 +120,14 @@ class SegmentCache:
         self._store.note_damage(segment, position, length, reason)
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the counted bytes are the sums over the tables."""
+        """Raises `AssertionError` unless the counted bytes are the sums over the tables."""
         with self._lock:
             assert self._index_bytes == sum(each.size_bytes() for each in self._indexes.values())
             assert self._batch_bytes == sum(each.length for each in self._batches.values())
             assert len(self._files) <= OPEN_FILES_MAX, "too many open files"
 
     def forget_segment(self, sequence: int) -> None:
-        """Forget a segment whose file was removed or rewritten. The positions of its old index
+        """Forgets a segment whose file was removed or rewritten. The positions of its old index
         would point into the middle of batches of the new file."""
         with self._lock:
             self._files.pop(sequence, None)

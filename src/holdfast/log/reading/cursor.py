@@ -104,7 +104,7 @@ class LogReader:
         store: SegmentStore,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        """Read this journal. `lock` is needed if several threads call."""
+        """Reads this journal. `lock` is needed if several threads call."""
         self._journal = journal
         self._store = store
         self._cache = SegmentCache(store, nullcontext() if lock is None else lock)
@@ -230,13 +230,13 @@ class LogReader:
         return self.starts.offset_for_time(partition, timestamp_us)
 
     def forget_segment(self, sequence: int) -> None:
-        """Forget a segment whose file was removed or rewritten."""
+        """Forgets a segment whose file was removed or rewritten."""
         self._cache.forget_segment(sequence)
 
     # One segment
 
     def _read_segment(self, reading: _Reading, segment: Segment, index: SegmentIndex) -> int:
-        """Read one segment. Returns the posting at which the read stopped; -1 at the end."""
+        """Reads one segment. Returns the posting at which the read stopped; -1 at the end."""
         first = self._first_batch(reading, segment, index)
         if first < 0:
             return -1
@@ -347,7 +347,7 @@ class LogReader:
         return -1
 
     def _take_wanted(self, reading: _Reading, batch: Batch, start: int, end: int) -> int:
-        """Take the matches between two offsets. Returns the index at which it stopped, or -1."""
+        """Takes the matches between two offsets. Returns the index at which it stopped, or -1."""
         base = batch.base_offset
         for at in range(max(0, start - base), min(batch.count, end - base)):
             if at & RECORDS_MASK == 0:
@@ -373,7 +373,7 @@ class LogReader:
 
 
 def _pass_lost(reading: _Reading, ends: Sequence[int]) -> None:
-    """Count as lost what lies between the positions and these offsets, and pass it."""
+    """Counts as lost what lies between the positions and these offsets, and passes it."""
     for partition, end in enumerate(ends):
         end = min(end, reading.ends[partition])
         if reading.positions[partition] < end:
@@ -382,7 +382,7 @@ def _pass_lost(reading: _Reading, ends: Sequence[int]) -> None:
 
 
 def _advance(reading: _Reading, segment: Segment, index: SegmentIndex, cut: int) -> None:
-    """Move all positions to a posting of the segment (-1: its end)."""
+    """Moves all positions to a posting of the segment (-1: its end)."""
     positions = reading.positions
     ends = segment.end_offsets()
     before = list(positions)

@@ -50,7 +50,7 @@ class SealedIndex(SegmentIndex):
     """The index of a segment that no longer grows."""
 
     def __init__(self, head: IndexHead, data: bytes) -> None:
-        """Use `data`, the complete .idx file that `head` was decoded from.
+        """Uses `data`, the complete .idx file that `head` was decoded from.
 
         Raises `CorruptIndex` if it is damaged.
         """

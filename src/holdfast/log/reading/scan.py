@@ -65,12 +65,12 @@ class SegmentScan:
     """The end of a batch behind the synced bytes that was complete and has changed; 0: of none."""
 
     def note_uncertain(self, length: int) -> None:
-        """Note that these bytes may have contained records of any partition."""
+        """Notes that these bytes may have contained records of any partition."""
         for partition in range(len(self.index.head.end_offsets)):
             self.uncertain[partition] = self.uncertain.get(partition, 0) + length // HEAD_BYTES
 
     def check_claim(self, batch: Batch) -> None:
-        """Compare a damaged header's end with the next batch: agreement means no other loss."""
+        """Compares a damaged header's end with the next batch: agreement means no other loss."""
         claimed = self.claimed.pop(batch.partition, batch.base_offset)
         if claimed != batch.base_offset and self.replica:
             self.note_blind()
@@ -106,7 +106,7 @@ def scan_segment(
     open_end: bool = False,
     tag: int | None = None,
 ) -> SegmentScan:
-    """Verify every batch of a segment up to `end` (None: of the file).
+    """Verifies every batch of a segment up to `end` (None: of the file).
 
     `start_offsets` are the partitions' ends before it; unless `known_start`, a partition's first
     batch decides. In a `replica` a batch may override earlier ones. Damage behind `synced_bytes` is
@@ -266,7 +266,7 @@ class _Window:
         return True
 
     def _load(self, position: int, length: int) -> int:
-        """Load these bytes into `_data`, fewer at the end of the file; return the first's index."""
+        """Loads these bytes into `_data`, fewer at the file's end; returns the first's index."""
         inside = position - self._start
         if inside >= 0 and inside + length <= len(self._data):
             return inside
@@ -287,7 +287,7 @@ def _begin_partition(index: ActiveIndex, batch: Batch, seen: set[int]) -> None:
 
 
 def _check_position(scan: SegmentScan, batch: Batch) -> None:
-    """Check that a valid batch can be in this place. Raises `CorruptBatch` if it cannot."""
+    """Checks that a valid batch can be in this place. Raises `CorruptBatch` if it cannot."""
     ends = scan.index.head.end_offsets
     if batch.partition >= len(ends):
         raise CorruptBatch(f"partition {batch.partition}, the journal has {len(ends)}")
@@ -399,7 +399,7 @@ def _torn_end(window: _Window, sequence: int, position: int, reason: str) -> Dam
 
 
 def _note_lost(scan: SegmentScan, window: _Window, position: int, following: int) -> None:
-    """Note the offsets that a damaged place has lost, as far as its own header is credible."""
+    """Notes the offsets that a damaged place has lost, as far as its own header is credible."""
     head = scan.index.head
     if window.claimed_length(position) == following - position:
         partition, base_offset, count = window.header(position)

@@ -54,7 +54,7 @@ class SegmentReader:
     """A reader of one segment's batches; `read` may be called again after the segment has grown."""
 
     def __init__(self, directory: DataDirectory, sequence: int, tag: int | None = None) -> None:
-        """Open the segment. `tag` is the journal's (`log.journal.journal`), if it is known.
+        """Opens the segment. `tag` is the journal's (`log.journal.journal`), if it is known.
 
         Raises `FileNotFoundError` if retention has removed the segment.
         """

@@ -24,21 +24,21 @@ class SegmentStore:
     def __init__(
         self, directory: DataDirectory, *, writes: bool, on_damage: OnDamage | None = None
     ) -> None:
-        """Use this directory. With `writes`, indexes that were built again are written to their
+        """Uses this directory. With `writes`, indexes that were built again are written to their
         files."""
         self._directory = directory
         self._writes = writes
         self.on_damage = on_damage
 
     def open_segment(self, sequence: int) -> ReadFile:
-        """Open a segment.
+        """Opens a segment.
 
         Raises `FileNotFoundError` if retention has removed it, and other `OSError`s.
         """
         return self._directory.open_segment(sequence)
 
     def load_index(self, segment: Segment) -> SegmentIndex:
-        """Load or build the index of a segment.
+        """Loads or builds the index of a segment.
 
         Raises `FileNotFoundError` if retention has removed it, and other `OSError`s.
         """
@@ -55,7 +55,7 @@ class SegmentStore:
         return self._scan(segment)
 
     def note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
-        """Keep a copy of an unreadable batch, and report it."""
+        """Keeps a copy of an unreadable batch, and reports it."""
         damage = Damage(segment.sequence, position, length, reason)
         if self._writes:
             quarantine(self._directory, damage)
@@ -63,7 +63,7 @@ class SegmentStore:
             self.on_damage(damage)
 
     def pause(self) -> None:
-        """Let other threads run: entering a function that is not compiled is enough."""
+        """Lets other threads run: entering a function that is not compiled is enough."""
 
     def _scan(self, segment: Segment) -> SegmentIndex:
         file = self._directory.open_segment(segment.sequence)
@@ -85,7 +85,7 @@ class SegmentStore:
 
 
 def quarantine(directory: DataDirectory, damage: Damage) -> str:
-    """Keep a copy of a damaged place. Returns its name, or the reason why there is none."""
+    """Keeps a copy of a damaged place. Returns its name, or the reason why there is none."""
     try:
         file = directory.open_segment(damage.segment)
         pieces = []

@@ -76,7 +76,7 @@ class LastRecords:
         self.floors: dict[bytes, int] = {}
 
     def search(self, journal: Journal, cache: SegmentCache, store: SegmentStore) -> FoundStart:
-        """Search the segments. Raises `OSError` if the disk fails."""
+        """Searches the segments. Raises `OSError` if the disk fails."""
         for segment in reversed(list(journal.segments)):
             try:
                 index = cache.index(segment)
@@ -108,7 +108,7 @@ class LastRecords:
     def _search_topic(
         self, segment: Segment, index: SegmentIndex, number: int, starts: Sequence[int]
     ) -> None:
-        """Count the topic's records in one segment, from the newest to the oldest."""
+        """Counts the topic's records in one segment, from the newest to the oldest."""
         topic = index.topic(number)
         left = self.left.get(topic, self.count)
         if left == 0:

@@ -20,7 +20,7 @@ class Clause:
     prefixes: tuple[str, ...] = ()
 
     def matches(self, topic: str) -> bool:
-        """Return whether the topic meets the clause."""
+        """Returns whether the topic meets the clause."""
         return topic.startswith(self.prefixes) or any(matches(f, topic) for f in self.filters)
 
     @property
@@ -39,15 +39,15 @@ class TopicFilter:
         return bool(self.clauses)
 
     def plus(self, clauses: Iterable[Clause]) -> "TopicFilter":
-        """Return this filter with further clauses."""
+        """Returns this filter with further clauses."""
         return TopicFilter((*self.clauses, *clauses))
 
     def matches(self, topic: str) -> bool:
-        """Return whether the topic meets all clauses."""
+        """Returns whether the topic meets all clauses."""
         return all(clause.matches(topic) for clause in self.clauses)
 
     def partitions(self, count: int) -> set[int]:
-        """Return the partitions, out of `count`, that can have such topics."""
+        """Returns the partitions, out of `count`, that can have such topics."""
         found = set(range(count))
         for clause in self.clauses:
             if clause.is_exact:
@@ -55,7 +55,7 @@ class TopicFilter:
         return found
 
     def narrowest(self) -> Clause:
-        """Return the most selective clause, for an interface that takes only one."""
+        """Returns the most selective clause, for an interface that takes only one."""
         return min(
             self.clauses, key=lambda each: (not each.is_exact, len(each.filters + each.prefixes))
         )

@@ -62,7 +62,7 @@ class TopicHistory:
         return min(self._before, self._waiting[-1].end_offsets()[self._partition])
 
     def step(self) -> None:
-        """Search the newest segment that is not searched yet. Raises `OSError`."""
+        """Searches the newest segment that is not searched yet. Raises `OSError`."""
         segment = self._waiting.pop()
         start = self._journal.start_offsets[self._partition]
         if segment.start_offsets()[self._partition] >= self._before:
@@ -134,7 +134,7 @@ class TimeHistogram:
         return max(self._from_us, max(each.last_timestamp_us() for each in self._waiting) + 1)
 
     def step(self) -> None:
-        """Count the newest segment that is not counted yet. Raises `OSError`."""
+        """Counts the newest segment that is not counted yet. Raises `OSError`."""
         segment = self._waiting.pop()
         try:
             index = self._cache.index(segment)

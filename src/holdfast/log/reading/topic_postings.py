@@ -25,7 +25,7 @@ class TopicChoice:
     def __init__(
         self, filters: Sequence[str], prefixes: Sequence[str], pause: Callable[[], object]
     ) -> None:
-        """Choose by these filters and prefixes. `pause` is called every few hundred microseconds,
+        """Chooses by these filters and prefixes. `pause` is called every few hundred microseconds,
         to let other threads run."""
         self.exact = [each.encode() for each in filters if not has_wildcard(each)]
         self.wild = [each for each in filters if has_wildcard(each)]

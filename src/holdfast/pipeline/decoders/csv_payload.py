@@ -23,7 +23,7 @@ CELLS_MAX: Final = 1_000_000
 def decode_csv(
     payload: bytes, columns: tuple[str, ...], fields: Fields, delimiter: str = ","
 ) -> Decoded:
-    """Decode a CSV payload. Bad lines become errors of their own, and the others are read.
+    """Decodes a CSV payload. Bad lines become errors of their own, and the others are read.
 
     Raises DecodeError if no line can be read.
     """

@@ -55,7 +55,7 @@ RESERVED: Final = frozenset({"$online", "$sequence", "$repeated", "$quarantined"
 
 
 def own_name(name: str) -> str:
-    """Return the metric of a name in a payload: a reserved name gets another `$`."""
+    """Returns the metric of a name in a payload: a reserved name gets another `$`."""
     return f"${name}" if name in RESERVED else name
 
 
@@ -95,7 +95,7 @@ class Decoded:
         """The code of the first error."""
 
     def add(self, name: str, value: Value | int) -> None:
-        """Add one reading. A value that the columns cannot express becomes an error.
+        """Adds one reading. A value that the columns cannot express becomes an error.
 
         Raises DecodeError if the message exceeds a bound.
         """
@@ -126,7 +126,7 @@ class Decoded:
         self.values.append(value)
 
     def set_number(self, at: int, value: float | int | None) -> None:
-        """Replace a text by its number, and keep the digits that a double cannot express. Another
+        """Replaces a text by its number, and keeps the digits that a double cannot express. Another
         text stays."""
         if value is None or not math.isfinite(value):
             return
@@ -137,7 +137,7 @@ class Decoded:
         self.values[at] = float(value) + 0.0
 
     def keep(self, positions: Sequence[int]) -> None:
-        """Leave out the readings at all other positions."""
+        """Leaves out the readings at all other positions."""
         self.names = [self.names[at] for at in positions]
         self.values = [self.values[at] for at in positions]
         if self.times is not None:
@@ -147,18 +147,18 @@ class Decoded:
                           if at in self.exact}  # fmt: skip
 
     def add_only(self, name: str, value: int) -> None:
-        """Add the one reading of a message that has no other."""
+        """Adds the one reading of a message that has no other."""
         self.add(name, value)
         self.times = self.historical = None
 
     def add_text_of(self, text: str) -> None:
-        """Keep the text of the last reading beside its value."""
+        """Keeps the text of the last reading beside its value."""
         if self.exact is None:
             self.exact = {}
         self.exact[len(self.names) - 1] = text
 
     def refuse(self, reason: str, code: str = "value") -> None:
-        """Note an error, with one of CODES."""
+        """Notes an error, with one of CODES."""
         if self.errors is None:
             self.errors = []
             self.code = code
@@ -168,7 +168,7 @@ class Decoded:
             self.more_errors += 1
 
     def reason(self) -> str | None:
-        """Return the errors as one text, or None without any."""
+        """Returns the errors as one text, or None without any."""
         if not self.errors:
             return None
         text = "; ".join(self.errors)
@@ -176,7 +176,7 @@ class Decoded:
 
 
 def utf8(payload: bytes) -> str:
-    """Decode a payload as UTF-8.
+    """Decodes a payload as UTF-8.
 
     Raises DecodeError with the position of the first invalid byte.
     """
@@ -190,7 +190,7 @@ def utf8(payload: bytes) -> str:
 
 
 def _known_format(payload: bytes) -> str:
-    """Return a hint for a payload that begins like a compressed file."""
+    """Returns a hint for a payload that begins like a compressed file."""
     for magic, name in (
         (b"\x28\xb5\x2f\xfd", "zstd"),
         (b"PK\x03\x04", "zip"),

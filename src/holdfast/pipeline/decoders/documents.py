@@ -27,7 +27,7 @@ _BASES: Final = ("bn", "bt", "bv", "bs")
 
 
 def parse_messagepack(payload: bytes) -> Any:
-    """Parse MessagePack. Raises DecodeError."""
+    """Parses MessagePack. Raises DecodeError."""
     try:
         return plain(msgspec.msgpack.decode(payload))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -35,7 +35,7 @@ def parse_messagepack(payload: bytes) -> Any:
 
 
 def parse_cbor(payload: bytes) -> Any:
-    """Parse CBOR. Raises DecodeError."""
+    """Parses CBOR. Raises DecodeError."""
     try:
         import cbor2
     except ImportError:
@@ -53,7 +53,7 @@ def parse_cbor(payload: bytes) -> Any:
 
 
 def plain(value: Any, depth: int = 1) -> Any:
-    """Return a value of the types of JSON. Raises DecodeError if it is too deep."""
+    """Returns a value of the types of JSON. Raises DecodeError if it is too deep."""
     if type(value) in _PLAIN:
         return value
     if depth > DEPTH_MAX:
@@ -74,7 +74,7 @@ def _key(key: Any) -> str:
 
 
 def decode_senml(document: Any, fields: Fields) -> Decoded:
-    """Decode the records of SenML (RFC 8428). Raises DecodeError.
+    """Decodes the records of SenML (RFC 8428). Raises DecodeError.
 
     The metric is the base name and the name. With `device="field bn"` in the rule, the base name is
     the device, and the metric is the name.
@@ -118,7 +118,7 @@ _NOTHING: Final = object()
 
 
 def _senml_value(record: dict[str, Any], base: dict[str, Any], decoded: Decoded) -> Any:
-    """Return the value of a record, with its base. _NOTHING: it has none, or it was refused."""
+    """Returns the value of a record, with its base. _NOTHING: it has none, or it was refused."""
     for name, name_of_base in (("v", "bv"), ("s", "bs")):
         if name in record or (name == "v" and "bv" in record and "n" in record):
             value, added = record.get(name, 0), base[name_of_base]
@@ -133,7 +133,7 @@ def _senml_value(record: dict[str, Any], base: dict[str, Any], decoded: Decoded)
 
 
 def _senml_time(base: Any, offset: Any, near_us: int) -> int | None:
-    """Return the time of a record. None: the time of the message."""
+    """Returns the time of a record. None: the time of the message."""
     if any(type(each) not in (int, float) for each in (base, offset)):
         return None
     time_s = base + offset

@@ -63,12 +63,12 @@ class Fields:
 
 
 def decode_json(payload: bytes, fields: Fields) -> Decoded:
-    """Decode a JSON payload. Raises DecodeError."""
+    """Decodes a JSON payload. Raises DecodeError."""
     return decode_parsed(payload, parse_json(payload), fields)
 
 
 def decode_parsed(payload: bytes, document: Any, fields: Fields) -> Decoded:
-    """Decode a document that `parse_json` found in a payload. Raises DecodeError."""
+    """Decodes a document that `parse_json` found in a payload. Raises DecodeError."""
     keys = _count_keys(document)
     decoded = decode_document(document, fields)
     _refuse_repeated_keys(payload, keys, decoded)
@@ -76,7 +76,7 @@ def decode_parsed(payload: bytes, document: Any, fields: Fields) -> Decoded:
 
 
 def decode_document(document: Any, fields: Fields) -> Decoded:
-    """Decode a document of dicts, lists and plain values. Raises DecodeError."""
+    """Decodes a document of dicts, lists and plain values. Raises DecodeError."""
     decoded = Decoded()
     if fields.pairs is not None:
         document = _without_pairs(document, *fields.pairs, 1)
@@ -93,7 +93,7 @@ def decode_document(document: Any, fields: Fields) -> Decoded:
 
 
 def _without_pairs(value: Any, key: str, of_key: str, depth: int) -> Any:
-    """Return a document in which each list of pairs is an object: [{"key": "v", "value": 1}] is
+    """Returns a document in which each list of pairs is an object: [{"key": "v", "value": 1}] is
     {"v": 1}. Raises DecodeError."""
     if depth > DEPTH_MAX:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep", "limit")
@@ -109,7 +109,7 @@ def _without_pairs(value: Any, key: str, of_key: str, depth: int) -> Any:
 
 
 def _count_keys(value: Any) -> int:
-    """Return the number of keys of all objects in a document."""
+    """Returns the number of keys of all objects in a document."""
     keys, parts = 0, [value]
     while parts:
         part = parts.pop()
@@ -123,7 +123,7 @@ def _count_keys(value: Any) -> int:
 
 
 def _refuse_repeated_keys(payload: bytes, keys: int, decoded: Decoded) -> None:
-    """Note keys that an object has twice. `parse_json` takes the last value of each.
+    """Notes keys that an object has twice. `parse_json` takes the last value of each.
 
     `keys` is the number of keys that it found. Each of them ends like KEY_END in the payload.
     """
@@ -140,7 +140,7 @@ def _refuse_repeated_keys(payload: bytes, keys: int, decoded: Decoded) -> None:
 
 
 def parse_json(payload: bytes) -> Any:
-    """Parse a JSON payload. Raises DecodeError."""
+    """Parses a JSON payload. Raises DecodeError."""
     try:
         return _parse(payload)
     except UnicodeDecodeError:
@@ -160,7 +160,7 @@ def parse_json(payload: bytes) -> Any:
 
 
 def _with_no_numbers(payload: bytes) -> Any:
-    """Parse a document with NaN, Infinity or a number beyond double, so that the rest can be read.
+    """Parses a document with NaN, Infinity or a number beyond double, so that the rest can be read.
 
     Raises DecodeError."""
     try:
@@ -173,7 +173,7 @@ def _with_no_numbers(payload: bytes) -> Any:
 
 
 def extract_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
-    """Move the fields with a role out of `document`. Raises DecodeError if it has no usable
+    """Moves the fields with a role out of `document`. Raises DecodeError if it has no usable
     device."""
     _extract_event_time(document, fields, decoded)
     for name in fields.sent:
@@ -197,7 +197,7 @@ def extract_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -
 
 
 def _extract_device(document: dict[str, Any], names: tuple[str, ...]) -> str:
-    """Return the device of one or several fields. Raises DecodeError."""
+    """Returns the device of one or several fields. Raises DecodeError."""
     parts = []
     for name in names:
         found, holder, key = _find(document, name)
@@ -210,7 +210,7 @@ def _extract_device(document: dict[str, Any], names: tuple[str, ...]) -> str:
 
 
 def _extract_event_time(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
-    """Extract the event time. If no field has one, a text or number that looks like one is an
+    """Extracts the event time. If no field has one, a text or number that looks like one is an
     error: all times of the device may be wrong, and nobody would notice."""
     for name in fields.time:
         if name in document or "." in name:
@@ -254,7 +254,7 @@ def _extract_sequence(
 
 
 def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | None, str]:
-    """Return the value of a name, the object that has it (None: none has) and its key there."""
+    """Returns the value of a name, the object that has it (None: none has) and its key there."""
     if name in document:
         return document[name], document, name
     if "." not in name:
@@ -268,7 +268,7 @@ def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | No
 
 
 def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) -> None:
-    """Decode a list of readings. If each has its own time, the names need no index."""
+    """Decodes a list of readings. If each has its own time, the names need no index."""
     if len(items) > READINGS_MAX:
         raise DecodeError(f"a list of {len(items)} objects, the maximum is {READINGS_MAX}", "limit")
     times: list[int | None] = []
@@ -285,7 +285,7 @@ def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) 
 
 
 def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
-    """Add the values of an object or array as readings. Raises DecodeError if a bound is
+    """Adds the values of an object or array as readings. Raises DecodeError if a bound is
     exceeded."""
     if depth > DEPTH_MAX:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep, at {prefix[:80]}", "limit")
@@ -321,13 +321,13 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
 
 
 def _check_values(items: Iterable[Any]) -> None:
-    """Check the number of values before millions of names are made. Raises DecodeError."""
+    """Checks the number of values before millions of names are made. Raises DecodeError."""
     if sum(type(item) is not dict and type(item) is not list for item in items) > READINGS_MAX:
         raise DecodeError(f"more than {READINGS_MAX} values in one message", "limit")
 
 
 def _identifier(value: Any) -> str | None:
-    """Return a text or an integer that may be an identifier, or None."""
+    """Returns a text or an integer that may be an identifier, or None."""
     if type(value) is int and INTEGER_MIN <= value <= INTEGER_MAX:
         return str(value)
     return value if type(value) is str and 0 < len(value) <= NAME_LENGTH_MAX else None

@@ -30,7 +30,7 @@ def inflated(payload: bytes, what: str = "the payload") -> bytes:
 
 
 def from_base64(payload: bytes) -> bytes:
-    """Decode base64, also with the two letters of URLs. Raises DecodeError."""
+    """Decodes base64, also with the two letters of URLs. Raises DecodeError."""
     try:
         return base64.b64decode(payload.strip().translate(_URL_LETTERS), validate=True)
     except (binascii.Error, ValueError) as error:

@@ -24,7 +24,7 @@ Field = tuple[int, int, int | bytes]
 
 
 def fields(data: bytes, base: int = 0) -> Iterator[tuple[int, int, int | bytes, int]]:
-    """Yield (number, wire type, value, position) of each field in order. Positions count from
+    """Yields (number, wire type, value, position) of each field in order. Positions count from
     `base`.
 
     Raises DecodeError.
@@ -58,7 +58,7 @@ def fields(data: bytes, base: int = 0) -> Iterator[tuple[int, int, int | bytes, 
 
 
 def varint(data: bytes, position: int, base: int = 0) -> tuple[int, int]:
-    """Return an unsigned integer and the position after it. Raises DecodeError."""
+    """Returns an unsigned integer and the position after it. Raises DecodeError."""
     start, result, shift = position, 0, 0
     while True:
         if position >= len(data):
@@ -74,12 +74,12 @@ def varint(data: bytes, position: int, base: int = 0) -> tuple[int, int]:
 
 
 def float32(value: bytes) -> float:
-    """Decode a FIXED32 value as a float."""
+    """Decodes a FIXED32 value as a float."""
     found: float = _FLOAT.unpack(value)[0]
     return found
 
 
 def float64(value: bytes) -> float:
-    """Decode a FIXED64 value as a double."""
+    """Decodes a FIXED64 value as a double."""
     found: float = _DOUBLE.unpack(value)[0]
     return found

@@ -86,7 +86,7 @@ class Payload:
 
 
 def parse_payload(data: bytes) -> Payload:
-    """Parse a payload, also one that Tahu has compressed. Raises DecodeError."""
+    """Parses a payload, also one that Tahu has compressed. Raises DecodeError."""
     payload = _parse_fields(data)
     if payload.format == COMPRESSED:
         inner = _parse_fields(inflated(payload.body, "Sparkplug B"))
@@ -150,7 +150,7 @@ def _parse_metric(data: bytes, base: int) -> Metric:
 
 
 def _quality(properties: bytes, base: int) -> int | None:
-    """Return the quality in a set of properties, or None if it has none."""
+    """Returns the quality in a set of properties, or None if it has none."""
     names: list[str] = []
     values: list[int | None] = []
     for number, wire, value, position in fields(properties, base):
@@ -164,13 +164,13 @@ def _quality(properties: bytes, base: int) -> int | None:
 
 
 def is_bad(quality: int) -> bool:
-    """Return whether a value of this quality is none: 0 is bad, 64 uncertain, 192 good, 500
+    """Returns whether a value of this quality is none: 0 is bad, 64 uncertain, 192 good, 500
     stale."""
     return not 64 <= quality < 256
 
 
 def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth: int = 1) -> None:
-    """Add the readings of one metric, several for a template. Raises DecodeError."""
+    """Adds the readings of one metric, several for a template. Raises DecodeError."""
     name = own_name(name)
     first = len(decoded.names)
     if metric.is_null or metric.kind == 0:
@@ -189,7 +189,7 @@ def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth
 
 
 def value_of(metric: Metric, datatype: int) -> float | int | str | bool:
-    """Return the value of a metric that is not null and no template. Raises DecodeError."""
+    """Returns the value of a metric that is not null and no template. Raises DecodeError."""
     kind, raw = metric.kind, metric.raw
     if kind == BOOLEAN_VALUE:
         return bool(raw)
@@ -217,7 +217,7 @@ def value_of(metric: Metric, datatype: int) -> float | int | str | bool:
 
 
 def signed(raw: int, datatype: int) -> int:
-    """Return a signed value. On the wire it is an unsigned number of 32 or 64 bits, or of its own
+    """Returns a signed value. On the wire it is an unsigned number of 32 or 64 bits, or of its own
     width."""
     bits = _SIGNED_BITS.get(datatype)
     if bits is None:
@@ -258,7 +258,7 @@ def _parse_parameter(data: bytes, base: int) -> tuple[str, Metric]:
 
 
 def dataset_text(data: bytes, base: int = 0) -> str:
-    """Return a data set as JSON: {"columns": [...], "rows": [[...], ...]}. Raises DecodeError."""
+    """Returns a data set as JSON: {"columns": [...], "rows": [[...], ...]}. Raises DecodeError."""
     columns: list[str] = []
     types: list[int] = []
     rows: list[list[Any]] = []
@@ -303,7 +303,7 @@ _INF: Final = float("inf")
 
 
 def array_text(data: bytes, datatype: int) -> str:
-    """Return the bytes of an array type (little-endian, packed) as a JSON list. Raises
+    """Returns the bytes of an array type (little-endian, packed) as a JSON list. Raises
     DecodeError."""
     code = _ARRAYS.get(datatype)
     if code is not None:
@@ -328,7 +328,7 @@ def array_text(data: bytes, datatype: int) -> str:
 
 
 def _check_length(count: int) -> None:
-    """Check the number of values. As text a value may be forty times as long as in the payload.
+    """Checks the number of values. As text a value may be forty times as long as in the payload.
 
     Raises DecodeError.
     """

@@ -36,20 +36,20 @@ _PRESENCE_FIELDS: Final = {"online": True, "connected": True, "status": False,
 
 
 def number(text: str) -> float | int | None:
-    """Parse a decimal number. Hexadecimal digits, underscores and NaN are not accepted."""
+    """Parses a decimal number. Hexadecimal digits, underscores and NaN are not accepted."""
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def boolean(text: str) -> bool | None:
-    """Parse a word for true or false."""
+    """Parses a word for true or false."""
     folded = text.lower()
     return True if folded in _TRUE else False if folded in _FALSE else None
 
 
 def decode_number(payload: bytes, metric: str = VALUE) -> Decoded:
-    """Decode a number or a boolean. Raises DecodeError."""
+    """Decodes a number or a boolean. Raises DecodeError."""
     text = utf8(payload).strip()
     if len(text) > TEXT_LENGTH_MAX:
         raise DecodeError(
@@ -66,7 +66,7 @@ def decode_number(payload: bytes, metric: str = VALUE) -> Decoded:
 
 
 def decode_text(payload: bytes, metric: str = VALUE, *, keeps_text: bool = True) -> Decoded:
-    """Decode a text of printable characters, which may also be a number or a boolean.
+    """Decodes a text of printable characters, which may also be a number or a boolean.
 
     The text is kept in each case with `keeps_text`, and otherwise where the value has less: a word
     such as `off` has its text too, so that one topic's texts stay texts. Raises DecodeError.
@@ -78,7 +78,7 @@ def decode_text(payload: bytes, metric: str = VALUE, *, keeps_text: bool = True)
 
 
 def add_text(decoded: Decoded, metric: str, text: str, *, keeps_text: bool = False) -> None:
-    """Add the value of a text, see `decode_text`. Raises DecodeError."""
+    """Adds the value of a text, see `decode_text`. Raises DecodeError."""
     value: float | int | bool | str | None = plain_value(text)
     if value is None:
         if len(text) > TEXT_LENGTH_MAX:
@@ -95,18 +95,18 @@ def add_text(decoded: Decoded, metric: str, text: str, *, keeps_text: bool = Fal
 
 
 def plain_value(text: str) -> float | int | bool | None:
-    """Parse a number or a word for true or false. None: the text is neither, or may be a name."""
+    """Parses a number or a word for true or false. None: the text is neither, or may be a name."""
     value = None if _IDENTIFIER.fullmatch(text) else number(text)
     return boolean(text) if value is None else value
 
 
 def is_word(value: object, text: str) -> bool:
-    """Return whether a boolean came from a word such as `off`, which may have others beside it."""
+    """Returns whether a boolean came from a word such as `off`, which may have others beside it."""
     return type(value) is bool and text.lower() not in _JSON_TRUTHS
 
 
 def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:
-    """Decode a payload by its look: JSON if it begins like an object, a list or a text of JSON,
+    """Decodes a payload by its look: JSON if it begins like an object, a list or a text of JSON,
     else a text. Raises DecodeError."""
     begin = payload.lstrip(b" \t\r\n")[:1]
     if begin in (b"{", b"["):
@@ -120,7 +120,7 @@ def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:
 
 
 def decode_status(payload: bytes, fields: Fields, *, any_word: bool = True) -> Decoded:
-    """Decode online or offline: a word, a number, or a field of a JSON object, whose other fields
+    """Decodes online or offline: a word, a number, or a field of a JSON object, whose other fields
     are readings.
 
     Without `any_word`, only words that mean nothing else count: a heat pump that is `off` is
@@ -146,7 +146,7 @@ def decode_status(payload: bytes, fields: Fields, *, any_word: bool = True) -> D
 
 
 def _presence_in(document: dict[str, Any], any_word: bool) -> tuple[str, bool | None]:
-    """Return the field that says whether the device is online, and the state."""
+    """Returns the field that says whether the device is online, and the state."""
     for name in _STATUS_FIELDS if any_word else _PRESENCE_FIELDS:
         is_any = any_word or _PRESENCE_FIELDS[name]
         state = presence(str(document.get(name, "")), is_any)
@@ -156,7 +156,7 @@ def _presence_in(document: dict[str, Any], any_word: bool) -> tuple[str, bool | 
 
 
 def presence(text: str, any_word: bool = True) -> bool | None:
-    """Parse a word for online or offline."""
+    """Parses a word for online or offline."""
     folded = text.lower()
     if folded in (_ONLINE if any_word else _PRESENT):
         return True

@@ -36,7 +36,7 @@ _ODD_SECONDS: Final = re.compile(r"^(.{11})(24:00:00|23:59:60|\d\d:\d\d:60)(.*)$
 def parse_time(
     value: Any, zone: ZoneInfo | None = None, near_us: int = 0, time_format: str | None = None
 ) -> int | None:
-    """Return microseconds since 1970 UTC, or None for a value that is no time.
+    """Returns microseconds since 1970 UTC, or None for a value that is no time.
 
     The size of a number determines its unit: seconds (also with a fraction) below 1e11, then
     milliseconds, microseconds below 1e17, nanoseconds. A text is such a number, ISO 8601, or
@@ -63,7 +63,7 @@ def parse_time(
 
 
 def parse_times(values: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Apply `parse_time` to each value. The second array says which values are times."""
+    """Applies `parse_time` to each value. The second array says which values are times."""
     kinds = set(map(type, values))
     try:
         if kinds == {int}:
@@ -145,7 +145,7 @@ def _from_text(text: str, zone: ZoneInfo | None, near_us: int) -> int | None:
 
 
 def _as_iso(text: str) -> str:
-    """Return a time of another format as ISO 8601, or an empty text."""
+    """Returns a time of another format as ISO 8601, or an empty text."""
     if _BASIC.fullmatch(text):
         return text
     match = _DATE.fullmatch(text)
@@ -171,7 +171,7 @@ def _as_iso(text: str) -> str:
 
 
 def _with_offset(text: str) -> str:
-    """Return a time without the name of a zone: `Z[UTC]`, ` UTC`, ` GMT`."""
+    """Returns a time without the name of a zone: `Z[UTC]`, ` UTC`, ` GMT`."""
     text = text.split("[", 1)[0]
     for name in (" UTC", " GMT"):
         if text.endswith(name):
@@ -180,7 +180,7 @@ def _with_offset(text: str) -> str:
 
 
 def _microseconds(found: datetime, zone: ZoneInfo | None, near_us: int) -> int:
-    """Return the time of a datetime, which is of `zone` or UTC if it has no zone itself."""
+    """Returns the time of a datetime, which is of `zone` or UTC if it has no zone itself."""
     if found.tzinfo is not None:
         return (found - _EPOCH) // _MICROSECOND
     if zone is None:

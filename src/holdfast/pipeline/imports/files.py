@@ -39,7 +39,7 @@ class TopicCount:
         self._hashes: set[int] = set()
 
     def add(self, topic: str) -> None:
-        """Count a topic, if it is new and there are few."""
+        """Counts a topic, if it is new and there are few."""
         if len(self._hashes) <= TOPICS_MAX:
             self._hashes.add(hash(topic))
 
@@ -65,7 +65,7 @@ class FileImport:
     _stamp: tuple[int, int] = (0, 0)
 
     def check(self) -> None:
-        """Read the file without sending anything. Raises ImportFailed if it cannot be read."""
+        """Reads the file without sending anything. Raises ImportFailed if it cannot be read."""
         self.kind = self.kind or kind_of(self.path)
         self._stamp = self._stat()
         self._digest = self._hash()
@@ -79,7 +79,7 @@ class FileImport:
                 self.topics.add(message[0])
 
     def publish(self, options: Mapping[str, str]) -> int:
-        """Publish the good rows, and return their number when the broker has them all.
+        """Publishes the good rows, and returns their number when the broker has them all.
 
         `options` are those of the sink. Raises ImportFailed.
         """

@@ -32,7 +32,7 @@ class JsonList:
         self._at = 0
 
     def items(self) -> Iterator[str]:
-        """Yield the JSON text of each item. Raises BadList."""
+        """Yields the JSON text of each item. Raises BadList."""
         number = 0
         self._skip("[", number)
         is_empty = self._next() == "]"
@@ -77,7 +77,7 @@ class JsonList:
         self._at += 1
 
     def _next(self) -> str:
-        """Return the next character that is no space. Empty: the end."""
+        """Returns the next character that is no space. Empty: the end."""
         while True:
             match = _SPACE.match(self._text, self._at)
             self._at = match.end() if match is not None else self._at
@@ -87,7 +87,7 @@ class JsonList:
                 return ""
 
     def _more(self) -> bool:
-        """Read as much again as is in memory, so that a long item is parsed few times."""
+        """Reads as much again as is in memory, so that a long item is parsed few times."""
         rest = self._text[self._at :]
         part = self._file.read(max(READ_CHARACTERS, len(rest)))
         self._text, self._at = rest + part, 0

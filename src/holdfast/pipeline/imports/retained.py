@@ -56,7 +56,7 @@ class RetainedSubscriber:
         self._has_failed = Event()
 
     def on_message(self, message: Message) -> None:
-        """Take a message. A list of those that wait would need a bound, and a client that stops to
+        """Takes a message. A list of those that wait would need a bound, and a client that stops to
         read at its bound never sees the SUBACK behind them."""
         if not message.retain or not message.payload or self._failure is not None:
             return
@@ -67,12 +67,12 @@ class RetainedSubscriber:
         self._last_at = time.monotonic()
 
     def fail(self, error: Exception) -> None:
-        """End the wait with an error."""
+        """Ends the wait with an error."""
         self._failure = self._failure or error
         self._has_failed.set()
 
     def read(self, client: Client, filters: Sequence[str]) -> None:
-        """Subscribe and return after the last retained message. Raises ClientError and
+        """Subscribes and returns after the last retained message. Raises ClientError and
         ImportFailed."""
         for each in filters:
             client.subscribe((each, 1))
@@ -86,7 +86,7 @@ class RetainedSubscriber:
 def read_retained(
     sink: SinkOptions, filters: Sequence[str], quiet_s: float, take: Take, clear: Callable[[], None]
 ) -> None:
-    """Call `take` for each retained message of the first server of some options. `clear` begins
+    """Calls `take` for each retained message of the first server of some options. `clear` begins
     another attempt.
 
     Raises ImportFailed.
@@ -126,7 +126,7 @@ def _client(sink: SinkOptions, server: Server, level: int, reader: RetainedSubsc
 def import_retained(
     source: Mapping[str, str], target: Mapping[str, str], filters: list[str], quiet_s: float
 ) -> RetainedImport:
-    """Publish the retained messages of one broker at another, both given by options of the sink.
+    """Publishes the retained messages of one broker at another, both given by options of the sink.
 
     Raises ImportFailed.
     """

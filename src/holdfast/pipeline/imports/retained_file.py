@@ -40,7 +40,7 @@ class RetainedFile:
         return int(count)
 
     def put(self, topic: str, payload: bytes) -> None:
-        """Add a message, or replace that of its topic. Raises ImportFailed if there are too many
+        """Adds a message, or replaces that of its topic. Raises ImportFailed if there are too many
         bytes."""
         self.bytes_left -= len(topic) + len(payload)
         if self.bytes_left < 0:
@@ -52,20 +52,20 @@ class RetainedFile:
             self._db.execute("INSERT OR REPLACE INTO retained VALUES (?, ?)", (topic, payload))
 
     def drop(self, topic: str, payload: bytes) -> None:
-        """Remove the message of a topic if it has this payload."""
+        """Removes the message of a topic if it has this payload."""
         with _explained():
             self._db.execute(
                 "DELETE FROM retained WHERE topic = ? AND payload = ?", (topic, payload)
             )
 
     def clear(self) -> None:
-        """Remove all messages."""
+        """Removes all messages."""
         self.bytes_left = BYTES_MAX
         with _explained():
             self._db.execute("DELETE FROM retained")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all messages in batches with the columns of the sink."""
+        """Yields all messages in batches with the columns of the sink."""
         topics: list[str] = []
         payloads: list[bytes] = []
         size = 0
@@ -82,7 +82,7 @@ class RetainedFile:
 
 
 def message_batch(topics: list[str], payloads: list[bytes]) -> pa.RecordBatch:
-    """Return messages as the rows of the sink."""
+    """Returns messages as the rows of the sink."""
     columns = [pa.array(topics, pa.string()), pa.array(payloads, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, names=["topic", "payload"])
 

@@ -42,7 +42,7 @@ NumberedRow = tuple[int, Row | BadRow]
 
 
 def read_rows(path: Path, kind: str) -> Iterator[NumberedRow]:
-    """Yield the rows of a file. Raises ImportFailed if it cannot be read."""
+    """Yields the rows of a file. Raises ImportFailed if it cannot be read."""
     try:
         yield from READERS[kind](path)
     except (OSError, EOFError, zlib.error, pa.ArrowException, *VALUES) as error:
@@ -51,7 +51,7 @@ def read_rows(path: Path, kind: str) -> Iterator[NumberedRow]:
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of a file by its name. Raises ImportFailed."""
+    """Returns the kind of a file by its name. Raises ImportFailed."""
     suffixes = [each.lower() for each in path.suffixes if each.lower() != ".gz"]
     kind = KINDS.get(suffixes[-1] if suffixes else "")
     if kind is None:
@@ -161,7 +161,7 @@ def _is_utf8(values: list[str]) -> bool:
 
 
 def csv_value(text: str) -> Any:
-    """Return a field of CSV as a number, a truth value, null if it is empty, or a text."""
+    """Returns a field of CSV as a number, a truth value, null if it is empty, or a text."""
     if text in WORDS:
         return WORDS[text]
     match = NUMBER.fullmatch(text)
@@ -190,7 +190,7 @@ def _parquet(path: Path) -> Iterator[NumberedRow]:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch of the usual size as it is, and another one row by row: lists may be longer
+    """Yields a batch of the usual size as it is, and another one row by row: lists may be longer
     than in the mean."""
     if batch.num_rows <= 1 or batch.nbytes <= BATCH_BYTES:
         yield batch
@@ -204,7 +204,7 @@ def _opened(path: Path) -> GzipFile | BufferedReader:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it. Raises BadRow for bytes and durations."""
+    """Returns a value as JSON has it. Raises BadRow for bytes and durations."""
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, date | time):
@@ -223,7 +223,7 @@ def plain(value: Any) -> Any:
 
 
 def iso(at: datetime) -> str:
-    """Return a time in UTC to the microsecond. A time without a zone is UTC."""
+    """Returns a time in UTC to the microsecond. A time without a zone is UTC."""
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     return at.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 

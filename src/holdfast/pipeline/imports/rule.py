@@ -46,7 +46,7 @@ class ImportRule:
             raise ImportFailed(f"--topic {self.topic}: a field is written as {{name}}")
 
     def message(self, row: Row) -> tuple[str, bytes]:
-        """Return the topic and payload of a row. Raises BadRow."""
+        """Returns the topic and payload of a row. Raises BadRow."""
         return self._topic(row), self._payload(row)
 
     def _fields(self) -> Iterator[str]:
@@ -56,7 +56,7 @@ class ImportRule:
         is_all = _FIELD.fullmatch(self.topic) is not None
 
         def level(match: re.Match[str]) -> str:
-            """Return the levels of the topic that one field gives."""
+            """Returns the levels of the topic that one field gives."""
             value = _value(row, match[1])
             if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
                 raise BadRow(f"{match[1]} is {_shown(value)}, which is no part of a topic")

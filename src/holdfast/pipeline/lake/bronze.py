@@ -72,28 +72,28 @@ class Bronze:
         """The end of the log at the last look."""
 
     def close(self) -> None:
-        """Close the connection to the log."""
+        """Closes the connection to the log."""
         self._access.close()
 
     def position(self) -> Offsets:
-        """Return the position in the log up to which the table has it. Empty before the first
+        """Returns the position in the log up to which the table has it. Empty before the first
         step."""
         last = self.engine.log(RECORDS).last()
         return offsets.from_json(last.offsets) if last is not None else {}
 
     def target(self) -> Offsets:
-        """Return the current end of the log."""
+        """Returns the current end of the log."""
         self.end = {p: bound.end for p, bound in self._access.bounds().items()}
         return self.end
 
     def lag(self) -> int:
-        """Return the number of offsets between the table and the end of the log at the last
+        """Returns the number of offsets between the table and the end of the log at the last
         look."""
         position = self.position()
         return sum(max(0, end - position.get(p, 0)) for p, end in self.end.items())
 
     def step(self, target: Offsets | None = None) -> Commit | None:
-        """Append up to `records_max` records, none at or above `target`.
+        """Appends up to `records_max` records, none at or above `target`.
 
         Returns None if the log has no new record. Raises DataLossError and the errors of the
         source.
@@ -134,7 +134,7 @@ class Bronze:
         )
 
     def replace(self, days: Days) -> Commit:
-        """Read some days of the log again and replace them in one commit. The position stays.
+        """Reads some days of the log again and replaces them in one commit. The position stays.
 
         Raises LakeError if the log does not have all of them any more, and the errors of the
         source.
@@ -175,7 +175,7 @@ class Bronze:
     def _offsets_of(
         self, days: Days, removed: Sequence[File], bounds: Mapping[int, PartitionBounds]
     ) -> list[OffsetRange]:
-        """Return the ranges of the log that have the records of some days, and those of the files
+        """Returns the ranges of the log that have the records of some days, and those of the files
         that are replaced.
 
         Both are needed: a clock that was set back puts a record of Monday behind those of Tuesday,
@@ -203,7 +203,7 @@ class Bronze:
         return found
 
     def _first_day(self, bounds: Mapping[int, PartitionBounds]) -> str:
-        """Say which days the log has completely."""
+        """Says which days the log has completely."""
         cut = {p: bound.first for p, bound in bounds.items() if 0 < bound.first < bound.end}
         low, high = 0, time.time_ns() // (1000 * DAY_US) + 1
         while low < high:
@@ -216,7 +216,7 @@ class Bronze:
         return f"It has all of the days from {date(1970, 1, 1) + timedelta(days=low)} on"
 
     def _check_log(self, step: Step) -> None:
-        """Check that the log is the one that the table was made from. Raises LakeError.
+        """Checks that the log is the one that the table was made from. Raises LakeError.
 
         Offsets of two logs are alike. So without this check, rows of one log would follow those of
         another without a word. A node that joins a cluster gets another kind of identity. `_begin`
@@ -238,7 +238,7 @@ class Bronze:
         return (options.starting_offsets, options.starting_timestamp_us) != (None, None)
 
     def _begin(self, step: Step, bounds: Mapping[int, PartitionBounds]) -> Offsets:
-        """Return the position at which the step begins. Raises LakeError if the table has messages
+        """Returns the position at which the step begins. Raises LakeError if the table has messages
         that the log has lost, because it was restored."""
         last = step.last
         if last is not None:
@@ -275,7 +275,7 @@ class Bronze:
     def _write(
         self, ranges: list[OffsetRange], spec: WriteSpec
     ) -> tuple[list[str], list[OffsetRange]]:
-        """Write the ranges, and return the files and the ranges that the log did not have after
+        """Writes the ranges, and returns the files and the ranges that the log did not have after
         all."""
         options = self.options
         records = sum(each.records for each in ranges)
@@ -314,7 +314,7 @@ class Bronze:
 def dated(
     options: SourceOptions, works: Iterable[ReadWork], skipped: list[OffsetRange]
 ) -> Iterator[pa.RecordBatch]:
-    """Read some work inside a task, and yield its rows with the column `date`.
+    """Reads some work inside a task, and yields its rows with the column `date`.
 
     The missing ranges are appended to `skipped`.
     """

@@ -36,7 +36,7 @@ class Catalog:
         """The functions that add a package's own parts to a report (report/report.py)."""
 
     def table(self, name: str) -> Table:
-        """Return a table by name. Raises TableError if there is none."""
+        """Returns a table by name. Raises TableError if there is none."""
         if name not in self.tables:
             raise TableError(
                 f"there is no table {name}; there are {', '.join(self.names())}, and those of your "
@@ -45,15 +45,15 @@ class Catalog:
         return self.tables[name]
 
     def names(self) -> list[str]:
-        """Return the names of all tables in order, `records` first."""
+        """Returns the names of all tables in order, `records` first."""
         return [RECORDS, *self.tables]
 
     def is_gold(self, name: str) -> bool:
-        """Return whether a table with this name is declared and gold."""
+        """Returns whether a table with this name is declared and gold."""
         return name in self.tables and self.tables[name].layer == "gold"
 
     def chosen(self, what: Sequence[str]) -> list[str]:
-        """Return the tables that layers, names and `all` select, in order. Raises TableError."""
+        """Returns the tables that layers, names and `all` select, in order. Raises TableError."""
         result = set()
         for word in what:
             if word == "all":
@@ -72,7 +72,7 @@ class Catalog:
         return [name for name in self.names() if name in result]
 
     def derived_from(self, name: str) -> list[str]:
-        """Return a table and all tables made from it, directly or not, in order."""
+        """Returns a table and all tables made from it, directly or not, in order."""
         found = {name}
         for table in self.tables.values():
             if table.source in found:
@@ -103,7 +103,7 @@ def _explain(waiting: Mapping[str, Table], tables: Mapping[str, Table]) -> None:
 
 
 def load_catalog(sources: Sequence[str | Path] = (), tables: Sequence[Table] = ()) -> Catalog:
-    """Return the catalogue of the user's tables and the built-in ones.
+    """Returns the catalogue of the user's tables and the built-in ones.
 
     `sources` are Python files and names of packages. A user's table replaces a built-in one of the
     same name, and one of `tables` replaces one of the sources. Raises TableError, which names the
@@ -126,7 +126,7 @@ def load_catalog(sources: Sequence[str | Path] = (), tables: Sequence[Table] = (
 
 
 def load_tables(source: str | Path) -> list[Table]:
-    """Return the tables that a Python file or a package declares.
+    """Returns the tables that a Python file or a package declares.
 
     They are the tables of its list TABLES, or else every Table among its names. Raises TableError.
     """
@@ -150,7 +150,7 @@ def _declared(source: str | Path, module: ModuleType) -> list[Table]:
 
 
 def _check_all_listed(source: str | Path, module: ModuleType, tables: Sequence[Table]) -> None:
-    """Check that TABLES has every Table that the file itself makes. Raises TableError."""
+    """Checks that TABLES has every Table that the file itself makes. Raises TableError."""
     names = {table.name for table in tables}
     for variable, found in vars(module).items():
         if isinstance(found, Table) and found.name not in names:
@@ -193,7 +193,7 @@ def _load(source: str) -> ModuleType:
 
 
 def _send_by_value(module: object) -> None:
-    """Make Spark send the functions of this file to tasks as code, because the workers do not have
+    """Makes Spark send the functions of this file to tasks as code, because the workers do not have
     the file."""
     from pyspark import cloudpickle
 

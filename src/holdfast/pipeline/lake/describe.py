@@ -15,7 +15,7 @@ from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Column
 
 
 def described(catalog: Catalog, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return the descriptions of all tables, or of some. Raises TableError for an unknown name."""
+    """Returns the descriptions of all tables, or of some. Raises TableError for an unknown name."""
     everything = [
         _entry(RECORDS, "bronze", "the log", RECORDS_DESCRIPTION, RECORDS_COLUMNS, ("date",), ())
     ]

@@ -77,7 +77,7 @@ def _every(_: File) -> bool:
 
 
 def do_nothing(_: str) -> None:
-    """Do nothing: the default of `Engine.reached`."""
+    """Does nothing: the default of `Engine.reached`."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Engine:
     logs: dict[str, CommitLog] = field(default_factory=dict)
 
     def log(self, table: str) -> CommitLog:
-        """Return the commit log of a table, made on first use."""
+        """Returns the commit log of a table, made on first use."""
         if table not in self.logs:
             self.logs[table] = CommitLog(self.lake, table)
         return self.logs[table]
@@ -101,7 +101,7 @@ class Engine:
     def frame(
         self, columns: Sequence[tuple[str, str]], files: Sequence[File], table: str
     ) -> DataFrame:
-        """Return the rows of some files of a table. A column that a file lacks is null there."""
+        """Returns the rows of some files of a table. A column that a file lacks is null there."""
         schema = struct_type(columns)
         if not files:
             return self.spark.createDataFrame([], schema)
@@ -138,7 +138,7 @@ class Step:
         """Whether the commit has a staged file of rows or quarantine. Others are thrown away."""
 
     def exchange_directory(self) -> str:
-        """Make and return the directory in which the tasks of this step exchange files."""
+        """Makes and returns the directory in which the tasks of this step exchange files."""
         lake, spark = self.engine.lake, self.engine.spark
         if isinstance(lake, ObjectPath) and str(spark.sparkContext.master).startswith("local"):
             self._scratch = tempfile.TemporaryDirectory(prefix="holdfast-step-")
@@ -146,7 +146,7 @@ class Step:
         return self.stage_directory(EXCHANGE)
 
     def stage_directory(self, output: str) -> str:
-        """Make and return the directory for the staged files of one output."""
+        """Makes and returns the directory for the staged files of one output."""
         path = self.engine.lake / self._directory / output
         path.mkdir(parents=True, exist_ok=True)
         return str(path)
@@ -154,7 +154,7 @@ class Step:
     def stage(
         self, output: str, frame: DataFrame, spec: WriteSpec, rows_in: int, *, replaced: bool
     ) -> None:
-        """Compute a frame and write it to staged files of an output.
+        """Computes a frame and writes it to staged files of an output.
 
         `rows_in` are the rows that it is made from. Few rows come to the driver, which writes them.
         """
@@ -165,7 +165,7 @@ class Step:
             return
 
         def write(batches: Iterable[Any]) -> Iterator[Any]:
-            """Write the batches of one Spark task, and yield the files that they are in."""
+            """Writes the batches of one Spark task, and yields the files that they are in."""
             from pyspark import TaskContext
 
             exclude_modules_from_collection()
@@ -178,7 +178,7 @@ class Step:
         self.staged(output, [row[0] for row in rows], replaced=replaced)
 
     def staged(self, output: str, texts: Sequence[str], *, replaced: bool) -> None:
-        """Give the files that tasks have written their final paths.
+        """Gives the files that tasks have written their final paths.
 
         The order of the files depends only on their partitions and on the numbers of the tasks.
         """
@@ -201,7 +201,7 @@ class Step:
     def frame_of(
         self, output: str, columns: Sequence[tuple[str, str]], texts: Sequence[str]
     ) -> DataFrame:
-        """Return the rows of files that tasks have written to a directory of the step and that the
+        """Returns the rows of files that tasks have written to a directory of the step and that the
         commit does not have."""
         found = [msgspec.json.decode(text, type=File) for text in texts]
         at = f"{self._directory}/{output}"
@@ -209,20 +209,20 @@ class Step:
         return self.engine.frame(columns, files, at)
 
     def unstage(self, output: str) -> None:
-        """Leave the staged files of an output out of the commit."""
+        """Leaves the staged files of an output out of the commit."""
         self._staged[output] = []
 
     def keep_state(self) -> None:
-        """Leave the state as the last commit left it."""
+        """Leaves the state as the last commit left it."""
         old = self.last.state if self.last is not None else []
         self._staged[STATE] = [msgspec.structs.replace(file, staged="") for file in old]
 
     def rows(self) -> int:
-        """Return the number of staged rows of the table."""
+        """Returns the number of staged rows of the table."""
         return rows_of(self._staged[ROWS])
 
     def files(self) -> list[File]:
-        """Return the staged files of the table's rows."""
+        """Returns the staged files of the table's rows."""
         return self._staged[ROWS]
 
     def commit(
@@ -240,7 +240,7 @@ class Step:
         replaced: Replaced | None = None,
         released: Sequence[File] = (),
     ) -> Commit:
-        """Record the staged files as the next commit of the table, and apply it.
+        """Records the staged files as the next commit of the table, and applies it.
 
         `replaced` is given by a commit that replaces rows, with the quarantine files that it
         removes.
@@ -294,7 +294,7 @@ class Step:
         return commit
 
     def _make_count(self, commit: Commit) -> None:
-        """Record a commit and apply it. Raises RaceError."""
+        """Records a commit and applies it. Raises RaceError."""
         engine = self.engine
         # The names of the files are synced before the commit is recorded. Otherwise a power failure
         # could keep the commit and lose the files.
@@ -316,7 +316,7 @@ class Step:
 
 
 def recover(engine: Engine, table: str) -> None:
-    """Finish the step that an interrupted run has recorded, and throw away one that it has not.
+    """Finishes the step that an interrupted run has recorded, and throws away one that it has not.
 
     The caller holds the table's lock.
     """
@@ -324,7 +324,7 @@ def recover(engine: Engine, table: str) -> None:
 
 
 def finish(lake: LakePath, store: TableStore, log: CommitLog) -> None:
-    """Recover a table like `recover`, without an engine."""
+    """Recovers a table like `recover`, without an engine."""
     last = log.newest()
     if last is not None:
         before = log.read(last.version - 1) if last.version > 1 else None
@@ -338,7 +338,7 @@ def finish(lake: LakePath, store: TableStore, log: CommitLog) -> None:
 
 
 def _remove_leftovers(work: ObjectPath, version: int) -> None:
-    """Remove what killed drivers have left of steps that can never be recorded.
+    """Removes what killed drivers have left of steps that can never be recorded.
 
     Another driver may be at work, so the step of the next version stays. A step of a version that
     is recorded cannot be recorded again. Its files are removed only after LEFTOVER_S, so that a
@@ -355,7 +355,7 @@ def _remove_leftovers(work: ObjectPath, version: int) -> None:
 
 
 def usable(engine: Engine, table: str) -> Commit | None:
-    """Return the newest commit of a table whose files are all in their places.
+    """Returns the newest commit of a table whose files are all in their places.
 
     Another process may still be moving the files of the last commit. Then the commit before it is
     returned.
@@ -370,7 +370,7 @@ def usable(engine: Engine, table: str) -> Commit | None:
 
 @contextmanager
 def locked(lake: LakePath, tables: Sequence[str]) -> Iterator[None]:
-    """Hold the locks of some tables, so that no other process writes to them.
+    """Holds the locks of some tables, so that no other process writes to them.
 
     Raises LakeError, which names the other process.
     """

@@ -65,7 +65,7 @@ class Grains:
     numbers: Sequence[int]
 
     def rows_in(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of these units."""
+        """Returns the rows of these units."""
         times = rows[self.time].cast(pa.int64())
         numbers = times.fill_null(0).to_numpy() // self.unit_us
         wanted = np.isin(numbers, self.numbers) & times.is_valid().to_numpy(zero_copy_only=False)
@@ -92,7 +92,7 @@ class FoldSpec:
 
 
 def fold_units(spec: FoldSpec, units: Sequence[Unit], prefix: str) -> list[Pair]:
-    """Fold a complete small step inside one task."""
+    """Folds a complete small step inside one task."""
     is_local = isinstance(location(spec.exchange), Path)
     rows = _Held(spec.exchange if is_local else tempfile.gettempdir(), prefix)
     states: list[pa.RecordBatch] = []
@@ -137,7 +137,7 @@ class _Held:
             self._writer.close()
 
     def batches(self) -> list[pa.RecordBatch]:
-        """Return the batches in the order in which they came. Call it after `close`."""
+        """Returns the batches in the order in which they came. Call it after `close`."""
         if self._writer is None:
             return self._batches
         reader = pa.ipc.open_file(pa.memory_map(self._path))
@@ -146,7 +146,7 @@ class _Held:
 
 
 def spread_units(spec: FoldSpec, units: Sequence[Unit], name: str, buckets: int) -> list[Pair]:
-    """Divide some units into buckets inside a task, in the first round."""
+    """Divides some units into buckets inside a task, in the first round."""
     shares = []
     for is_state in (False, True):
         own = [unit for unit in units if unit.is_state == is_state]
@@ -159,7 +159,7 @@ def spread_units(spec: FoldSpec, units: Sequence[Unit], name: str, buckets: int)
 
 
 def _spread(spec: FoldSpec, units: Sequence[Unit], share: TaskShare, buckets: int) -> TaskShare:
-    """Divide the rows of some units into buckets, and write them to one exchange file."""
+    """Divides the rows of some units into buckets, and writes them to one exchange file."""
     writer = None
     place = location(share.path)
     sink: Any = share.path if isinstance(place, Path) else open_new(place)
@@ -187,7 +187,7 @@ def _spread(spec: FoldSpec, units: Sequence[Unit], share: TaskShare, buckets: in
 def _parted(
     batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of each bucket."""
+    """Yields the rows of each bucket."""
     batch = batch.take(pa.array(np.argsort(numbers, kind="stable")))
     ends = np.cumsum(np.bincount(numbers, minlength=buckets)).tolist()
     begin = 0
@@ -200,7 +200,7 @@ def _parted(
 def fold_bucket(
     spec: FoldSpec, shares: Sequence[TaskShare], bucket: int, prefix: str
 ) -> list[Pair]:
-    """Fold one bucket inside a task, in the second round."""
+    """Folds one bucket inside a task, in the second round."""
     found: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}
     for share in shares:
         if bucket in share.buckets:
@@ -236,7 +236,7 @@ def _read(spec: FoldSpec, unit: Unit) -> Iterator[pa.RecordBatch]:
 def _fold(
     spec: FoldSpec, rows: list[pa.RecordBatch], states: list[pa.RecordBatch], prefix: str
 ) -> list[Pair]:
-    """Fold rows with their states, and write the outputs.
+    """Folds rows with their states, and writes the outputs.
 
     If the fold fails, the files stay incomplete and no commit names them.
     """
@@ -286,7 +286,7 @@ class _Outputs:
             self._write_rows()
 
     def _write_rows(self) -> None:
-        """Sort the collected rows and write them as one file, or as one per partition."""
+        """Sorts the collected rows and writes them as one file, or as one per partition."""
         if self._rows:
             table = in_order(pa.Table.from_batches(self._rows), self.spec.keys)
             self._rows, self._count, self._bytes = [], 0, 0

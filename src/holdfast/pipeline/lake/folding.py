@@ -55,7 +55,7 @@ ENCODING: Final = "DELTA_BINARY_PACKED"
 def build_folded(
     engine: Engine, table: Table, step: Step, columns: Names, files: Sequence[File]
 ) -> None:
-    """Fold the new files of the source and stage the outputs.
+    """Folds the new files of the source and stages the outputs.
 
     `columns` are the names and types of the source's columns.
     """
@@ -94,7 +94,7 @@ def fold_grains(
     files: Sequence[File],
     grains: Grains | None,
 ) -> DataFrame:
-    """Fold files of the source, and return the rows of a gold table that are made of the result.
+    """Folds files of the source, and returns the rows of a gold table that are made of the result.
 
     `columns` are the names and types of the source's columns. Only rows of `grains` are folded, or
     all. The folded rows are in files of the step until it ends.
@@ -118,7 +118,7 @@ def fold_grains(
 def _fold_files(
     engine: Engine, spec: FoldSpec, files: Sequence[File], states: Sequence[File]
 ) -> list[Pair]:
-    """Fold files of the source with files of the state, in as many tasks as they are worth."""
+    """Folds files of the source with files of the state, in as many tasks as they are worth."""
     units = [*_units(engine.lake, files, False), *_units(engine.lake, states, True)]
     parallelism: int = engine.spark.sparkContext.defaultParallelism
     buckets = _buckets(files, parallelism)
@@ -134,7 +134,7 @@ def _fold_files(
 
 
 def fold_encodings(table: Table) -> dict[str, str]:
-    """Return the encodings for whole numbers and times, which differ little from row to row."""
+    """Returns the encodings for whole numbers and times, which differ little from row to row."""
     return {
         column.name: ENCODING for column in table.columns if column.type in ("timestamp", "bigint")
     }
@@ -167,7 +167,7 @@ def _buckets(files: Sequence[File], parallelism: int) -> int:
 def _run(
     engine: Engine, tasks: Sequence[Any], work: Callable[[Any, str], list[Pair]]
 ) -> list[Pair]:
-    """Call work(task, name of the attempt) for each task, in a Spark task each."""
+    """Calls work(task, name of the attempt) for each task, in a Spark task each."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

@@ -74,7 +74,7 @@ class AffectedGrains:
         return self.grain.unit == "all"
 
     def of_source(self) -> "AffectedGrains":
-        """Return these grains and those before them that the build also reads."""
+        """Returns these grains and those before them that the build also reads."""
         before = self.grain.before
         if not before:
             return self
@@ -82,12 +82,12 @@ class AffectedGrains:
         return AffectedGrains(self.grain, sorted(wanted))
 
     def of_fold(self) -> Grains | None:
-        """Return the grains as a fold receives them. None: all rows."""
+        """Returns the grains as a fold receives them. None: all rows."""
         unit_us = UNIT_US.get(self.grain.unit)
         return None if unit_us is None else Grains(self.grain.source_time, unit_us, self.values)
 
     def has_file(self, file: File) -> bool:
-        """Return whether a source file may have rows of these grains."""
+        """Returns whether a source file may have rows of these grains."""
         unit_us = UNIT_US.get(self.grain.unit)
         times = file.times.get(self.grain.source_time)
         if unit_us is None:
@@ -106,7 +106,7 @@ class AffectedGrains:
 
 
 def step_gold(engine: Engine, table: Table, days: Days | None = None) -> Commit | None:
-    """Recompute the touched grains of a table, and those of some days.
+    """Recomputes the touched grains of a table, and those of some days.
 
     Returns None if the source has nothing new. Raises LakeError, TableError and the errors of
     Spark.
@@ -151,7 +151,7 @@ def step_gold(engine: Engine, table: Table, days: Days | None = None) -> Commit 
 
 
 def _again(grain: Grain, unseen: Replaced | None, days: Days | None) -> list[Span]:
-    """Return the spans of time whose grains are made again, even if no new file touches them.
+    """Returns the spans of time whose grains are made again, even if no new file touches them.
 
     A grain of removed rows is one. Counter-example: a backfill by other rules leaves no row in an
     hour, and so no new file either. Tables whose grains are no times have one span, for all.
@@ -170,7 +170,7 @@ def _again(grain: Grain, unseen: Replaced | None, days: Days | None) -> list[Spa
 def _sources(
     table: Table, live: Sequence[File], new: Sequence[File], spans: Sequence[Span]
 ) -> list[File]:
-    """Return the source files whose grains are made again: the new ones and those of the spans."""
+    """Returns the source files whose grains are made again: the new ones and those of the spans."""
     grain = _grain(table)
     if not spans or grain.unit not in UNIT_US:
         return list(live if spans else new)
@@ -195,7 +195,7 @@ def _touched(
     own: Sequence[File],
     spans: Sequence[Span],
 ) -> AffectedGrains:
-    """Return the grains that files of the source touch, and the table's own grains in spans."""
+    """Returns the grains that files of the source touch, and the table's own grains in spans."""
     grain = _grain(table)
     if grain.unit == "all":
         return AffectedGrains(grain, [])
@@ -221,7 +221,7 @@ def _touched(
 
 
 def _own_units(grain: Grain, own: Sequence[File], spans: Sequence[Span]) -> Iterator[int]:
-    """Yield the hours or days since 1970 of the table's files that overlap spans."""
+    """Yields the hours or days since 1970 of the table's files that overlap spans."""
     unit_us = UNIT_US[grain.unit]
     for file in own if spans else ():
         day = date.fromisoformat(file.partition["date"] or "")
@@ -235,7 +235,7 @@ def _own_units(grain: Grain, own: Sequence[File], spans: Sequence[Span]) -> Iter
 
 
 def _units_of_files(grain: Grain, files: Sequence[File], most: int) -> tuple[set[int], list[File]]:
-    """Return the hours or days of files that span at most `most`, and the files that span more."""
+    """Returns the hours or days of files that span at most `most`, and the files that span more."""
     unit_us = UNIT_US[grain.unit]
     known, unknown = set[int](), list[File]()
     for file in files:
@@ -269,7 +269,7 @@ def _build(
     live: Sequence[File],
     touched: AffectedGrains,
 ) -> None:
-    """Compute the touched grains and stage one file each."""
+    """Computes the touched grains and stages one file each."""
     grain = touched.grain
     wanted = touched.of_source()
     files = [file for file in live if wanted.has_file(file)]
@@ -303,7 +303,7 @@ def _build(
 
 
 def _order(table: Table, frame: DataFrame) -> list[str]:
-    """Return the keys, and then all other columns that have an order.
+    """Returns the keys, and then all other columns that have an order.
 
     Keys alone are not enough: two rows with equal keys could change places, and the file's bytes
     with them.
@@ -328,7 +328,7 @@ def _has_order(kind: DataType) -> bool:
 def _replaced(
     table: Table, own: Sequence[File], touched: AffectedGrains, step: Step, spans: Sequence[Span]
 ) -> list[str]:
-    """Return the table's files in the touched grains."""
+    """Returns the table's files in the touched grains."""
     if touched.is_whole_table or (spans and touched.grain.unit == "value"):
         return [file.path for file in own]
     wanted = {partition_path(_partition(touched.grain, value)) for value in touched.values}
@@ -337,7 +337,7 @@ def _replaced(
 
 
 def _partition(grain: Grain, value: Any) -> dict[str, str | None]:
-    """Return the partition values of a grain, as the writer makes them."""
+    """Returns the partition values of a grain, as the writer makes them."""
     if grain.unit == "value":
         return dict(zip(grain.columns, map(partition_text, value), strict=True))
     day, hour = divmod(value, 24) if grain.unit == "hour" else (value, None)
@@ -373,7 +373,7 @@ def _own_keys(grain: Grain) -> list[SparkColumn]:
 
 
 def _grain_number(column: str, unit: str) -> SparkColumn:
-    """Return the hours or days since 1970, rounded down, also before 1970.
+    """Returns the hours or days since 1970, rounded down, also before 1970.
 
     Integers are used because floats are not exact for far times.
     """
@@ -386,7 +386,7 @@ def _grain_number(column: str, unit: str) -> SparkColumn:
 def _only(
     engine: Engine, frame: DataFrame, keys: Sequence[SparkColumn], touched: AffectedGrains
 ) -> DataFrame:
-    """Return the rows of a frame that are in some grains."""
+    """Returns the rows of a frame that are in some grains."""
     if touched.is_whole_table:
         return frame
     if len(keys) == 1 and len(touched.values) <= IN_LIST_MAX:

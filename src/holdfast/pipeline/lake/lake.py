@@ -78,7 +78,7 @@ class Lake:
         tables: Sequence[str | Path | Table] = (),
         master: str | None = None,
     ) -> None:
-        """Open a lake. Raises LakeError and TableError.
+        """Opens a lake. Raises LakeError and TableError.
 
         `store` is one of STORES. A lake keeps the store it was made with (default parquet).
         `tables` are further tables, as Python files, packages or declarations. The lake keeps files
@@ -112,13 +112,13 @@ class Lake:
         self._spark = session
 
     def tables(self) -> list[str]:
-        """Return the names of the tables that have been written, and `quarantine` if there is
+        """Returns the names of the tables that have been written, and `quarantine` if there is
         any."""
         written = [name for name in self.catalog.names() if CommitLog(self.path, name).last()]
         return [*written, QUARANTINE] if (self.path / QUARANTINE).is_dir() else written
 
     def table(self, name: str) -> DataFrame:
-        """Return all rows of a table as of its newest commit.
+        """Returns all rows of a table as of its newest commit.
 
         Raises LakeError if it was never written, TableError if there is no such table.
         """
@@ -158,7 +158,7 @@ class Lake:
         source: str | Mapping[str, str] | None = None,
         listener: RunListener | None = None,
     ) -> RunReport:
-        """Bring tables up to date: a layer, `all`, or names.
+        """Brings tables up to date: a layer, `all`, or names.
 
         `source` is where the records come from: `host:adminport[,host:adminport]`, a data
         directory, or options of the data source. The lake remembers it, so it need be given only
@@ -174,7 +174,7 @@ class Lake:
         listener: RunListener | None = None,
         compact_at: int | None = None,
     ) -> Runner:
-        """Return a run that has not begun, for `continuously`. For `compact_at` see Runner."""
+        """Returns a run that has not begun, for `continuously`. For `compact_at` see Runner."""
         words = [what] if isinstance(what, str) else list(what)
         chosen = self.catalog.chosen(words)
         options = source_options(source) if source is not None else self.source()
@@ -189,7 +189,7 @@ class Lake:
         )  # fmt: skip
 
     def source_with(self, given: str | None) -> dict[str, str]:
-        """Return the options of a source that may be given, with those that the lake remembers.
+        """Returns the options of a source that may be given, with those that the lake remembers.
 
         Without its options, a lake of some topics would get all of them. Raises LakeError.
         """
@@ -201,13 +201,13 @@ class Lake:
         )
 
     def catalog_updates(self) -> CatalogUpdates | None:
-        """Return the updates of catalogs that a run of this lake makes."""
+        """Returns the updates of catalogs that a run of this lake makes."""
         return CatalogUpdates(self.path, self.catalog) if isinstance(self.path, Path) else None
 
     def rebuild(
         self, name: str | Sequence[str], *, listener: RunListener | None = None
     ) -> RunReport:
-        """Remove tables and all tables made from them, and build them again.
+        """Removes tables and all tables made from them, and builds them again.
 
         The lake keeps the given declarations, if others were kept. Raises LakeError and TableError.
         """
@@ -224,7 +224,7 @@ class Lake:
         return runner.run_once()
 
     def check_rebuild(self, names: Sequence[str]) -> list[str]:
-        """Return all tables that are built again with some. Raises LakeError and TableError."""
+        """Returns all tables that are built again with some. Raises LakeError and TableError."""
         if RECORDS in names:
             raise LakeError(
                 f"{RECORDS} is not built again: the log may not have all of it any more. Choose "
@@ -237,7 +237,7 @@ class Lake:
         return [each for each in self.catalog.names() if each in found]
 
     def check_tables(self, rebuilt: Collection[str] = ()) -> None:
-        """Check that the given declarations are those that the lake keeps.
+        """Checks that the given declarations are those that the lake keeps.
 
         Others are allowed for tables that are not stored, or that are `rebuilt`.
         Raises LakeError, which says what differs and what to do.
@@ -260,7 +260,7 @@ class Lake:
             )
 
     def redeclared(self, without: Collection[str] = ()) -> list[str]:
-        """Return the stored tables that the given declarations declare otherwise than the kept
+        """Returns the stored tables that the given declarations declare otherwise than the kept
         ones."""
         if self.settings is None or self.settings.tables is None:
             return []  # a lake of an older version
@@ -277,7 +277,7 @@ class Lake:
     def compact(
         self, what: str | Iterable[str] = "all", *, listener: RunListener | None = None
     ) -> dict[str, int]:
-        """Merge the small files of bronze and silver tables: a layer, `all`, or names.
+        """Merges the small files of bronze and silver tables: a layer, `all`, or names.
 
         Returns per table by how many files it has fewer. Raises LakeError and TableError.
         """
@@ -312,7 +312,7 @@ class Lake:
         return [name for name in chosen if not self.catalog.is_gold(name)]
 
     def register(self, database: str, names: Sequence[str] = ()) -> list[tuple[str, int]]:
-        """Register tables of a parquet lake in the catalog of the Spark session: all, or some.
+        """Registers tables of a parquet lake in the catalog of the Spark session: all, or some.
 
         Returns each with its version. Raises LakeError and TableError.
         """
@@ -328,14 +328,14 @@ class Lake:
         return list(register_in_spark(self.spark, place, self.catalog, source, database, names))
 
     def status(self, *, ask_servers: bool = True, with_hints: bool = True) -> LakeStatus:
-        """Return the state of each table. With `ask_servers` it includes the end of the log, which
+        """Returns the state of each table. With `ask_servers` it includes the end of the log, which
         takes a request."""
         return lake_status(
             self.path, self.catalog, self.source(), ask_servers=ask_servers, with_hints=with_hints
         )
 
     def backlog(self, what: Sequence[str], source: Mapping[str, str]) -> tuple[int | None, str]:
-        """Return how many offsets and rows the chosen tables lack, 0 if a run has nothing to do,
+        """Returns how many offsets and rows the chosen tables lack, 0 if a run has nothing to do,
         and a hint about messages that are not stored.
 
         None if the number is not known. No Spark is started. Raises TableError.
@@ -356,7 +356,7 @@ class Lake:
         return max(rows, 1), status.qos0_hint
 
     def _is_changed(self, name: str) -> bool:
-        """Return whether a run changes a table that has no new rows: it finishes a step, or the
+        """Returns whether a run changes a table that has no new rows: it finishes a step, or the
         declaration is another one."""
         work = self.path / WORK / name
         if work.is_dir() and any(work.iterdir()):
@@ -368,15 +368,15 @@ class Lake:
             return True  # the run reports it
 
     def source(self) -> dict[str, str]:
-        """Return the last given source of the records, or an empty dict."""
+        """Returns the last given source of the records, or an empty dict."""
         return dict(self.settings.source) if self.settings is not None else {}
 
     def engine(self) -> Engine:
-        """Return an engine that can read and write the tables."""
+        """Returns an engine that can read and write the tables."""
         return Engine(self.spark, self.path, self._store(), do_nothing)
 
     def writing_engine(self) -> Engine:
-        """Return an engine for a session whose time zone is UTC.
+        """Returns an engine for a session whose time zone is UTC.
 
         Hours and days of tables are those of UTC. In another zone the partitions of a grain would
         be wrong. Raises LakeError.
@@ -397,7 +397,7 @@ class Lake:
         return open_store(self.store_name, self.path, lambda: self.spark)
 
     def remember(self, source: Mapping[str, str], unfinished: str | None = None) -> None:
-        """Store the source of the records, which the lake is made from, with its settings.
+        """Stores the source of the records, which the lake is made from, with its settings.
 
         `unfinished` is the command of a backfill that begins, or empty at its end.
         """

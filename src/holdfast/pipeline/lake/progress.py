@@ -52,14 +52,14 @@ class RunProgress(RunListener):
         self._lock = threading.Lock()
 
     def making(self, table: str, number: int, of: int) -> None:
-        """Show on a terminal which table is made."""
+        """Shows on a terminal which table is made."""
         if self.terminal and not self.quiet:
             with self._lock:
                 self._stage = f"table {number} of {of}, {table}"
                 self._print(self.line(self.clock()), over=True)
 
     def committed(self, commit: Commit, lag: int | None) -> None:
-        """Count the rows of a commit, and print a line if one is due."""
+        """Counts the rows of a commit, and prints a line if one is due."""
         with self._lock:
             now = self.clock()
             name = commit.table
@@ -77,7 +77,7 @@ class RunProgress(RunListener):
                 self._print(self.line(now), over=self.terminal)
 
     def failed(self, table: str, error: BaseException, retry_s: float | None) -> None:
-        """Print the failure of a table."""
+        """Prints the failure of a table."""
         then = "given up" if retry_s is None else f"tried again in {retry_s:.0f} s"
         with self._lock:
             self.errors[table] = error_text(error)
@@ -85,7 +85,7 @@ class RunProgress(RunListener):
             self._print(f"{what} failed ({then}): {error_text(error)}", over=False)
 
     def line(self, now: float) -> str:
-        """Return the progress line at a time."""
+        """Returns the progress line at a time."""
         while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
             self._recent.popleft()
         window_s = max(0.5, min(RATE_WINDOW_S, now - self.began))
@@ -101,7 +101,7 @@ class RunProgress(RunListener):
         return " | ".join(parts)
 
     def finished(self, report: RunReport) -> None:
-        """Print the summary: the rows of each table, and the duration."""
+        """Prints the summary: the rows of each table, and the duration."""
         if self.quiet:
             return
         with self._lock:
@@ -120,7 +120,7 @@ class RunProgress(RunListener):
             self._print(f"{outcome(report)}, in {took_s:.1f} s", over=False)
 
     def _print(self, text: str, *, over: bool) -> None:
-        """Print a line. With `over`, the next line on a terminal overwrites it."""
+        """Prints a line. With `over`, the next line on a terminal overwrites it."""
         if not self.terminal:
             if text:
                 print(text, file=self.stream, flush=True)
@@ -131,7 +131,7 @@ class RunProgress(RunListener):
 
 
 def outcome(report: RunReport) -> str:
-    """Return what a run did, in words."""
+    """Returns what a run did, in words."""
     tables, failed = sum(rows > 0 for rows in report.rows.values()), len(report.errors)
     if not tables and not failed:
         return "nothing new"
@@ -140,7 +140,7 @@ def outcome(report: RunReport) -> str:
 
 
 def skipped_text(skipped: Sequence[Skipped]) -> str:
-    """Describe in one line the offsets that bronze skipped."""
+    """Describes in one line the offsets that bronze skipped."""
     count = sum(each.end - each.first for each in skipped)
     places = [
         f"{each.first} to {each.end} of partition {each.partition}"
@@ -154,7 +154,7 @@ def skipped_text(skipped: Sequence[Skipped]) -> str:
 
 
 def short(number: float) -> str:
-    """Shorten a number: 1234567 becomes 1.2M."""
+    """Shortens a number: 1234567 becomes 1.2M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.1f}{unit}"
@@ -162,7 +162,7 @@ def short(number: float) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the useful lines of an error, because Spark's errors contain the stacks of both
+    """Returns the useful lines of an error, because Spark's errors contain the stacks of both
     sides."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:

@@ -65,7 +65,7 @@ class RunReport:
         return not self.errors
 
     def add(self, commit: Commit) -> None:
-        """Count a commit."""
+        """Counts a commit."""
         for counts, more in (
             (self.commits, 1),
             (self.rows, commit.rows),
@@ -93,7 +93,7 @@ class RunListener:
 
 
 def check_source(chosen: Sequence[str], source: Mapping[str, str] | None) -> None:
-    """Check that a run which reads records has a source. Raises LakeError."""
+    """Checks that a run which reads records has a source. Raises LakeError."""
     if RECORDS in chosen and not source:
         raise LakeError(
             "where do the records come from? Give --from host:adminport of the servers, or a data "
@@ -116,7 +116,7 @@ class Runner:
         *,
         accepted: Callable[[], None] | None = None,
     ) -> None:
-        """Prepare a run.
+        """Prepares a run.
 
         `source` are options of the data source, required if `records` is chosen. A run compacts a
         bronze or silver table when it has `compact_at` more small files than the last compaction
@@ -141,7 +141,7 @@ class Runner:
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """End the run after the current steps."""
+        """Ends the run after the current steps."""
         self._stopping.set()
 
     @property
@@ -150,7 +150,7 @@ class Runner:
         return self._stopping.is_set()
 
     def run_once(self) -> RunReport:
-        """Process everything that exists at the start. Raises LakeError if another run has the
+        """Processes everything that exists at the start. Raises LakeError if another run has the
         tables."""
         with locked(self.engine.lake, self.chosen):
             self._recover()
@@ -161,7 +161,7 @@ class Runner:
         return self.report
 
     def _make_tables(self, names: Sequence[str]) -> None:
-        """Make tables in order, TABLES_AT_ONCE at a time, each after its source."""
+        """Makes tables in order, TABLES_AT_ONCE at a time, each after its source."""
         waiting = list(names)
         going: dict[Future[None], str] = {}
         with ThreadPoolExecutor(TABLES_AT_ONCE, "tables") as pool:
@@ -180,7 +180,7 @@ class Runner:
                     future.result()
 
     def continuously(self, trigger_s: float) -> RunReport:
-        """Run until `stop`, or until every table has failed permanently.
+        """Runs until `stop`, or until every table has failed permanently.
 
         Steps of a table begin `trigger_s` apart, or when the step before has ended if that is
         later.
@@ -209,7 +209,7 @@ class Runner:
         return self.report
 
     def _catalogs_loop(self) -> None:
-        """Update the catalogs until the run stops."""
+        """Updates the catalogs until the run stops."""
         while not self._stopping.wait(CATALOGS_S):
             self._update_catalogs(CATALOGS_S)
 
@@ -290,7 +290,7 @@ class Runner:
             self._failed(name, error, None)
 
     def _bronze_loop(self, trigger_s: float) -> None:
-        """Make steps of bronze until the run stops, with a new connection after an error."""
+        """Makes steps of bronze until the run stops, with a new connection after an error."""
         engine = replace(self.engine, logs={})  # the other thread reads the same commits
         _fair_share(engine, RECORDS)
         bronze: Bronze | None = None
@@ -320,7 +320,7 @@ class Runner:
             bronze.close()
 
     def _tables_loop(self, names: Sequence[str], trigger_s: float) -> None:
-        """Make steps of the other tables in turn until the run stops."""
+        """Makes steps of the other tables in turn until the run stops."""
         _fair_share(self.engine, "tables")
         retries = dict.fromkeys(names, (0.0, RETRY_S))
         while not self.stopping:
@@ -339,8 +339,8 @@ class Runner:
         self._stopping.wait(max(IDLE_S, began + trigger_s - time.monotonic()))
 
     def _try_table(self, name: str, retry_s: float) -> tuple[float, float]:
-        """Make one step, and return the earliest time of the next one and the pause after its next
-        failure."""
+        """Makes one step, and returns the earliest time of the next one and the pause after its
+        next failure."""
         try:
             self._table_step(self.engine, self.catalog.table(name))
         except FATAL as error:
@@ -366,7 +366,7 @@ class Runner:
 
 
 def _fair_share(engine: Engine, pool: str) -> None:
-    """Put this thread's Spark jobs into a pool, so that they do not wait for those of the other
+    """Puts this thread's Spark jobs into a pool, so that they do not wait for those of the other
     thread.
 
     It has an effect if the session's scheduler is FAIR.

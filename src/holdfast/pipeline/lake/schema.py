@@ -50,7 +50,7 @@ _SIMPLE_STRUCT: Final = re.compile(r"struct<\w+: \w+(, \w+: \w+)*>", re.ASCII)
 
 
 def quarantine_columns() -> tuple[Column, ...]:
-    """Return the columns of the stored quarantine table."""
+    """Returns the columns of the stored quarantine table."""
     return (
         *QUARANTINE_COLUMNS,
         Column("table", "string", "whose build it was"),
@@ -59,19 +59,19 @@ def quarantine_columns() -> tuple[Column, ...]:
 
 
 def stored_columns(table: Table) -> tuple[Column, ...]:
-    """Return the declared columns, and those that the grain adds."""
+    """Returns the declared columns, and those that the grain adds."""
     unit = table.grain.unit if table.grain is not None else None
     extra = {"hour": (DATE, HOUR), "day": (DATE,)}.get(unit or "", ())
     return (*table.columns, *extra)
 
 
 def names_of(columns: Iterable[Column]) -> list[tuple[str, str]]:
-    """Return the names and types of columns."""
+    """Returns the names and types of columns."""
     return [(column.name, column.type) for column in columns]
 
 
 def struct_type(columns: Names) -> Any:
-    """Return Spark's StructType of columns. Raises TableError for a type that Spark does not
+    """Returns Spark's StructType of columns. Raises TableError for a type that Spark does not
     know."""
     from pyspark.errors import ParseException
     from pyspark.sql.types import StructType
@@ -87,7 +87,7 @@ def struct_type(columns: Names) -> Any:
 
 
 def spark_type(kind: str) -> Any:
-    """Return the Spark type of a SQL type.
+    """Returns the Spark type of a SQL type.
 
     Simple types, and structs of these, need no parser. Spark's SQL parser takes a second of
     processor time to load, which is felt in a short run. Raises ParseException and ValueError for a
@@ -105,19 +105,19 @@ def spark_type(kind: str) -> Any:
 
 
 def arrow_schema(columns: Names) -> Any:
-    """Return the Arrow schema of columns. Timestamps are in UTC."""
+    """Returns the Arrow schema of columns. Timestamps are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(struct_type(columns), timezone="UTC")
 
 
 def same_type(one: str, other: str) -> bool:
-    """Return whether two spellings name the same Spark type."""
+    """Returns whether two spellings name the same Spark type."""
     return one == other or bool(spark_type(one) == spark_type(other))
 
 
 def check_evolution(table: str, last: Commit, columns: Names, partition_by: Sequence[str]) -> str:
-    """Check that a stored table can continue with these columns.
+    """Checks that a stored table can continue with these columns.
 
     They must be the same, or have additional ones at any place in the list. Returns the additions
     as text for the commit. Raises LakeError.
@@ -149,7 +149,7 @@ def check_evolution(table: str, last: Commit, columns: Names, partition_by: Sequ
 
 
 def check_declared(table: Table, last: Commit | None) -> str:
-    """Check that a declaration can continue the stored table, see `check_evolution`. Raises
+    """Checks that a declaration can continue the stored table, see `check_evolution`. Raises
     LakeError."""
     if last is None:
         return ""

@@ -56,7 +56,7 @@ ROWS_PER_FILE: Final = 200_000
 
 
 def consumed_by(engine: Engine, table: Table, source: Commit) -> Consumed:
-    """Return the position of a table in its source.
+    """Returns the position of a table in its source.
 
     Raises LakeError if the source has been replaced by another table of that name since.
     """
@@ -80,7 +80,7 @@ def consumed_by(engine: Engine, table: Table, source: Commit) -> Consumed:
 
 
 def next_files(files: Sequence[File], after: int, rows_max: int) -> tuple[list[File], int]:
-    """Return the files of the next commits after a version, at least those of one commit.
+    """Returns the files of the next commits after a version, at least those of one commit.
 
     The second result is the version at which they end. Raises LakeError, see `changed`.
     """
@@ -95,7 +95,7 @@ def next_files(files: Sequence[File], after: int, rows_max: int) -> tuple[list[F
 
 
 def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> Commit | None:
-    """Process the next commits of the source, or follow a replacement of its rows.
+    """Processes the next commits of the source, or follows a replacement of its rows.
 
     Returns None if the source has nothing new. Raises LakeError, TableError and the errors of
     Spark.
@@ -139,7 +139,7 @@ def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> 
 
 
 def replace_rows(engine: Engine, table: Table, part: TablePart, *, keeps_state: bool) -> Commit:
-    """Make a part of a table again from the rows that it has read, and replace it in one commit.
+    """Makes a part of a table again from the rows that it has read, and replaces it in one commit.
 
     The position in the source stays. With `keeps_state` so does the state, which then belongs to
     the end of the table and not to that of the part. Raises LakeError, TableError and the errors of
@@ -156,7 +156,7 @@ def replace_rows(engine: Engine, table: Table, part: TablePart, *, keeps_state: 
 
 
 def _follow(engine: Engine, table: Table, step: Step, source: Commit, unseen: Replaced) -> Commit:
-    """Replace the rows that were made from rows which the source has replaced since.
+    """Replaces the rows that were made from rows which the source has replaced since.
 
     All of the table is made again, unless its days are those of the source and it has read
     everything before the replacement. Counter-example: the source's commit 5 is of Monday and not
@@ -189,7 +189,7 @@ def _replace(
     *,
     keeps_state: bool,
 ) -> Commit:
-    """Make a part of a table again from the source's files up to `consumed`, and commit it."""
+    """Makes a part of a table again from the source's files up to `consumed`, and commits it."""
     assert step.last is not None
     change = check_declared(table, step.last)
     live = engine.log(table.source).live(source.version)
@@ -217,7 +217,7 @@ def _replace(
 
 
 def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequence[File]) -> None:
-    """Compute rows, quarantine and state from the new files of the source, and stage them."""
+    """Computes rows, quarantine and state from the new files of the source, and stages them."""
     if isinstance(table.build, StreamFold):
         build_folded(engine, table, step, source.columns, files)
         if table.expectations and step.rows():
@@ -261,7 +261,7 @@ def _stage_rows(engine: Engine, table: Table, step: Step, rows: DataFrame, rows_
 
 
 def _check_staged(engine: Engine, table: Table, step: Step) -> None:
-    """Check the rows that a fold has staged. They are written again if some are quarantined."""
+    """Checks the rows that a fold has staged. They are written again if some are quarantined."""
     frames = []
     columns = names_of(table.columns)
     for partition in {tuple(file.partition.items()) for file in step.files()}:
@@ -304,7 +304,7 @@ def _stage_state(table: Table, step: Step, frame: DataFrame | None, rows_in: int
 
 
 def _few_files(engine: Engine, frame: DataFrame, rows_in: int) -> DataFrame:
-    """Reduce the number of files of a small step. A large step keeps its parallelism."""
+    """Reduces the number of files of a small step. A large step keeps its parallelism."""
     wanted = -(-rows_in // ROWS_PER_FILE)
     if wanted < engine.spark.sparkContext.defaultParallelism:
         return frame.coalesce(max(1, wanted))
@@ -312,7 +312,7 @@ def _few_files(engine: Engine, frame: DataFrame, rows_in: int) -> DataFrame:
 
 
 def cast_to(frame: DataFrame, columns: Names, what: str) -> DataFrame:
-    """Return the declared columns in their order and types. Raises TableError for a missing one."""
+    """Returns the declared columns in order, with types. Raises TableError for a missing one."""
     there = {name.lower() for name in frame.columns}
     missing = [name for name, _ in columns if name.lower() not in there]
     if missing:

@@ -111,7 +111,7 @@ class Fold(Protocol):
         ...
 
     def spread(self, rows: "pa.RecordBatch") -> "tuple[pa.RecordBatch, Any]":
-        """Return the rows that the fold needs, in any form, and a whole number for each.
+        """Returns the rows that the fold needs, in any form, and a whole number for each.
 
         The numbers are a numpy array and are equal for all rows of a stream.
         """
@@ -120,7 +120,7 @@ class Fold(Protocol):
     def fold(
         self, rows: "pa.Table", states: "pa.Table", oldest_us: int | None
     ) -> "Iterator[tuple[str, pa.RecordBatch]]":
-        """Fold all rows of the step of some streams, with their states.
+        """Folds all rows of the step of some streams, with their states.
 
         The rows are as `spread` returned them, but in any order. Yields batches of the outputs
         (commits.ROWS, QUARANTINED, STATE) with the declared columns, or of COUNTS: a name and a
@@ -138,7 +138,7 @@ class StreamFold(Fold, Protocol):
     """
 
     def spread_states(self, states: "pa.RecordBatch") -> "Any":
-        """Return the numbers of the streams of some rows of the state."""
+        """Returns the numbers of the streams of some rows of the state."""
         ...
 
 
@@ -155,7 +155,7 @@ class GrainFold(Fold, Protocol):
         ...
 
     def finish(self, folded: "DataFrame") -> "DataFrame":
-        """Make the table's rows from the folded rows of all streams.
+        """Makes the table's rows from the folded rows of all streams.
 
         Some rows may be of grains that are not wanted. The engine leaves out what is made of them.
         """
@@ -228,7 +228,7 @@ class Expectation:
 def expect(
     name: str, condition: str, on_fail: Literal["warn", "quarantine", "stop"] = "warn"
 ) -> Expectation:
-    """Declare an expectation. Raises TableError.
+    """Declares an expectation. Raises TableError.
 
     `warn` counts the rows that fail. `quarantine` also moves them there (silver). `stop` lets the
     table fail, and nothing is written.

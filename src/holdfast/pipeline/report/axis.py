@@ -52,7 +52,7 @@ class Interruption:
 
 
 def gaps_of(times_us: Integers) -> list[Interruption]:
-    """Return the times between two messages that are far longer than usual. `times_us` is
+    """Returns the times between two messages that are far longer than usual. `times_us` is
     sorted."""
     intervals = np.diff(times_us)
     if len(intervals) < INTERVALS_MIN:
@@ -95,7 +95,7 @@ class TimeAxis:
         return [time_of(each + shift_us) for each in self.begins_us.tolist()]
 
     def longest_gaps(self, count: int) -> list[Interruption]:
-        """Return the longest gaps, in the order of time."""
+        """Returns the longest gaps, in the order of time."""
         longest = sorted(self.gaps, key=lambda gap: -gap.duration_us)[:count]
         return sorted(longest, key=lambda gap: gap.from_us)
 
@@ -106,12 +106,12 @@ class TimeAxis:
         return time_of(int(begins_us[0])), time_of(int(begins_us[-1]) + self.grain.us)
 
     def places(self, times_us: Integers) -> Integers:
-        """Return the number of the step of each time, from 0. Times outside have other numbers."""
+        """Returns the number of the step of each time, from 0. Times outside have other numbers."""
         found: Integers = times_us // self.grain.us - self.first
         return found
 
     def quantiles(self, places: Integers, values: Floats, shares: Sequence[float]) -> list[Line]:
-        """Return some quantiles of the values of each step (nearest rank). A step without values
+        """Returns some quantiles of the values of each step (nearest rank). A step without values
         has None. `places` are in the span."""
         order = np.lexsort((values, places))
         values = values[order]
@@ -127,7 +127,7 @@ class TimeAxis:
         return found
 
     def bridged(self, line: Line) -> Line:
-        """Fill steps that are empty only because there is no value in every step, on the straight
+        """Fills steps that are empty only because there is no value in every step, on the straight
         line between their neighbours. Longer silences and the gaps of all stay empty."""
         values = np.array([np.nan if value is None else value for value in line])
         known = np.flatnonzero(~np.isnan(values))
@@ -149,7 +149,7 @@ class TimeAxis:
 
 
 def axis_of_rows(times: pyarrow.ChunkedArray, row_s: int = MINUTE_S) -> TimeAxis:
-    """Return the axis of a table whose rows are of minutes, or of `row_s` seconds, with those that
+    """Returns the axis of a table whose rows are of minutes, or of `row_s` seconds, with those that
     are missing."""
     row_us = row_s * SECOND_US
     found = np.unique(times.cast(pyarrow.int64()).to_numpy())

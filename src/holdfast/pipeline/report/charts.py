@@ -24,7 +24,7 @@ FAULT: Final = "rgba(213, 94, 0, 0.16)"
 
 
 def figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
-    """Return an empty chart with titles of the axes."""
+    """Returns an empty chart with titles of the axes."""
     made = go.Figure()
     made.update_layout(
         template="none",
@@ -47,7 +47,7 @@ def line(
     colour: str,
     dash: str = "solid",
 ) -> None:
-    """Add a line to a chart."""
+    """Adds a line to a chart."""
     style = {"color": colour, "width": 1.8, "dash": dash}
     # A point between two gaps has no line.
     is_alone = any(
@@ -70,7 +70,7 @@ def band(
     high: Sequence[float | None],
     share: float,
 ) -> None:
-    """Add the area between two lines to a chart. `share` is how opaque it is. Each stretch without
+    """Adds the area between two lines to a chart. `share` is how opaque it is. Each stretch without
     a gap is a closed shape, and a point without a value parts it from the next one."""
     filled = f"rgba(86, 180, 233, {share:g})"
     around: list[Any] = []
@@ -94,7 +94,7 @@ def band(
 
 
 def mark_gaps(chart: go.Figure, ends: Sequence[tuple[datetime, datetime]]) -> None:
-    """Shade the times without any message."""
+    """Shades the times without any message."""
     for begin, end in ends:
         chart.add_vrect(x0=begin, x1=end, fillcolor=FAULT, line_width=0, layer="below")
 
@@ -102,14 +102,14 @@ def mark_gaps(chart: go.Figure, ends: Sequence[tuple[datetime, datetime]]) -> No
 def bars(
     chart: go.Figure, name: str, xs: Sequence[Any], ys: Sequence[float | None], colour: str
 ) -> None:
-    """Add bars to a chart."""
+    """Adds bars to a chart."""
     chart.add_bar(x=list(xs), y=list(ys), name=name, marker={"color": colour})
 
 
 def spans(
     chart: go.Figure, name: str, found: Sequence[tuple[str, datetime, datetime]], colour: str
 ) -> None:
-    """Add spans of time to a chart, each in the row of its name."""
+    """Adds spans of time to a chart, each in the row of its name."""
     chart.add_bar(
         orientation="h",
         y=[shortened(row) for row, _, _ in found],
@@ -124,7 +124,7 @@ def spans(
 
 
 def shade(chart: go.Figure, spans: Sequence[tuple[float, float, str]]) -> None:
-    """Shade the times of faults behind the lines. All faults share one trace, whatever their
+    """Shades the times of faults behind the lines. All faults share one trace, whatever their
     number."""
     for begin, end, _ in spans:
         chart.add_vrect(x0=begin, x1=end, fillcolor=FAULT, line_width=0, layer="below")
@@ -149,7 +149,7 @@ def points(
     texts: Sequence[str],
     colour: str,
 ) -> None:
-    """Add points with texts to a chart."""
+    """Adds points with texts to a chart."""
     chart.add_scatter(
         x=list(xs),
         y=list(ys),

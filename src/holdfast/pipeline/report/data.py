@@ -62,7 +62,7 @@ class Stored:
     """The stored tables of a lake."""
 
     def __init__(self, lake: LakePath, tables: Iterable[Table]) -> None:
-        """Open the lake. Raises LakeError."""
+        """Opens the lake. Raises LakeError."""
         if not lake.is_dir():
             raise LakeError(f"there is no lake in {lake}: run the pipeline first")
         self.lake = lake
@@ -73,7 +73,7 @@ class Stored:
         """The rows that are not shown, per table that was too large."""
 
     def choose_devices(self, patterns: Sequence[str]) -> None:
-        """Read only the devices whose names match one of some patterns, such as `press-*`.
+        """Reads only the devices whose names match one of some patterns, such as `press-*`.
 
         Raises LakeError if there is none.
         """
@@ -92,11 +92,11 @@ class Stored:
         self.devices = pyarrow.array(chosen, pyarrow.string())
 
     def has(self, name: str) -> bool:
-        """Return whether a table has been written."""
+        """Returns whether a table has been written."""
         return CommitLog(self.lake, name).last() is not None
 
     def read(self, name: str, columns: Sequence[str] = (), run: str | None = None) -> pyarrow.Table:
-        """Return the rows of a table, sorted by its keys. With `run`, only those of one test run.
+        """Returns the rows of a table, sorted by its keys. With `run`, only those of one test run.
 
         Of a table that is too large the newest rows are returned, and `cut` has the others. A
         column that no file has (declared since) is null. Raises LakeError.
@@ -115,7 +115,7 @@ class Stored:
     def _newest(
         self, name: str, files: Iterable[File], schema: pyarrow.Schema, rows_max: int
     ) -> pyarrow.Table:
-        """Return the rows of the first files, and count those of the others as left out.
+        """Returns the rows of the first files, and counts those of the others as left out.
 
         A chart of a time of which only some files were read would be wrong. So the rows of that
         time are left out, too.
@@ -147,15 +147,15 @@ class Stored:
         return joined
 
     def rows_of(self, name: str) -> int:
-        """Return the number of the rows of a table, from the list of files."""
+        """Returns the number of the rows of a table, from the list of files."""
         return sum(file.rows for file in self._files(name, None))
 
     def is_too_large(self, name: str) -> bool:
-        """Return whether the report leaves out rows of a table if all devices are shown."""
+        """Returns whether the report leaves out rows of a table if all devices are shown."""
         return self.devices is None and self.rows_of(name) > ROWS_MAX
 
     def span(self, name: str, column: str) -> tuple[int, int] | None:
-        """Return the least and the greatest time of a column in µs since 1970, from the list of
+        """Returns the least and the greatest time of a column in µs since 1970, from the list of
         files. None: there are no rows, or a file of an older version does not say it."""
         files = [file for file in self._files(name, None) if file.rows]
         times = [file.times[column] for file in files if column in file.times]
@@ -164,7 +164,7 @@ class Stored:
         return min(least for least, _ in times), max(most for _, most in times)
 
     def rows(self, name: str, columns: Sequence[str], rows_max: int) -> pyarrow.Table | None:
-        """Return some columns of all rows of a silver or bronze table, in any order. None: there
+        """Returns some columns of all rows of a silver or bronze table, in any order. None: there
         are more than `rows_max`, or than BYTES_MAX bytes. Raises LakeError."""
         files = self._files(name, None)
         if sum(file.rows for file in files) > rows_max:
@@ -185,7 +185,7 @@ class Stored:
     def _of_devices(
         self, file: File, schema: pyarrow.Schema, bytes_max: int
     ) -> pyarrow.Table | None:
-        """Return the rows of a file of the chosen devices. None: they have more than `bytes_max`
+        """Returns the rows of a file of the chosen devices. None: they have more than `bytes_max`
         bytes."""
         parts = []
         size = 0
@@ -200,7 +200,7 @@ class Stored:
         return pyarrow.concat_tables(parts).combine_chunks() if parts else schema.empty_table()
 
     def read_quarantine(self) -> pyarrow.Table:
-        """Return the newest rows of the quarantine without the payloads. Raises LakeError."""
+        """Returns the newest rows of the quarantine without the payloads. Raises LakeError."""
         texts = ("reason", "topic", "client_id", "code")
         schema = pyarrow.schema(
             [*((name, pyarrow.string()) for name in texts), ("timestamp", _arrow_type("timestamp"))]
@@ -211,7 +211,7 @@ class Stored:
         return found.filter(pc.is_valid(found["timestamp"]))
 
     def _files(self, name: str, run: str | None) -> list[File]:
-        """Return the files of a table, newest first."""
+        """Returns the files of a table, newest first."""
         log = CommitLog(self.lake, name)
         commit = log.last()
         if commit is None:
@@ -222,7 +222,7 @@ class Stored:
         ]
 
     def _batches(self, file: File, schema: pyarrow.Schema) -> Iterator[pyarrow.Table]:
-        """Yield the rows of a file in parts."""
+        """Yields the rows of a file in parts."""
         path = self.lake / file.path
         try:
             # The file is not read as part of a data set, because names of directories would become
@@ -236,7 +236,7 @@ class Stored:
 
 
 def _table(file: File, schema: pyarrow.Schema, batch: pyarrow.RecordBatch) -> pyarrow.Table:
-    """Return the rows of a batch with the columns of the partition, and those it does not have."""
+    """Returns the rows of a batch with the columns of the partition, and those it does not have."""
     arrays = []
     for field in schema:
         if field.name in file.partition:
@@ -250,7 +250,7 @@ def _table(file: File, schema: pyarrow.Schema, batch: pyarrow.RecordBatch) -> py
 
 
 def _bounded(column: pyarrow.Array) -> pyarrow.Array:
-    """Return a column without the middles of long texts. A hash keeps different texts apart."""
+    """Returns a column without the middles of long texts. A hash keeps different texts apart."""
     if column.type != pyarrow.string():
         return column
     is_long = pc.fill_null(pc.greater(pc.binary_length(column), TEXT_BYTES_MAX), False)
@@ -283,14 +283,14 @@ def _arrow_type(text: str) -> pyarrow.DataType:
 
 
 def most(table: pyarrow.Table, by: Sequence[str], measure: str, count: int) -> Rows:
-    """Return the groups with the greatest sums, and those sums. Ties are ordered by name."""
+    """Returns the groups with the greatest sums, and those sums. Ties are ordered by name."""
     sums = table.group_by(list(by)).aggregate([(measure, "sum")])
     order = [(f"{measure}_sum", "descending"), *((name, "ascending") for name in by)]
     return list(sums.sort_by(order).slice(0, count).to_pylist())
 
 
 def where(table: pyarrow.Table, **equal: Any) -> pyarrow.Table:
-    """Return the rows in which columns have some values."""
+    """Returns the rows in which columns have some values."""
     for name, value in equal.items():
         table = table.filter(pc.equal(table[name], value))
     return table
@@ -299,7 +299,7 @@ def where(table: pyarrow.Table, **equal: Any) -> pyarrow.Table:
 def thinned(
     xs: Sequence[Any], ys: Sequence[float | None], points_max: int = POINTS_MAX
 ) -> tuple[list[Any], list[float | None]]:
-    """Keep the lowest and the highest point of each stretch, in order, so that no peak disappears.
+    """Keeps the lowest and the highest point of each stretch, in order, so that no peak disappears.
 
     `xs` must be sorted. A line of at most `points_max` points stays as it is.
     """

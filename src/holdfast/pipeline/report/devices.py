@@ -31,7 +31,7 @@ NAMES_MAX: Final = 40
 
 
 def add_devices(page: Page, stored: Stored, span: ShortSpan | None) -> None:
-    """Add the parts of the device tables that exist, by seconds if the span is short."""
+    """Adds the parts of the device tables that exist, by seconds if the span is short."""
     if span is not None or stored.has("topics"):
         _messages(page, stored, span)
     if span is not None:
@@ -72,7 +72,7 @@ def _messages(page: Page, stored: Stored, span: ShortSpan | None) -> None:
 
 
 def _rates(rows: pyarrow.Table, axis: TimeAxis) -> Line:
-    """Return the messages a second of each step, by the observed seconds of its minutes."""
+    """Returns the messages a second of each step, by the observed seconds of its minutes."""
     # All topics of a minute have the same observed part. A minute without a rate is too short.
     observed = pc.divide(rows["messages"].cast(pyarrow.float64()), rows["rate"])
     minutes = (
@@ -115,7 +115,7 @@ def _readings(page: Page, stored: Stored, span: ShortSpan | None) -> None:
 
 
 def _readings_table(stored: Stored, part: ReportPart) -> tuple[str, int]:
-    """Return the table of the readings' charts, and the seconds of its rows: that of minutes, or
+    """Returns the table of the readings' charts, and the seconds of its rows: that of minutes, or
     that of hours if the other is too large."""
     minutes, hours = "device_minutes", "device_hours"
     if not stored.is_too_large(minutes) or not stored.has(hours):

@@ -49,15 +49,15 @@ class TimeGrain:
         return self.seconds * SECOND_US
 
     def steps(self, times: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-        """Return the begin of the step of each time."""
+        """Returns the begin of the step of each time."""
         micros = times.cast(pyarrow.int64())
         begins = pc.multiply(pc.floor(pc.divide(micros.cast(pyarrow.float64()), self.us)), self.us)
         return begins.cast(pyarrow.int64()).cast(pyarrow.timestamp("us", tz="UTC"))
 
 
 def grain_of(times: Sequence[datetime | None], least_s: int = MINUTE_S) -> TimeGrain:
-    """Return the shortest grain with which a span has at most STEPS_MAX steps. `least_s` is that of
-    the table: most tables have a row for each minute."""
+    """Returns the shortest grain with which a span has at most STEPS_MAX steps. `least_s` is that
+    of the table: most tables have a row for each minute."""
     known = [time for time in times if time is not None]
     span_s = (max(known) - min(known)).total_seconds() if known else 0.0
     lengths = [length for length in _LENGTHS_S if length >= least_s]
@@ -67,14 +67,14 @@ def grain_of(times: Sequence[datetime | None], least_s: int = MINUTE_S) -> TimeG
 
 
 def time_of(us: int) -> datetime:
-    """Return a time that is given in microseconds since 1970."""
+    """Returns a time that is given in microseconds since 1970."""
     return _EPOCH + timedelta(microseconds=int(us))
 
 
 def summed(
     rows: pyarrow.Table, time: str, measures: Sequence[str], grain: TimeGrain
 ) -> tuple[list[datetime], dict[str, list[int]]]:
-    """Return the steps from the first to the last time, and the sums of some columns in each.
+    """Returns the steps from the first to the last time, and the sums of some columns in each.
 
     A step without rows has 0: nothing happened then.
     """

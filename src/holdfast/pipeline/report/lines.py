@@ -42,7 +42,7 @@ def time_chart(
     caption: str,
     bands: Sequence[tuple[str, Line, Line, float]] = (),
 ) -> None:
-    """Add a chart over the whole axis, with its gaps."""
+    """Adds a chart over the whole axis, with its gaps."""
     chart = charts.figure("time (UTC)", titles.y)
     chart.update_layout(xaxis={"range": list(axis.ends), "type": "date"})
     if titles.is_logarithmic:
@@ -70,7 +70,7 @@ def latency_chart(
     lines: Sequence[tuple[str, Line, str]],
     caption: str,
 ) -> None:
-    """Add a chart of milliseconds. Its axis is logarithmic if a peak would hide everything else."""
+    """Adds a chart of milliseconds. The axis is logarithmic if a peak would hide all else."""
     known = [value for _, line, _ in lines for value in line if value is not None]
     is_logarithmic = max(known) > LOGARITHMIC * max(float(np.median(known)), LEAST_MS)
     if is_logarithmic:
@@ -86,7 +86,7 @@ def latency_chart(
 def readings_chart(
     page: Page, part: ReportPart, axis: TimeAxis, metric: str, rows: pyarrow.Table
 ) -> None:
-    """Add the chart of one metric. `rows` has device, time, mean, min, max, and numbers: how many
+    """Adds the chart of one metric. `rows` has device, time, mean, min, max, and numbers: how many
     readings the row is made of."""
     places = axis.places(rows["time"].cast(pyarrow.int64()).to_numpy())
     inside = (places >= 0) & (places < axis.count)

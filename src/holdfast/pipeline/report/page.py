@@ -42,13 +42,13 @@ class Page:
         self._figures: list[Any] = []
 
     def part(self, title: str, note: str = "") -> ReportPart:
-        """Add a part and return it."""
+        """Adds a part and returns it."""
         made = ReportPart(title, [f"<p class=note>{escape(note)}</p>"] if note else [])
         self._parts.append(made)
         return made
 
     def chart(self, part: ReportPart, title: str, figure: Any, caption: str) -> None:
-        """Add a plotly figure to a part."""
+        """Adds a plotly figure to a part."""
         title = shortened(title)
         number = len(self._figures)
         self._figures.append(_without_markup(json.loads(figure.to_json())))
@@ -61,7 +61,7 @@ class Page:
         )
 
     def render(self) -> str:
-        """Return the HTML of the page."""
+        """Returns the HTML of the page."""
         from plotly.offline import get_plotlyjs
 
         files = resources.files("holdfast.pipeline") / "report_assets"
@@ -102,7 +102,7 @@ def _without_markup(value: Any) -> Any:
 
 
 def facts(values: Sequence[tuple[str, str, str]]) -> str:
-    """Return large figures as HTML: name, value, and "good", "bad" or ""."""
+    """Returns large figures as HTML: name, value, and "good", "bad" or ""."""
     cells = "".join(
         f"<div class='fact {kind}'><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         for name, value, kind in values
@@ -113,7 +113,7 @@ def facts(values: Sequence[tuple[str, str, str]]) -> str:
 def table(
     headings: Sequence[Heading], rows: Sequence[dict[str, Any]], title: str, empty: str = "none"
 ) -> str:
-    """Return the first `TABLE_ROWS_MAX` rows as HTML, and the number of the others."""
+    """Returns the first `TABLE_ROWS_MAX` rows as HTML, and the number of the others."""
     if not rows:
         return f"<h3>{escape(title)}</h3><p class=empty>{escape(empty)}</p>"
     head = "".join(
@@ -132,7 +132,7 @@ def table(
 
 
 def _alignment(heading: Heading, rows: Sequence[dict[str, Any]]) -> str:
-    """Return the class of a heading: above numbers it is on their side."""
+    """Returns the class of a heading: above numbers it is on their side."""
     values = (row.get(heading.name) for row in rows)
     first = next((value for value in values if value is not None), None)
     is_number = isinstance(first, int | float) and not isinstance(first, bool)
@@ -150,14 +150,14 @@ def _cell(heading: Heading, value: object) -> str:
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """Format a number, or a dash for None."""
+    """Formats a number, or a dash for None."""
     if value is None:
         return "–"
     return f"{round(value, digits) + 0.0:,.{digits}f}"  # without the sign of a zero
 
 
 def text_of(value: object) -> str:
-    """Format any value for a cell."""
+    """Formats any value for a cell."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -168,7 +168,7 @@ def text_of(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text without its middle if it is longer than `TEXT_MAX`. Topics differ at their
+    """Returns a text without its middle if it is longer than `TEXT_MAX`. Topics differ at their
     ends."""
     half = TEXT_MAX // 2
     return text if len(text) <= TEXT_MAX else f"{text[:half]}…{text[1 - half :]}"

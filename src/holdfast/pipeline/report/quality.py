@@ -37,7 +37,7 @@ grouped by them."""
 
 
 def add_quality(page: Page, stored: Stored, span: ShortSpan | None) -> None:
-    """Add the parts of the tables that exist, by seconds if the span is short."""
+    """Adds the parts of the tables that exist, by seconds if the span is short."""
     if stored.has("quality"):
         _quality(page, stored, span)
     if stored.has("outages"):
@@ -91,7 +91,7 @@ def _bars(
     measures: dict[str, tuple[str, str]],
     least_s: int = 1,
 ) -> None:
-    """Add a chart of stacked counts over time, in steps that fit the span."""
+    """Adds a chart of stacked counts over time, in steps that fit the span."""
     grain = grain_of([pc.min(rows[time]).as_py(), pc.max(rows[time]).as_py()], least_s)
     steps, sums = summed(rows, time, list(measures), grain)
     chart = charts.figure("time (UTC)", f"each {grain.name}")

@@ -24,7 +24,7 @@ def write_report(
     run: str | None = None,
     devices: Sequence[str] = (),
 ) -> None:
-    """Write the report to a file. With `run` it is only about that test run, with `devices` only
+    """Writes the report to a file. With `run` it is only about that test run, with `devices` only
     about the devices that match one of these patterns.
 
     Raises LakeError if there is nothing to show, and OSError.
@@ -35,7 +35,7 @@ def write_report(
 def report(
     lake: LakePath, catalog: Catalog, run: str | None = None, devices: Sequence[str] = ()
 ) -> str:
-    """Return the HTML of the report. Raises LakeError if there is nothing to show."""
+    """Returns the HTML of the report. Raises LakeError if there is nothing to show."""
     stored = Stored(lake, catalog.tables.values())
     if not any(catalog.is_gold(name) and stored.has(name) for name in catalog.tables):
         raise LakeError(

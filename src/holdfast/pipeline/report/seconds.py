@@ -25,7 +25,7 @@ LATENCIES: Final = (
 
 
 def add_messages(page: Page, part: ReportPart, span: ShortSpan) -> None:
-    """Add the rate of all messages, and the number of devices that sent any."""
+    """Adds the rate of all messages, and the number of devices that sent any."""
     axis = span.axis
     time_chart(
         page, part, axis, Titles("Messages a second", "messages a second"),
@@ -48,7 +48,7 @@ def add_messages(page: Page, part: ReportPart, span: ShortSpan) -> None:
 
 
 def add_gaps(page: Page, span: ShortSpan) -> None:
-    """Add the times without any message, and the messages that waited for their end."""
+    """Adds the times without any message, and the messages that waited for their end."""
     part = page.part(
         "Interruptions",
         "Times without a message of any client, longer than 5 usual intervals and a second. A "
@@ -83,7 +83,7 @@ def add_gaps(page: Page, span: ShortSpan) -> None:
 
 
 def add_readings(page: Page, part: ReportPart, span: ShortSpan) -> list[str]:
-    """Add a chart of each metric. Returns the metrics without one: others have more readings."""
+    """Adds a chart of each metric. Returns the metrics without one: others have more readings."""
     rows = span.readings.filter(pc.is_valid(span.readings["value_double"]))
     rows = rows.filter(pc.invert(pc.starts_with(rows["metric"], "$")))
     value = rows["value_double"]
@@ -100,7 +100,7 @@ def add_readings(page: Page, part: ReportPart, span: ShortSpan) -> list[str]:
 
 
 def add_latency(page: Page, part: ReportPart, span: ShortSpan) -> None:
-    """Add the latency of all messages, and the slowest devices."""
+    """Adds the latency of all messages, and the slowest devices."""
     rows = span.latencies()
     if not rows.num_rows:
         part.html.append("<p class=empty>No payload says when it was published.</p>")
@@ -134,7 +134,7 @@ def add_latency(page: Page, part: ReportPart, span: ShortSpan) -> None:
 
 
 def _devices(rows: pyarrow.Table) -> tuple[list[str], Integers]:
-    """Return the names of the devices, and the index of the name of each row."""
+    """Returns the names of the devices, and the index of the name of each row."""
     column = rows["device"].combine_chunks().dictionary_encode()
     return column.dictionary.to_pylist(), column.indices.to_numpy().astype(np.int64)
 

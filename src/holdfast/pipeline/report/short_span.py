@@ -43,7 +43,7 @@ class ShortSpan:
         self.axis = TimeAxis(begin_us, end_us, grain, gaps_of(stored_us))
 
     def rates(self) -> Line:
-        """Return the messages a second of each step. A step without any in a gap has none. Neither
+        """Returns the messages a second of each step. A step without any in a gap has none. Neither
         have the first and the last step, of which only a part was observed."""
         axis = self.axis
         counts = np.bincount(axis.places(self.stored_us), minlength=axis.count)
@@ -58,13 +58,13 @@ class ShortSpan:
         return found
 
     def messages(self) -> pyarrow.Table:
-        """Return one row of `readings` for each message and device, without repetitions."""
+        """Returns one row of `readings` for each message and device, without repetitions."""
         first = pc.equal(self.readings["position"], 0)
         is_new = pc.not_equal(self.readings["metric"], REPEATED)
         return self.readings.filter(pc.and_(first, is_new))
 
     def quality(self) -> pyarrow.Table:
-        """Return one row for each message and device, with the counts of the table `quality`."""
+        """Returns one row for each message and device, with the counts of the table `quality`."""
         rows = self.readings.filter(pc.equal(self.readings["position"], 0))
         missing = pc.fill_null(rows["gap_before"], 0)
         was_missing = pc.and_(pc.is_valid(rows["gap_opened_at"]), pc.equal(missing, 0))
@@ -79,7 +79,7 @@ class ShortSpan:
         return pyarrow.table({"window_start": rows["store_time"], **counts})
 
     def latencies(self) -> pyarrow.Table:
-        """Return the messages that say when they were published, with `latency_us`."""
+        """Returns the messages that say when they were published, with `latency_us`."""
         rows = self.messages()
         rows = rows.filter(pc.and_(
             pc.and_(pc.is_valid(rows["sent_time"]), pc.is_null(rows["claimed_time"])),
@@ -93,7 +93,7 @@ class ShortSpan:
 
 
 def read_short_span(stored: Stored) -> ShortSpan | None:
-    """Return the rows of a lake whose messages span little. None: they span more, there are too
+    """Returns the rows of a lake whose messages span little. None: they span more, there are too
     many, or the tables are not there. Raises LakeError."""
     if READINGS not in stored.tables:
         return None

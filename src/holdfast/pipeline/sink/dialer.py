@@ -48,7 +48,7 @@ class LinkDialer:
         self._round_s = 0.0
 
     def connect(self, since: float) -> BrokerLink:
-        """Connect to the first server that accepts.
+        """Connects to the first server that accepts.
 
         `since` is the time of the last acknowledgement, on the monotonic clock. Raises
         PublishError.
@@ -69,11 +69,11 @@ class LinkDialer:
                 raise PublishError(f"no connection for {stuck_s:.0f} s (retryTimeout): {text}")
 
     def succeeded(self) -> None:
-        """Note that a message was acknowledged: the next round begins without a pause."""
+        """Notes that a message was acknowledged: the next round begins without a pause."""
         self._round_s = 0.0
 
     def avoid(self, server: Server) -> None:
-        """Move a silent server to the end. It may still accept connections."""
+        """Moves a silent server to the end. It may still accept connections."""
         self._servers.remove(server)
         self._servers.append(server)
 
@@ -93,7 +93,7 @@ class LinkDialer:
         return None
 
     def _follow(self, candidates: list[Server], references: str, origin: Server) -> None:
-        """Add the servers that a refusal named to the current round."""
+        """Adds the servers that a refusal named to the current round."""
         for server in parse_references(references, origin):
             is_reachable = not server.is_websocket and (self._tls or not server.is_secure)
             if is_reachable and server not in candidates and len(candidates) < SERVERS_MAX:
@@ -101,7 +101,7 @@ class LinkDialer:
 
 
 def is_transient(error: Exception) -> bool:
-    """Return whether another attempt may succeed."""
+    """Returns whether another attempt may succeed."""
     if isinstance(error, ConnectionLost | ConnectionRefused):
         return error.reason in TRANSIENT
     return isinstance(error, TimedOut)

@@ -54,7 +54,7 @@ class Stamp:
         self._end = 0
 
     def block(self, sequence: int) -> bytes:
-        """Return the property for a sequence."""
+        """Returns the property for a sequence."""
         if not self._least <= sequence < self._end:
             self._measure(sequence)
         return b"%b%d" % (self._head, sequence)
@@ -76,22 +76,22 @@ class Stamp:
 
 
 def stream_job(query_id: str) -> str:
-    """Return the job of a streaming query."""
+    """Returns the job of a streaming query."""
     return _digest("query", query_id)
 
 
 def write_job(write_id: str) -> str:
-    """Return the job of a batch write."""
+    """Returns the job of a batch write."""
     return _digest("write", write_id)
 
 
 def counted_producer(job: str, task_partition: int) -> str:
-    """Return the producer id of a task whose rows are counted."""
+    """Returns the producer id of a task whose rows are counted."""
     return f"spark-{job}-{task_partition}"
 
 
 def origin_producer(job: str, origin: int | str) -> str:
-    """Return the producer id of an origin partition. A name is hashed, because it may have any
+    """Returns the producer id of an origin partition. A name is hashed, because it may have any
     characters and length."""
     if isinstance(origin, int):
         return f"spark-{job}-o{origin}"
@@ -99,7 +99,7 @@ def origin_producer(job: str, origin: int | str) -> str:
 
 
 def first_sequence(batch: int) -> int:
-    """Return the sequence of the first row of a task in this batch. Raises IdentityError."""
+    """Returns the sequence of the first row of a task in this batch. Raises IdentityError."""
     if not 0 <= batch <= BATCH_MAX:
         raise IdentityError(f"batch {batch}: the numbers reach to {BATCH_MAX}")
     return (batch << BATCH_SHIFT) + 1
@@ -121,7 +121,7 @@ class Origins:
         self._repeats: dict[int | str, int] = {}
 
     def block(self, partition: int | str | None, offset: int | None) -> bytes:
-        """Return the property for the next row. Raises IdentityError."""
+        """Returns the property for the next row. Raises IdentityError."""
         if partition is None or offset is None:
             raise IdentityError(
                 "a row has null in the columns partition or offset, which say where it comes from. "
@@ -166,7 +166,7 @@ class Origins:
 
 
 def check_overlap(tasks: list[dict[int | str, tuple[int, int]]]) -> None:
-    """Check that no origin partition is in two tasks of a batch.
+    """Checks that no origin partition is in two tasks of a batch.
 
     Otherwise the broker may take the rows of one task for repetitions of the other's. Each dict has
     the first and the last offset per origin partition of one task. Raises IdentityError.

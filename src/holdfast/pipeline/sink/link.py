@@ -67,7 +67,7 @@ class BrokerLink:
         """The beginning of an incomplete packet."""
 
     def send(self, data: memoryview) -> int:
-        """Send data, and return how many bytes the socket took, perhaps 0."""
+        """Sends data, and returns how many bytes the socket took, perhaps 0."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -76,7 +76,7 @@ class BrokerLink:
             raise self._connection_lost(error) from None
 
     def receive(self) -> bytes:
-        """Return the bytes that have arrived, perhaps none."""
+        """Returns the bytes that have arrived, perhaps none."""
         try:
             data = self._socket.recv(READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -88,7 +88,7 @@ class BrokerLink:
         return data
 
     def wait(self, timeout_s: float, *, to_send: bool) -> None:
-        """Wait until bytes have arrived or, with `to_send`, until the socket takes more."""
+        """Waits until bytes have arrived or, with `to_send`, until the socket takes more."""
         if self._is_tls and self._socket.pending():  # type: ignore[attr-defined]
             return
         poll = select.poll()
@@ -96,7 +96,7 @@ class BrokerLink:
         poll.poll(max(0.0, timeout_s) * 1000)
 
     def packets(self, data: bytes) -> list[Packet]:
-        """Decode the packets in `data`, which begins with one. The incomplete rest goes to `rest`.
+        """Decodes the packets in `data`, which begins with one. The incomplete rest goes to `rest`.
 
         Raises ProtocolError.
         """
@@ -113,11 +113,11 @@ class BrokerLink:
         return found
 
     def close(self) -> None:
-        """Close the socket."""
+        """Closes the socket."""
         self._socket.close()
 
     def shut_down(self, farewell: bytes, timeout_s: float) -> None:
-        """Send the last packet, and wait until the server has closed the connection.
+        """Sends the last packet, and waits until the server has closed the connection.
 
         At QoS 0 this is the only sign that the server has read everything.
         """
@@ -138,7 +138,7 @@ class BrokerLink:
 def open_link(
     server: Server, options: Options, tls: ssl.SSLContext | None, server_name: str | None
 ) -> BrokerLink:
-    """Connect to a server and wait for its CONNACK. Raises ClientError."""
+    """Connects to a server and waits for its CONNACK. Raises ClientError."""
     connection: socket.socket | None = None
     try:
         connection = socket.create_connection((server.host, server.port), CONNECT_TIMEOUT_S)
@@ -164,7 +164,7 @@ def open_link(
 
 
 def _shake_hands(link: BrokerLink, connection: socket.socket, options: Options) -> None:
-    """Send CONNECT and wait for CONNACK, with one deadline for all reads."""
+    """Sends CONNECT and waits for CONNACK, with one deadline for all reads."""
     connect = connect_packet(options, options.client_id, options.clean_start, None)
     connection.sendall(encode(connect, options.level))
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
@@ -196,7 +196,7 @@ def _shake_hands(link: BrokerLink, connection: socket.socket, options: Options) 
 
 
 def disconnected(server: Server, packet: Disconnect) -> ConnectionLost:
-    """Return the error for a server's DISCONNECT."""
+    """Returns the error for a server's DISCONNECT."""
     return ConnectionLost(
         f"{server.address} closed the connection: {reason_text(packet.reason)}",
         packet.reason,
@@ -208,7 +208,7 @@ def disconnected(server: Server, packet: Disconnect) -> ConnectionLost:
 def link_options(
     level: int, client_id: str, username: str | None, password: str | None, *, asks: bool
 ) -> Options:
-    """Return the client's options. With `asks`, CONNECT asks for producer sequences. Raises
+    """Returns the client's options. With `asks`, CONNECT asks for producer sequences. Raises
     ValueError."""
     properties: Properties = {}
     if asks and level >= LEVEL_5:
@@ -225,7 +225,7 @@ def link_options(
 
 
 def tls_context(ca: str | None, certificate: str | None, key: str | None) -> ssl.SSLContext:
-    """Return the TLS settings. Raises ValueError, which names the file."""
+    """Returns the TLS settings. Raises ValueError, which names the file."""
     try:
         context = ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
@@ -239,7 +239,7 @@ def tls_context(ca: str | None, certificate: str | None, key: str | None) -> ssl
 
 
 def _frame(data: bytes, position: int) -> tuple[int, int] | None:
-    """Return the start and end of the body of the packet at `position`, or None if it is
+    """Returns the start and end of the body of the packet at `position`, or None if it is
     incomplete.
 
     Raises ProtocolViolation.

@@ -107,7 +107,7 @@ class SinkOptions:
 
 
 def parse(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Check the options of a write. Raises OptionError."""
+    """Checks the options of a write. Raises OptionError."""
     given = {name.lower(): value for name, value in options.items()}
     _check_names(given)
     level = PROTOCOLS.get(given.get("protocolversion", "5").strip())

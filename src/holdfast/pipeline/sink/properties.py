@@ -53,7 +53,7 @@ _OF_A_CONNECTION: Final = (TOPIC_ALIAS, SUBSCRIPTION_IDENTIFIER)
 
 
 def check_type(data_type: DataType) -> None:
-    """Check the type of the column. Raises OptionError."""
+    """Checks the type of the column. Raises OptionError."""
     if isinstance(data_type, StructType):
         for field in data_type.fields:
             found = field.dataType.simpleString()
@@ -70,7 +70,7 @@ class PropertiesEncoder:
         self._cache: dict[bytes, bytes] = {}
 
     def blocks(self, column: pa.Array) -> list[bytes | str]:
-        """Return per row the block, empty for null, or a text that says why the row has none."""
+        """Returns per row the block, empty for null, or a text that says why the row has none."""
         data_type = column.type
         encode: Callable[[Any], bytes | str]
         if pa.types.is_map(data_type):
@@ -82,7 +82,7 @@ class PropertiesEncoder:
         return [encode(value) if value else b"" for value in column.to_pylist()]
 
     def _of_block(self, value: bytes) -> bytes | str:
-        """Check a binary block, and remove the properties of its connection and its producer
+        """Checks a binary block, and removes the properties of its connection and its producer
         sequence."""
         known = self._cache.get(value)
         if known is not None:
@@ -132,7 +132,7 @@ def _of_struct(value: dict[str, Any]) -> bytes | str:
 
 
 def _pairs(pairs: Iterable[tuple[str | None, str | None]]) -> list[Any]:
-    """Return the user properties without the producer sequence. Null becomes an empty text."""
+    """Returns the user properties without the producer sequence. Null becomes an empty text."""
     return [(key or "", value or "") for key, value in pairs if key != IDENTITY_PROPERTY]
 
 

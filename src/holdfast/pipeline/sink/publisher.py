@@ -83,7 +83,7 @@ class Publisher:
         self._last_error = ""
 
     def publish(self, first: int, topic: bytes, tail: bytes) -> None:
-        """Publish a message: its first byte, its topic field and the bytes after the packet id.
+        """Publishes a message: its first byte, its topic field and the bytes after the packet id.
 
         The call waits while the window is full. Raises PublishError.
         """
@@ -108,7 +108,7 @@ class Publisher:
                 self._exchange(self._patience_s())
 
     def push(self) -> None:
-        """Send the collected bytes as far as the socket takes them, because the next message may
+        """Sends the collected bytes as far as the socket takes them, because the next message may
         come late.
 
         Raises PublishError.
@@ -117,7 +117,7 @@ class Publisher:
             self._exchange(0.0)
 
     def finish(self) -> None:
-        """Wait until the server has everything, and disconnect. Raises PublishError."""
+        """Waits until the server has everything, and disconnects. Raises PublishError."""
         while self.window.unsettled or self._out or self._sending:
             self._exchange(self._patience_s())
         if self._link is not None:
@@ -125,7 +125,7 @@ class Publisher:
         self.close()
 
     def close(self) -> None:
-        """Close the connection at once."""
+        """Closes the connection at once."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -145,7 +145,7 @@ class Publisher:
         return True
 
     def _exchange(self, wait_s: float) -> None:
-        """Send what the socket takes, and process what has arrived. Wait at most `wait_s` for
+        """Sends what the socket takes, and processes what has arrived. Wait at most `wait_s` for
         either.
 
         Raises PublishError.
@@ -178,7 +178,7 @@ class Publisher:
         self._check_progress(self._away_at)
 
     def _note_progress(self, sent: int, now: float) -> None:
-        """Note acknowledgements as progress, and sent bytes as well while few attempts have
+        """Notes acknowledgements as progress, and sent bytes as well while few attempts have
         failed."""
         if self.window.resolved != self._resolved_before:
             self._resolved_before = self.window.resolved
@@ -218,7 +218,7 @@ class Publisher:
                 raise disconnected(link.server, packet)
 
     def _take_acknowledgements(self, data: bytes) -> int:
-        """Process the successful PUBACKs at the beginning of `data`, which are nearly all packets.
+        """Handles the successful PUBACKs at the beginning of `data`, which are nearly all packets.
 
         Returns the position at which they end.
         """
@@ -238,7 +238,7 @@ class Publisher:
         return position
 
     def _handle_acknowledgement(self, packet: Ack, now: float) -> None:
-        """Process an acknowledgement with a reason code, or one of QoS 2."""
+        """Processes an acknowledgement with a reason code, or one of QoS 2."""
         detail = reason_string(packet.properties)
         try:
             reply = self.window.handle_acknowledgement(
@@ -260,7 +260,7 @@ class Publisher:
                 self._last_error = self.window.last_refusal
 
     def _check_silence(self, link: BrokerLink, now: float) -> None:
-        """Check that the server is not silent for too long. Raises TimedOut."""
+        """Checks that the server is not silent for too long. Raises TimedOut."""
         if not self.window.on_wire:
             self._received_at = now
             return
@@ -272,7 +272,7 @@ class Publisher:
             self._out.append(PINGREQ_BYTES)
 
     def _check_progress(self, now: float) -> None:
-        """Check that messages are acknowledged. Raises PublishError."""
+        """Checks that messages are acknowledged. Raises PublishError."""
         stuck_s = now - self._progress_at
         if stuck_s < self._retry_timeout_s or not (self.window.unsettled or self._sending):
             return
@@ -282,7 +282,7 @@ class Publisher:
         )
 
     def _lose(self, error: Exception) -> None:
-        """Drop the connection. Messages in the window are sent again; QoS 0 is at most once.
+        """Drops the connection. Messages in the window are sent again; QoS 0 is at most once.
 
         Raises PublishError if another connection would not help.
         """
@@ -303,7 +303,7 @@ class Publisher:
             raise PublishError(str(error))
 
     def _connect(self) -> BrokerLink:
-        """Connect, and prepare the window for the new connection. Raises PublishError."""
+        """Connects, and prepares the window for the new connection. Raises PublishError."""
         link = self._dialer.connect(self._progress_at)
         self._link = link
         self.connections += 1

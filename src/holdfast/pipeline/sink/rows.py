@@ -71,7 +71,7 @@ class RowError(ValueError):
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Check the columns of a write against its options. Raises OptionError."""
+    """Checks the columns of a write against its options. Raises OptionError."""
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) != len(schema.fields):
         raise OptionError(f"columns of the same name: {', '.join(schema.names)}")
@@ -132,7 +132,7 @@ class Counted:
         self._end = first_sequence + ROWS_MAX
 
     def blocks(self, rows: int) -> Iterator[bytes]:
-        """Return the properties for the next rows. Raises IdentityError."""
+        """Returns the properties for the next rows. Raises IdentityError."""
         start = self._next
         if start + rows > self._end:
             raise IdentityError(f"more than {ROWS_MAX} rows in one task: use more partitions")
@@ -163,7 +163,7 @@ class RowEncoder:
         self._topics: dict[str | None, bytes | str] = {}
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
-        """Yield the messages in the order of the rows.
+        """Yields the messages in the order of the rows.
 
         Raises IdentityError, and RowError if a row contradicts exactlyOnce=require.
         """
@@ -201,7 +201,7 @@ class RowEncoder:
                 yield FIRST_BYTE | qos << 1 | retain, topic, payload
 
     def _topic_fields(self, batch: pa.RecordBatch) -> tuple[list[bytes | str], Iterable[int]]:
-        """Return the distinct topics as fields (or their faults), and the index of each row's
+        """Returns the distinct topics as fields (or their faults), and the index of each row's
         topic."""
         if self._options.topic is not None:
             return [self._topic_field(self._options.topic)], repeat(0, batch.num_rows)
@@ -250,7 +250,7 @@ def _column_or_default(batch: pa.RecordBatch, name: str, default: Any) -> Iterab
 
 
 def _payloads(column: pa.Array) -> list[bytes]:
-    """Return the payloads: text as UTF-8, null as empty bytes."""
+    """Returns the payloads: text as UTF-8, null as empty bytes."""
     if not pa.types.is_binary(column.type):
         column = column.cast(pa.binary())
     if column.null_count:
@@ -260,7 +260,7 @@ def _payloads(column: pa.Array) -> list[bytes]:
 
 
 def ordered(batches: Iterator[pa.RecordBatch], order_by: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Sort the rows of a task by these columns, and then by all others.
+    """Sorts the rows of a task by these columns, and then by all others.
 
     The order then depends only on the rows, so each attempt numbers them equally. Raises RowError.
     """

@@ -48,16 +48,16 @@ class HoldfastWriter(DataSourceArrowWriter):
         self.job = write_job(self.options.write_id or uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommit:
-        """Publish the rows of one task."""
+        """Publishes the rows of one task."""
         task = Task(self.job, self.options.write_version, _context().partitionId())
         return TaskWriter(self.options, task).write(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Report the write."""
+        """Reports the write."""
         report(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Report the failure."""
+        """Reports the failure."""
         report_abort(messages)
 
 
@@ -71,7 +71,7 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
         check_columns(schema, self.options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommit:
-        """Publish the rows of one task."""
+        """Publishes the rows of one task."""
         context = _context()
         query_id = context.getLocalProperty(QUERY_ID)
         batch = context.getLocalProperty(BATCH_ID)
@@ -86,16 +86,16 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
         return TaskWriter(self.options, task).write(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Report one micro-batch."""
+        """Reports one micro-batch."""
         report(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Report the failure of one micro-batch."""
+        """Reports the failure of one micro-batch."""
         report_abort(messages)
 
 
 def report(messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Report a write on the driver after all tasks have succeeded.
+    """Reports a write on the driver after all tasks have succeeded.
 
     Raises IdentityError if rows may be missing after all, so that Spark does not count the batch as
     done.
@@ -111,7 +111,7 @@ def report(messages: Sequence[WriterCommitMessage | None]) -> None:
 
 
 def report_abort(messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Report a failed write. Its published messages stay published."""
+    """Reports a failed write. Its published messages stay published."""
     rows = sum(message.rows for message in messages if isinstance(message, SinkCommit))
     logger.warning(
         "the write failed; what its tasks have published (%d rows by those that ended well) stays "

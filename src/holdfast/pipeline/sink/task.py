@@ -57,7 +57,7 @@ class TaskWriter:
         self._task = task
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
-        """Publish the rows, and return when the server has everything.
+        """Publishes the rows, and returns when the server has everything.
 
         A task without rows makes no connection. Raises PublishError, RowError and IdentityError.
         """
@@ -139,7 +139,7 @@ class TaskWriter:
         self._refuse(f"the broker does not take a message to {topic!r}: {why}")
 
     def _refuse(self, why: str) -> None:
-        """Count a row that cannot be a message, or end the task (failOnRefused)."""
+        """Counts a row that cannot be a message, or ends the task (failOnRefused)."""
         if self._options.fail_on_refused:
             raise RowError(f"{why} (failOnRefused=false leaves such rows out)")
         self.done.refused += 1

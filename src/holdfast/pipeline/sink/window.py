@@ -86,7 +86,7 @@ class PublishWindow:
         return len(self.unsettled) - len(self._backlog) - len(self._refused)
 
     def has_room(self) -> bool:
-        """Return whether a new message may be added."""
+        """Returns whether a new message may be added."""
         return (
             len(self.unsettled) < self._limit
             and self._bytes < BYTES_MAX
@@ -96,7 +96,7 @@ class PublishWindow:
         )
 
     def add(self, first: int, head: bytes, tail: bytes) -> bytes:
-        """Add a message with QoS 1 or 2, and return the PUBLISH to send now.
+        """Adds a message with QoS 1 or 2, and returns the PUBLISH to send now.
 
         The arguments are its first byte, its topic field and the bytes after the packet id.
         """
@@ -117,19 +117,19 @@ class PublishWindow:
         return frame
 
     def connected(self, receive_maximum: int) -> None:
-        """Note a new connection, without a session from the last one."""
+        """Notes a new connection, without a session from the last one."""
         self.disconnected()
         self._limit = min(self._messages_max, receive_maximum)
 
     def disconnected(self) -> None:
-        """Queue everything that is not resolved, to be sent again before anything new."""
+        """Queues everything that is not resolved, to be sent again before anything new."""
         self._backlog = OrderedDict.fromkeys(self.unsettled)
         self._refused.clear()
         self._released.clear()
         self._is_probing = False
 
     def pop_due(self, now: float) -> list[bytes]:
-        """Return the messages to send again now."""
+        """Returns the messages to send again now."""
         if self._refused and not self.on_wire and now >= self._resume_at:
             self._refused.clear()
             self._backlog = OrderedDict.fromkeys(self.unsettled)
@@ -143,12 +143,12 @@ class PublishWindow:
         return frames
 
     def timer(self) -> float | None:
-        """Return the time at which `pop_due` may return messages without another answer. None: it
+        """Returns the time at which `pop_due` may return messages without another answer. None: it
         depends on answers."""
         return self._resume_at if self._refused and not self.on_wire else None
 
     def acknowledged(self, packet_id: int) -> None:
-        """Process a successful PUBACK, which nearly all answers are. Raises UnknownPacket."""
+        """Processes a successful PUBACK, which nearly all answers are. Raises UnknownPacket."""
         if (self._refused or self._backlog) and not self._is_on_wire(packet_id):
             raise UnknownPacket(packet_id)
         frame = self.unsettled.pop(packet_id, None)
@@ -163,7 +163,7 @@ class PublishWindow:
     def handle_acknowledgement(
         self, kind: int, packet_id: int, reason: int, detail: str, now: float
     ) -> bytes:
-        """Process any PUBACK, PUBREC or PUBCOMP, and return the bytes to send for it.
+        """Processes any PUBACK, PUBREC or PUBCOMP, and returns the bytes to send for it.
 
         Raises UnknownPacket, and RowRefused for a message that the server refused permanently.
         """

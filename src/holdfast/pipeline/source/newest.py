@@ -9,7 +9,7 @@ from holdfast.pipeline.source.source import LogAccess, read_work
 
 
 def newest_messages(options: SourceOptions, count: int) -> tuple[list[tuple[str, bytes, int]], str]:
-    """Return topic, payload and time of the last messages, about `count`, an equal share per
+    """Returns topic, payload and time of the last messages, about `count`, an equal share per
     partition, and a hint if messages are not stored. The time is that of storing, in microseconds
     since 1970.
 

@@ -139,7 +139,7 @@ class SourceOptions:
 
 
 def for_stream(options: SourceOptions) -> SourceOptions:
-    """Return the options of a stream. Raises OptionError for those of batch reads."""
+    """Returns the options of a stream. Raises OptionError for those of batch reads."""
     for given, name in (
         (options.ending_offsets, "endingOffsets"),
         (options.ending_timestamp_us, "endingTimestamp"),
@@ -151,7 +151,7 @@ def for_stream(options: SourceOptions) -> SourceOptions:
 
 
 def parse(options: Mapping[str, str]) -> SourceOptions:
-    """Check the options of a read. Raises OptionError, or OffsetError for a position."""
+    """Checks the options of a read. Raises OptionError, or OffsetError for a position."""
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower() for name in NAMES}
     for name in given:
@@ -189,7 +189,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
 
 
 def parse_timestamp_us(option: str, text: str) -> int:
-    """Parse a time to microseconds since 1970. Raises OptionError."""
+    """Parses a time to microseconds since 1970. Raises OptionError."""
     text = text.strip()
     if text.isascii() and text.isdecimal():
         return int(text) * 1000
@@ -259,7 +259,7 @@ def _option_number(given: Mapping[str, str], option: str, largest: int) -> int |
 
 
 def option_flag(given: Mapping[str, str], option: str, *, default: bool) -> bool:
-    """Return the option `true` or `false`. Raises OptionError."""
+    """Returns the option `true` or `false`. Raises OptionError."""
     text = given.get(option.lower(), str(default)).strip().lower()
     if text not in ("true", "false"):
         raise OptionError(f"{option} is {text!r}; allowed: true, false")
@@ -303,5 +303,5 @@ def _columns(text: str | None) -> tuple[str, ...]:
 
 
 def _processors() -> int:
-    """Return the number of processors of the driver, the default of Spark's local mode."""
+    """Returns the number of processors of the driver, the default of Spark's local mode."""
     return os.cpu_count() or 1

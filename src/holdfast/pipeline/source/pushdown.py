@@ -53,7 +53,7 @@ class PushedFilters:
     """
 
     def add(self, filters: Iterable[Filter]) -> None:
-        """Apply the filters that are understood, and ignore the others."""
+        """Applies the filters that are understood, and ignores the others."""
         for each in filters:
             attribute = getattr(each, "attribute", None)
             if isinstance(attribute, tuple) and len(attribute) == 1:
@@ -62,7 +62,7 @@ class PushedFilters:
     def ranges(
         self, ranges: Iterable[OffsetRange], partitions: int, topics: TopicFilter
     ) -> list[OffsetRange]:
-        """Return the parts of the ranges that may hold rows of these filters and of `topics`."""
+        """Returns the parts of the ranges that may hold rows of these filters and of `topics`."""
         wanted = topics.partitions(partitions)
         if self.partitions is not None:
             wanted &= self.partitions
@@ -152,6 +152,6 @@ class PushFilters:
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Note the filters, and return all of them, so that Spark applies them as well."""
+        """Notes the filters, and returns all of them, so that Spark applies them as well."""
         self.found.add(filters)
         return filters

@@ -97,7 +97,7 @@ class LogAccess:
         self._http: Servers | None = None
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
-        """Return the offsets that each partition has now.
+        """Returns the offsets that each partition has now.
 
         `at_least` are ends that the query has seen before. The call waits for servers that do not
         know these records yet, for example after a failover.
@@ -109,11 +109,11 @@ class LogAccess:
         return journal.bounds()
 
     def identity(self) -> str:
-        """Return what distinguishes the log from others, as of the last `bounds`, if known."""
+        """Returns what distinguishes the log from others, as of the last `bounds`, if known."""
         return (self._servers() if self.options.path is None else self._journal()).identity()
 
     def qos0_hint(self) -> str:
-        """Return how many messages are not in the log, because they are of QoS 0, and what stores
+        """Returns how many messages are not in the log, because they are of QoS 0, and what stores
         them. Empty: none, or the source is a directory."""
         unlogged = 0 if self.options.path is not None else self._servers().qos0_unlogged()
         if not unlogged:
@@ -125,7 +125,7 @@ class LogAccess:
         )
 
     def generation(self) -> LogGeneration:
-        """Return the generation of the log, as of the last `bounds`."""
+        """Returns the generation of the log, as of the last `bounds`."""
         return (
             self._servers().generation
             if self.options.path is None
@@ -135,7 +135,7 @@ class LogAccess:
     def carried(
         self, position: Offsets, before: int | None, bounds: Mapping[int, PartitionBounds]
     ) -> Offsets:
-        """Return a position of generation `before` of the log as one of its present generation.
+        """Returns a position of generation `before` of the log as one of its present generation.
 
         If the position has passed messages that the log has lost, this raises RestoredError. With
         `failOnDataLoss=false` it logs a warning instead.
@@ -150,7 +150,7 @@ class LogAccess:
         return moved
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Return per partition the first offset that is not older than the time, as of the last
+        """Returns per partition the first offset that is not older than the time, as of the last
         `bounds`."""
         if self.options.path is None:
             return self._servers().offsets_at(timestamp_us)
@@ -170,7 +170,7 @@ class LogAccess:
         narrowing: PushedFilters | None = None,
         skipped: list[OffsetRange] | None = None,
     ) -> list[OffsetRange]:
-        """Return the ranges to read between two positions.
+        """Returns the ranges to read between two positions.
 
         If the log lacks some of them, this raises DataLossError. With `failOnDataLoss=false` it
         logs a warning instead and appends the missing ranges to `skipped`.
@@ -198,7 +198,7 @@ class LogAccess:
         whole: bool = True,
         tasks: int | None = None,
     ) -> list[ReadWork]:
-        """Divide ranges among at most `tasks` tasks.
+        """Divides ranges among at most `tasks` tasks.
 
         With `whole`, one task reads all records of a partition, so the records of a topic stay in
         order. Otherwise each task reads the part of every partition that was written at about the
@@ -222,7 +222,7 @@ class LogAccess:
         ]
 
     def close(self) -> None:
-        """Close the connections to the servers."""
+        """Closes the connections to the servers."""
         if self._http is not None:
             self._http.close()
 
@@ -243,7 +243,7 @@ def read_work(
     schema: pa.Schema,
     skipped: list[OffsetRange] | None = None,
 ) -> Iterator[Any]:
-    """Read the ranges of one task and yield their rows as Arrow batches.
+    """Reads the ranges of one task and yields their rows as Arrow batches.
 
     At the end it appends the damaged and missing ranges to `skipped`.
     """
@@ -287,29 +287,29 @@ class HoldfastSource(DataSource):
         return ", ".join(f"{name} {DDL_TYPES[name]}" for name in self.parsed.columns)
 
     def reader(self, schema: StructType) -> "HoldfastReader":
-        """Make the reader of a batch query."""
+        """Makes the reader of a batch query."""
         return HoldfastReader(self.parsed, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> "HoldfastStreamReader":
-        """Make the reader of a streaming query."""
+        """Makes the reader of a streaming query."""
         return HoldfastStreamReader(self.parsed, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make the writer of a batch query."""
+        """Makes the writer of a batch query."""
         # Imported here, because a process that only reads needs no MQTT client.
         from holdfast.pipeline.sink.sink import HoldfastWriter
 
         return HoldfastWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Make the writer of a streaming query."""
+        """Makes the writer of a streaming query."""
         from holdfast.pipeline.sink.sink import HoldfastStreamWriter
 
         return HoldfastStreamWriter(self.options, schema, overwrite)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of the columns that Spark wants.
+    """Returns the Arrow schema of the columns that Spark wants.
 
     With `.schema(...)` a user may select some of the source's columns. Any other column raises
     OptionError.
@@ -333,7 +333,7 @@ class HoldfastReader(DataSourceReader):
             self.pushFilters = PushFilters(self.narrowing)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the tasks of the query."""
+        """Plans the tasks of the query."""
         options = self.options
         access = LogAccess(options)
         try:
@@ -356,7 +356,7 @@ class HoldfastReader(DataSourceReader):
             access.close()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Read the rows of one task."""
+        """Reads the rows of one task."""
         exclude_modules_from_collection()
         return read_work(self.options, partition, self.schema)
 
@@ -376,7 +376,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of a run with Trigger.AvailableNow. None for other triggers."""
 
     def initialOffset(self) -> dict[str, int]:
-        """Return the position at which a query without a checkpoint begins."""
+        """Returns the position at which a query without a checkpoint begins."""
         bounds = self._log().bounds()
         options = self.options
         start = _position(
@@ -386,12 +386,12 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._to_json(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of one micro-batch, from `maxRecordsPerTrigger`."""
+        """Returns the limit of one micro-batch, from `maxRecordsPerTrigger`."""
         records_max = self.options.records_per_trigger_max
         return ReadAllAvailable() if records_max is None else ReadMaxRows(records_max)
 
     def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return the end of the next micro-batch: committed, within the limit, and never below
+        """Returns the end of the next micro-batch: committed, within the limit, and never below
         `start`."""
         begin, bounds = self._from_json(start)
         end = offsets.available(begin, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -407,18 +407,18 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._to_json(end)
 
     def reportLatestOffset(self) -> dict[str, int]:
-        """Return the end of the log, from which Spark computes how far the query is behind."""
+        """Returns the end of the log, from which Spark computes how far the query is behind."""
         bounds = self._log().bounds()
         return self._to_json({partition: bound.end for partition, bound in bounds.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the run at the current end of the log."""
+        """Fixes the end of the run at the current end of the log."""
         self._target = {p: bound.end for p, bound in self._log().bounds().items()}
 
     def partitions(
         self, start: Mapping[str, int], end: Mapping[str, int]
     ) -> Sequence[InputPartition]:
-        """Plan the tasks of one micro-batch."""
+        """Plans the tasks of one micro-batch."""
         access = self._log()
         stop, bounds = self._from_json(end)
         begin = access.carried(offsets.from_json(start), offsets.generation_of(start), bounds)
@@ -430,23 +430,23 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*access.plan_tasks(ranges, tasks=tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Read the rows of one task."""
+        """Reads the rows of one task."""
         exclude_modules_from_collection()
         return read_work(self.options, partition, self.schema)
 
     def commit(self, end: Mapping[str, int]) -> None:
-        """Do nothing. Spark calls this one micro-batch late or never, so the broker must not delete
-        segments because of it."""
+        """Does nothing. Spark calls this one micro-batch late or never, so the broker must not
+        delete segments because of it."""
 
     def stop(self) -> None:
-        """Close the connections when the query ends."""
+        """Closes the connections when the query ends."""
         if self._access is not None:
             self._access.close()
 
     def _from_json(
         self, position: Mapping[str, int]
     ) -> tuple[Offsets, Mapping[int, PartitionBounds]]:
-        """Return a position of a checkpoint in the log as it is now, and the bounds of the log.
+        """Returns a position of a checkpoint in the log as it is now, and the bounds of the log.
 
         The position has the generation of the log at its time, because a log that was restored
         gives its offsets to other messages.
@@ -471,7 +471,7 @@ def _position(
     given: str | Offsets | None,
     default: str,
 ) -> Offsets:
-    """Resolve a time, or a position that the user gave, to one offset per partition."""
+    """Resolves a time, or a position that the user gave, to one offset per partition."""
     if timestamp_us is None:
         return offsets.resolve(default if given is None else given, bounds)
     at = access.offsets_at(timestamp_us)

@@ -93,7 +93,7 @@ class PresenceFold:
         )
 
     def spread(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
-        """Return a row for each message, and a number for each that is equal within a device."""
+        """Returns a row for each message, and a number for each that is equal within a device."""
         metric = rows["metric"]
         online = pc.equal(metric, ONLINE)
         first = pc.and_(pc.equal(rows["position"], 0), pc.not_equal(metric, REPEATED))
@@ -110,7 +110,7 @@ class PresenceFold:
     def fold(
         self, rows: pa.Table, states: pa.Table, oldest_us: int | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Fold the messages of some devices."""
+        """Folds the messages of some devices."""
         if not rows.num_rows:
             return
         # A message may have two rows: its first one, and that of its state.
@@ -135,8 +135,8 @@ class PresenceFold:
 
 
 def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Array]:
-    """Return the spans of a device that may be outages, and the last one, with the columns `_TIMES`
-    and `usual_us`.
+    """Returns the spans of a device that may be outages, and the last one, with the columns
+    `_TIMES` and `usual_us`.
 
     The messages are those of a day and the one before, in order; there is at least one.
     """
@@ -174,7 +174,7 @@ def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Ar
 
 
 def _usual_us(intervals: Integers) -> float | None:
-    """Return the interval that a share of them, USUAL_SHARE, is not longer than."""
+    """Returns the interval that a share of them, USUAL_SHARE, is not longer than."""
     if len(intervals) < INTERVALS_MIN:
         return None
     rank = (len(intervals) - 1) * USUAL_SHARE
@@ -187,7 +187,7 @@ def _usual_us(intervals: Integers) -> float | None:
 
 
 def finish_outages(spans: DataFrame) -> DataFrame:
-    """Make the outages of each device and day from its spans."""
+    """Makes the outages of each device and day from its spans."""
     return (
         _with_down_time(spans)
         .where(F.col("down_us") > 0)
@@ -205,7 +205,7 @@ def finish_outages(spans: DataFrame) -> DataFrame:
 
 
 def finish_availability(spans: DataFrame) -> DataFrame:
-    """Make the availability of each device and day from its spans."""
+    """Makes the availability of each device and day from its spans."""
     none = F.lit(0).cast(LongType())
     days = (
         _with_down_time(spans)
@@ -239,7 +239,7 @@ def finish_availability(spans: DataFrame) -> DataFrame:
 
 
 def _with_down_time(spans: DataFrame) -> DataFrame:
-    """Add to spans their down time (`down_us`, from `from_us` to `to_us`).
+    """Adds to spans their down time (`down_us`, from `from_us` to `to_us`).
 
     A device is down if it said so, or if the next message came too late. A day ends with the last
     message of any device.

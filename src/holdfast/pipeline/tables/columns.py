@@ -116,7 +116,7 @@ class Output:
         own: list[OwnTime] | None,
         payload_bytes: int,
     ) -> None:
-        """Add the readings of a message. `own` has the times of each reading with its own time."""
+        """Adds the readings of a message. `own` has the times of each reading with its own time."""
         if not decoded.names:
             return
         at = len(self.names)
@@ -137,7 +137,7 @@ class Output:
             ]
 
     def quarantine(self, message: Any, reason: str, code: str) -> None:
-        """Add a message that could not be read, with the reason and its code."""
+        """Adds a message that could not be read, with the reason and its code."""
         payload = message.payload
         if len(reason) > REASON_LENGTH_MAX:
             reason = f"{reason[:REASON_LENGTH_MAX]}..."
@@ -150,12 +150,12 @@ class Output:
         )  # fmt: skip
 
     def add_state(self, stream: str, text: str, last_us: int) -> None:
-        """Add the state of a stream. `last_us` is the time at which its last message was stored."""
+        """Adds the state of a stream. `last_us`: the time at which its last message was stored."""
         self._states.append((stream, text, last_us))
         self._state_bytes += len(text)
 
     def is_full(self) -> bool:
-        """Return whether `batches` has a batch of the full size."""
+        """Returns whether `batches` has a batch of the full size."""
         return self._has_readings() or self._has_bad() or self._has_states()
 
     def _has_readings(self) -> bool:
@@ -168,7 +168,7 @@ class Output:
         return len(self._states) >= STATES_PER_BATCH or self._state_bytes >= BYTES_PER_BATCH
 
     def batches(self, least: bool) -> Iterator[Piece]:
-        """Yield the collected data. Unless `least`, yield only full batches."""
+        """Yields the collected data. Unless `least`, yield only full batches."""
         if self.names and (least or self._has_readings()):
             yield ROWS, self._readings()
             self._clear()
@@ -245,7 +245,7 @@ def _array(name: str, values: Any) -> pa.Array:
 
 
 def typed_array(values: Any, kind: pa.DataType) -> pa.Array:
-    """Return an Arrow array. Times are given in microseconds."""
+    """Returns an Arrow array. Times are given in microseconds."""
     return pa.array(values, pa.int64()).cast(kind) if kind == TIME else pa.array(values, kind)
 
 

@@ -53,12 +53,12 @@ def _columns(unit: str) -> tuple[Column, ...]:
 
 
 def prepare_readings(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the readings of devices, without what the pipeline adds, such as `$online`."""
+    """Returns the readings of devices, without what the pipeline adds, such as `$online`."""
     return rows.filter(pc.invert(pc.starts_with(rows["metric"], "$")))
 
 
 def aggregate_readings(groups: GroupedRows) -> ArrowColumns:
-    """Compute the statistics of readings."""
+    """Computes the statistics of readings."""
     numbers = groups.present("value_double")
     found = Results(len(groups.begins))
     for each, values in numbers.sorted():

@@ -47,7 +47,7 @@ class Emission(NamedTuple):
 def read_edge(
     state: StreamState, topic: str, payload: bytes, at: At
 ) -> tuple[list[Emission], StreamPosition]:
-    """Read one message of an edge node. Raises DecodeError."""
+    """Reads one message of an edge node. Raises DecodeError."""
     levels = topic.split("/")
     if len(levels) == 3 and levels[1] == "STATE":
         return [Emission(f"STATE/{levels[2]}", _host_state(payload))], NOWHERE
@@ -80,7 +80,7 @@ def read_edge(
 
 
 def edge_device(topic: str) -> str | None:
-    """Return the device of a topic of Sparkplug, or None for a command and other topics."""
+    """Returns the device of a topic of Sparkplug, or None for a command and other topics."""
     levels = topic.split("/")
     if len(levels) not in (4, 5) or levels[2] not in _TYPES:
         return None
@@ -92,7 +92,7 @@ def _host_state(payload: bytes) -> Decoded:
 
 
 def _continue_number(state: StreamState, kind: str, found: Payload, at: At) -> StreamPosition:
-    """Return the position of a message by its number from 0 to 255, continued without end.
+    """Returns the position of a message by its number from 0 to 255, continued without end.
 
     The numbers begin again with each NBIRTH.
     """
@@ -116,7 +116,7 @@ def _continue_number(state: StreamState, kind: str, found: Payload, at: At) -> S
 
 
 def _birth_at(state: StreamState, at: At) -> Birth | None:
-    """Return the last birth at or before `at`."""
+    """Returns the last birth at or before `at`."""
     for birth in reversed(state.births):
         if birth.at <= at:
             return birth
@@ -152,7 +152,7 @@ def _learn_names(birth: Birth, device: str, found: Payload) -> None:
 
 
 def _add_metrics(decoded: Decoded, device: str, found: Payload, birth: Birth | None) -> None:
-    """Add the metrics with their names. A metric that cannot be read becomes an error of the
+    """Adds the metrics with their names. A metric that cannot be read becomes an error of the
     message."""
     if found.body:
         decoded.refuse(f"a body of the format {found.format[:40]!r} is not decoded", "format")
@@ -206,7 +206,7 @@ def _set_online(state: StreamState, device: str, online: bool, decoded: Decoded)
 
 
 def _node_death(state: StreamState, node: str, found: Payload, at: At) -> list[Emission]:
-    """Process the will of an edge node: it and all its devices are down.
+    """Processes the will of an edge node: it and all its devices are down.
 
     A will whose bdSeq differs from that of the last birth belongs to an earlier session and has no
     effect.

@@ -58,7 +58,7 @@ class Folder:
     """The fold of one task."""
 
     def __init__(self, rules: Sequence[Rule], *, together: bool = True) -> None:
-        """Prepare the rules. With `together`, messages with the same fields may be read together.
+        """Prepares the rules. With `together`, messages with the same fields may be read together.
 
         A test compares the rows of both ways.
         """
@@ -76,7 +76,7 @@ class Folder:
     def fold(
         self, batches: Iterator[pa.RecordBatch], states: Mapping[str, tuple[str, int]]
     ) -> Iterator[Piece]:
-        """Fold the batches, and yield readings, quarantine and states.
+        """Folds the batches, and yields readings, quarantine and states.
 
         `states` has the text and the time of the last message per stream. States of streams without
         a message in the batches are not returned.
@@ -114,7 +114,7 @@ class Folder:
                 yield from self.output.batches(least=False)
 
     def _read_together(self, alike: ColumnBatch, begin: int, end: int) -> Iterator[Piece]:
-        """Read a span together where nothing special happens, and one by one around the exceptions.
+        """Reads a span together where nothing special happens, and one by one around exceptions.
 
         After each exception twice as many messages are read alone, so that a span with many
         exceptions costs few useless looks.
@@ -149,7 +149,7 @@ class Folder:
         self.text, self.last_us = self.states.get(stream, (None, 0))
 
     def _drop_old_state(self, store_us: int) -> None:
-        """Drop a state that is too old for a message stored at `store_us`.
+        """Drops a state that is too old for a message stored at `store_us`.
 
         A step without messages of the stream may have dropped it already, or not. Dropping it here
         makes the rows independent of the steps.
@@ -158,7 +158,7 @@ class Folder:
             self.text = self.state = None
 
     def _end_stream(self) -> None:
-        """Output the state of the stream."""
+        """Outputs the state of the stream."""
         if self.stream is not None:
             text = self.text
             if self.state is not None:
@@ -177,7 +177,7 @@ class Folder:
         return self.state
 
     def _read_message(self, message: TableMessage) -> None:
-        """Read one message, unless its producer sequence shows that it is a repetition."""
+        """Reads one message, unless its producer sequence shows that it is a repetition."""
         reader = self.topics[message.topic].reader
         if reader is None:
             return
@@ -203,7 +203,7 @@ class Folder:
             first += len(decoded.names)
 
     def _quarantine(self, message: TableMessage, reason: str, code: str) -> None:
-        """Put a message into the quarantine, unless the day has many of its stream and code."""
+        """Puts a message into the quarantine, unless the day has many of its stream and code."""
         count = count_error(self._loaded_state(), code, message.store_us)
         if count == NOISE_MAX:
             reason = f"{reason} (the {count}th of this day: more of this code are only counted)"
@@ -223,7 +223,7 @@ class Folder:
         )
 
     def _read(self, message: TableMessage, reader: Reader) -> tuple[list[Emission], StreamPosition]:
-        """Read one message. A repetition gives nothing. Raises DecodeError."""
+        """Reads one message. A repetition gives nothing. Raises DecodeError."""
         payload = message.payload
         if payload is None or message.bytes > PAYLOAD_BYTES_MAX:
             raise DecodeError(
@@ -254,7 +254,7 @@ class Folder:
         return [emission], follow(self._loaded_state(), number, begun, message.store_us)
 
     def _note_repetition(self, message: TableMessage, reader: Reader) -> None:
-        """Output the reading that stands for a message of a producer that came before."""
+        """Outputs the reading that stands for a message of a producer that came before."""
         device: str | None = message.topic
         with suppress(DecodeError):  # the first one is in the quarantine
             if reader.rule.decode == "sparkplug":
@@ -275,7 +275,7 @@ class Folder:
         place: StreamPosition,
         first: int,
     ) -> None:
-        """Output the readings of one device in a message, with their marks."""
+        """Outputs the readings of one device in a message, with their marks."""
         decoded = emission.decoded
         store_us, time_us = message.store_us, decoded.time_us
         event_us, claimed_us = _believed(time_us, store_us, reader.future_us)
@@ -306,7 +306,7 @@ class Folder:
         store_us: int,
         reader: Reader,
     ) -> list[OwnTime]:
-        """Return the times of readings that have their own.
+        """Returns the times of readings that have their own.
 
         Each is compared with the newest time before the message, so that a list which begins with
         its newest reading makes no other of its own late.
@@ -335,7 +335,7 @@ def _repetition(device: str) -> Emission:
 
 
 def _believed(time_us: int | None, store_us: int, future_us: int) -> tuple[int, int | None]:
-    """Return the event time, and the claimed time if it is not plausible."""
+    """Returns the event time, and the claimed time if it is not plausible."""
     if time_us is None:
         return store_us, None
     if EARLIEST_US <= time_us <= store_us + future_us:

@@ -44,14 +44,14 @@ class Names:
     """The index of each row's text, -1 for null."""
 
     def array(self, rows: npt.NDArray[np.int64]) -> pa.Array:
-        """Return some rows, which have no nulls, as a dictionary array."""
+        """Returns some rows, which have no nulls, as a dictionary array."""
         return pa.DictionaryArray.from_arrays(
             pa.array(self.codes[rows]), pa.array(self.names, pa.string())
         )
 
 
 def names_of(column: pa.Array) -> Names:
-    """Return a column of texts, or of a dictionary of texts, as Names."""
+    """Returns a column of texts, or of a dictionary of texts, as Names."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     codes = column.indices.fill_null(-1).to_numpy()
@@ -72,7 +72,7 @@ class Rows:
         self.count = batch.num_rows
 
     def message(self, row: int) -> TableMessage:
-        """Return one message."""
+        """Returns one message."""
         return self._messages[row]
 
     @cached_property
@@ -110,7 +110,7 @@ class Rows:
         return names_of(self.batch.column("producer_id"))
 
     def integers(self, name: str) -> npt.NDArray[Any]:
-        """Return a column of integers. Nulls are 0."""
+        """Returns a column of integers. Nulls are 0."""
         column = self.batch.column(name)
         found: npt.NDArray[Any] = (column.fill_null(0) if column.null_count else column).to_numpy()
         return found

@@ -35,7 +35,7 @@ _MISSING_COLUMNS: Final = (
 
 
 def build_gaps(readings: DataFrame) -> DataFrame:
-    """Return the gaps that were opened, and the missing numbers that came later."""
+    """Returns the gaps that were opened, and the missing numbers that came later."""
     rows = readings.where((F.col("position") == 0) & F.col("gap_opened_at").isNotNull())
     opened = F.col("gap_before") > 0
     return rows.select(
@@ -56,7 +56,7 @@ def build_gaps(readings: DataFrame) -> DataFrame:
 
 
 def build_missing(gaps: DataFrame) -> DataFrame:
-    """Return each gap without the numbers that came later, as ranges."""
+    """Returns each gap without the numbers that came later, as ranges."""
     day = F.date_trunc("day", "opened_at").alias("window_start")
     key = ["stream", "run", "opened_at"]
     opened = gaps.where(F.col("event") == "missing").select(*key, day, "device", "first", "last")

@@ -46,7 +46,7 @@ class ProfileEvidence:
     text: str = ""
 
     def base_of(self, topic: str, payloads: Sequence[bytes]) -> str | None:
-        """Return the base of a topic, empty if the profile has none. None: it is no evidence."""
+        """Returns the base of a topic, empty if the profile has none. None: it is no evidence."""
         match = self.topic.fullmatch(topic)
         if match is None or not any(map(self._is_shown, payloads)):
             return None
@@ -69,7 +69,7 @@ class Profile:
     order: int = 50
 
     def bases(self, topics: Mapping[str, Sequence[bytes]]) -> list[str]:
-        """Return the bases under which topics show the product. `topics` has some payloads of
+        """Returns the bases under which topics show the product. `topics` has some payloads of
         each."""
         bases = {
             base
@@ -80,14 +80,14 @@ class Profile:
         return sorted(bases)[:BASES_MAX]
 
     def rules_at(self, base: str) -> list[dict[str, Any]]:
-        """Return the arguments of the rules below a base, with `why` and perhaps `local_time`."""
+        """Returns the arguments of the rules below a base, with `why` and perhaps `local_time`."""
         depth = len(base.split("/"))
         return [{name: _placed(value, base, depth) for name, value in rule.items()}
                 for rule in self.rules]  # fmt: skip
 
 
 def _placed(value: Any, base: str, depth: int) -> Any:
-    """Replace the base and the levels in a value of a rule."""
+    """Replaces the base and the levels in a value of a rule."""
     if isinstance(value, list):
         return tuple(_placed(each, base, depth) for each in value) or None
     if not isinstance(value, str):
@@ -105,8 +105,8 @@ def _has_all(payload: bytes, names: Sequence[str]) -> bool:
 
 
 def load_profiles(folder: Path | None = None) -> list[Profile]:
-    """Return the profiles of a folder, followed by those of the package. One of the folder replaces
-    one with the same name. Raises ProfileError."""
+    """Returns the profiles of a folder, followed by those of the package. One of the folder
+    replaces one with the same name. Raises ProfileError."""
     own = {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.toml"))}
     if folder is not None and not own:
         raise ProfileError(f"{folder}: no file *.toml in it")
@@ -124,7 +124,7 @@ def _built_in() -> tuple[Profile, ...]:
 
 
 def profile_of(name: str, text: bytes, place: str) -> Profile:
-    """Parse a profile. Raises ProfileError."""
+    """Parses a profile. Raises ProfileError."""
     try:
         parsed = tomllib.loads(text.decode())
         unknown = parsed.keys() - TOP_KEYS
@@ -147,7 +147,7 @@ def profile_of(name: str, text: bytes, place: str) -> Profile:
 
 
 def rule_of(arguments: Mapping[str, Any]) -> Rule:
-    """Return the rule of some arguments of a profile. Raises RuleError and TypeError."""
+    """Returns the rule of some arguments of a profile. Raises RuleError and TypeError."""
     return Rule(**{name: value for name, value in arguments.items()
                    if name not in ("why", "local_time")})  # fmt: skip
 

@@ -88,7 +88,7 @@ Codes = npt.NDArray[np.int32]
 def readings_table(
     rules: Sequence[Rule] = (), name: str = "readings", expectations: Sequence[Expectation] = ()
 ) -> Table:
-    """Return the table with some rules before the default ones, and with expectations."""
+    """Returns the table with some rules before the default ones, and with expectations."""
     return Table(
         name=name,
         layer="silver",
@@ -126,7 +126,7 @@ class ReadingsFold:
         return Topics(self.rules)
 
     def spread(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Integers]:
-        """Return the messages with something to read, and a number for each that is equal within a
+        """Returns the messages with something to read, and a number for each that is equal within a
         stream."""
         sizes = pc.binary_length(rows.column("payload")).fill_null(0)
         rows = rows.append_column("bytes", sizes.cast(pa.int64())).select(_MESSAGE)
@@ -148,11 +148,11 @@ class ReadingsFold:
         return topic.reader is not None and (self._topics.with_dollar or not name.startswith("$"))
 
     def spread_states(self, states: pa.RecordBatch) -> Integers:
-        """Return the number of the stream of each state."""
+        """Returns the number of the stream of each state."""
         return np.array([crc32(name.encode()) for name in states["stream"].to_pylist()], np.int64)
 
     def fold(self, rows: pa.Table, states: pa.Table, oldest_us: int | None) -> Iterator[Piece]:
-        """Fold the messages of some streams.
+        """Folds the messages of some streams.
 
         `oldest_us` is the time of the oldest message in the step, over all tasks.
         """
@@ -175,7 +175,7 @@ class ReadingsFold:
 
 
 def _streams(names: Names, topics: Sequence[Topic], clients: pa.Array) -> Names:
-    """Return the stream of each row. `topics` has the Topic of each name."""
+    """Returns the stream of each row. `topics` has the Topic of each name."""
     found = [topic.stream for topic in topics]
     if None not in found:
         return _named(found, names.codes)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def _named(streams: Sequence[str], codes: npt.NDArray[np.int32]) -> Names:
 
 
 def _with_short_payloads(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Cut payloads that are too long to decode to the part that the quarantine keeps."""
+    """Cuts payloads that are too long to decode to the part that the quarantine keeps."""
     too_long = pc.greater(rows["bytes"], PAYLOAD_BYTES_MAX)
     if not pc.any(too_long).as_py():
         return rows
@@ -201,7 +201,7 @@ def _with_short_payloads(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _recent_states(states: pa.Table, oldest_us: int | None) -> pa.Table:
-    """Return the states without those that are too old for every message of the step."""
+    """Returns the states without those that are too old for every message of the step."""
     if oldest_us is None:
         return states
     least = pa.scalar(oldest_us - IDLE_US_MAX)
@@ -215,7 +215,7 @@ def _unchanged(states: pa.Table) -> Iterator[Piece]:
 
 
 def _encoded(texts: pa.ChunkedArray) -> pa.Array:
-    """Return texts as a dictionary in one chunk. The texts together may be too long for one
+    """Returns texts as a dictionary in one chunk. The texts together may be too long for one
     chunk."""
     found = texts.dictionary_encode().combine_chunks()
     return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
@@ -224,7 +224,7 @@ def _encoded(texts: pa.ChunkedArray) -> pa.Array:
 def _in_order(
     rows: pa.Table, names: Names, topics: Sequence[Topic], streams: Names
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of INPUT, stream by stream, with the messages of each in order.
+    """Yields batches of INPUT, stream by stream, with the messages of each in order.
 
     The payloads may be in memory-mapped files. Only those of one slice are in memory.
     """
@@ -259,7 +259,7 @@ def _in_order(
 
 
 def _clock(store_us: Integers, streams: Codes, partitions: Codes, offsets: Integers) -> Integers:
-    """Return the time at which each message was stored, made monotonic per stream and partition.
+    """Returns the time at which each message was stored, made monotonic per stream and partition.
 
     The broker's clock may be set back. Offsets decide the order within a partition, so a message
     does not get a time before that of its predecessor.
@@ -277,7 +277,7 @@ def _clock(store_us: Integers, streams: Codes, partitions: Codes, offsets: Integ
 
 
 def _weights(rows: pa.Table) -> Integers:
-    """Return the bytes that each row needs in a slice."""
+    """Returns the bytes that each row needs in a slice."""
     weights: Integers = rows["bytes"].to_numpy()
     for texts in (rows["client_id"], pc.struct_field(rows["producer"], "id")):
         weights = weights + pc.fill_null(pc.binary_length(texts), 0).to_numpy()
@@ -285,7 +285,7 @@ def _weights(rows: pa.Table) -> Integers:
 
 
 def _slices(cuts: Iterable[tuple[int, int]], sizes: Integers) -> Iterator[list[tuple[int, int]]]:
-    """Yield consecutive batches that fit in memory together."""
+    """Yields consecutive batches that fit in memory together."""
     found: list[tuple[int, int]] = []
     total = 0
     for begin, end in cuts:
@@ -300,7 +300,7 @@ def _slices(cuts: Iterable[tuple[int, int]], sizes: Integers) -> Iterator[list[t
 
 
 def _copy_rows(rows: pa.Table, wanted: Integers) -> pa.RecordBatch:
-    """Return some rows in some order, copied.
+    """Returns some rows in some order, copied.
 
     Rows are taken chunk by chunk, because all rows together may be more than one array can have.
     """
@@ -322,7 +322,7 @@ def _copy_rows(rows: pa.Table, wanted: Integers) -> pa.RecordBatch:
 
 
 def _cuts(sizes: Integers, streams: Codes) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each batch, within the bounds and between two streams where
+    """Yields the begin and end of each batch, within the bounds and between two streams where
     possible.
 
     A batch that ends between two streams keeps their readings apart.

@@ -144,7 +144,7 @@ class Rule:
         return RuleError(f"rule {self.filter!r}: {what}")
 
     def _device_fields(self) -> tuple[str, ...]:
-        """Return the fields that name the device. A field may have spaces in its name."""
+        """Returns the fields that name the device. A field may have spaces in its name."""
         if self.device.startswith("field "):
             return (self.device.removeprefix("field "),)
         return tuple(self.device.split()[1:]) if self.device.startswith("fields ") else ()
@@ -172,7 +172,7 @@ class Rule:
         )  # fmt: skip
 
     def fields(self) -> Fields:
-        """Return the fields that the decoders look for."""
+        """Returns the fields that the decoders look for."""
         device = self._device_fields()
         required = {
             role
@@ -196,7 +196,7 @@ class Rule:
         )
 
     def device_of(self) -> Callable[[str, str], str]:
-        """Return the function (topic, client id) -> device.
+        """Returns the function (topic, client id) -> device.
 
         It raises DecodeError for a topic with too few levels.
         """
@@ -214,7 +214,7 @@ class Rule:
         return lambda topic, client_id: _some_levels(topic, begin, end)
 
     def metric_of(self) -> Callable[[str], str]:
-        """Return the function from a topic to the metric of a payload that is one value.
+        """Returns the function from a topic to the metric of a payload that is one value.
 
         It raises DecodeError for a topic with too few levels.
         """
@@ -224,7 +224,7 @@ class Rule:
         return self.levels_of(self.metric)
 
     def levels_of(self, text: str) -> Callable[[str], str]:
-        """Return the function from a topic to some of its levels. Raises RuleError."""
+        """Returns the function from a topic to some of its levels. Raises RuleError."""
         found = self._levels(text)
         if found is None:
             raise self._wrong(f"{text!r}; a name, 'level 3' or 'levels 3-4'")
@@ -232,11 +232,11 @@ class Rule:
         return lambda topic: _some_levels(topic, begin, end)
 
     def level_range(self) -> tuple[int, int] | None:
-        """Return the first and last level of the device, or None if it is not made from levels."""
+        """Returns the first and last level of the device, or None if it is not made from levels."""
         return self._levels(self.device)
 
     def _levels(self, text: str) -> tuple[int, int] | None:
-        """Return the first and last level, counted from 1, or from the end with -1."""
+        """Returns the first and last level, counted from 1, or from the end with -1."""
         match = re.fullmatch(r"levels? (-?\d{1,3})(?:-(-?\d{1,3}))?", text)
         if match is None:
             return None
@@ -247,7 +247,7 @@ class Rule:
         return begin, end
 
     def literal_prefix(self) -> str:
-        """Return the text with which every matching topic begins."""
+        """Returns the text with which every matching topic begins."""
         levels = re.split("[+#]", self.filter, maxsplit=1)
         return levels[0] if len(levels) == 1 else levels[0].removesuffix("/")
 
@@ -268,7 +268,7 @@ class Rule:
 
 
 def _quoted(level: str) -> str:
-    """Escape every character that may have a meaning in a regular expression."""
+    """Escapes every character that may have a meaning in a regular expression."""
     return "".join(f"\\{c}" if c.isascii() and not c.isalnum() else c for c in level)
 
 
@@ -309,5 +309,5 @@ They read Sparkplug B, and online or offline on topics that end in `/status`, `/
 
 
 def with_defaults(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Return some rules, followed by the default ones."""
+    """Returns some rules, followed by the default ones."""
     return (*rules, *DEFAULT_RULES)

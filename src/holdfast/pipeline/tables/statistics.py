@@ -42,27 +42,27 @@ class GroupedRows:
         self.ends = np.append(self.begins[1:], self.rows.num_rows)
 
     def key(self, name: str) -> pa.ChunkedArray:
-        """Return the value that all rows of a group share."""
+        """Returns the value that all rows of a group share."""
         return self.rows[name].take(pa.array(self.begins))
 
     def size(self) -> pa.Array:
-        """Return the number of rows."""
+        """Returns the number of rows."""
         return pa.array(self.ends - self.begins)
 
     def count(self, conditions: pa.ChunkedArray) -> pa.Array:
-        """Return the number of rows in which a condition is true."""
+        """Returns the number of rows in which a condition is true."""
         return self._reduced(np.add, conditions.fill_null(False))
 
     def sum(self, name: str) -> pa.Array:
-        """Return the sum of whole numbers."""
+        """Returns the sum of whole numbers."""
         return self._reduced(np.add, self.rows[name])
 
     def least(self, name: str) -> pa.Array:
-        """Return the least number or time."""
+        """Returns the least number or time."""
         return self._reduced(np.minimum, self.rows[name])
 
     def greatest(self, name: str) -> pa.Array:
-        """Return the greatest number or time."""
+        """Returns the greatest number or time."""
         return self._reduced(np.maximum, self.rows[name])
 
     def _reduced(self, reduce: np.ufunc, values: pa.ChunkedArray) -> pa.Array:
@@ -70,14 +70,14 @@ class GroupedRows:
         return pa.array(reduce.reduceat(integers, self.begins))
 
     def distinct(self, name: str) -> pa.Array:
-        """Return the number of distinct values that are not null. The rows are sorted by it."""
+        """Returns the number of distinct values that are not null. The rows are sorted by it."""
         ranks = ranks_of(self.rows[name])
         is_new = np.append(True, ranks[1:] != ranks[:-1])
         is_new[self.begins] = True
         return pa.array(np.add.reduceat((is_new & (ranks >= 0)).astype(np.int64), self.begins))
 
     def present(self, name: str) -> "Present":
-        """Return the values of a column that are not null."""
+        """Returns the values of a column that are not null."""
         column = self.rows[name]
         before = np.append(0, np.cumsum(column.is_valid().to_numpy()))
         return Present(column.drop_null(), before[self.begins], before[self.ends])
@@ -92,22 +92,22 @@ class Present:
     ends: Integers
 
     def size(self) -> pa.Array:
-        """Return the number of values."""
+        """Returns the number of values."""
         return pa.array(self.ends - self.begins)
 
     def first(self) -> pa.ChunkedArray:
-        """Return the first value. It is null if there is none."""
+        """Returns the first value. It is null if there is none."""
         return self._at(self.begins)
 
     def last(self) -> pa.ChunkedArray:
-        """Return the last value. It is null if there is none."""
+        """Returns the last value. It is null if there is none."""
         return self._at(self.ends - 1)
 
     def _at(self, places: Integers) -> pa.ChunkedArray:
         return self.values.take(pa.array(places, mask=self.ends == self.begins))
 
     def sorted(self) -> Iterator[tuple[Integers, Numbers]]:
-        """Yield the groups with equally many values, at least one, and their values: sorted, a row
+        """Yields the groups with equally many values, at least one, and their values: sorted, a row
         per group."""
         values = self.values.to_numpy() + 0  # -0.0 becomes 0.0
         counts = self.ends - self.begins
@@ -126,7 +126,7 @@ class Results:
         self._found: dict[str, tuple[Doubles, npt.NDArray[np.bool_]]] = {}
 
     def put(self, name: str, groups: Integers, values: Numbers, known: Any = True) -> None:
-        """Add the values of some groups. Where `known` is false they stay null."""
+        """Adds the values of some groups. Where `known` is false they stay null."""
         if name not in self._found:
             self._found[name] = np.empty(self._count), np.ones(self._count, np.bool_)
         found, is_null = self._found[name]
@@ -134,7 +134,7 @@ class Results:
         is_null[groups] = ~np.broadcast_to(known, len(groups))
 
     def array(self, name: str) -> pa.Array:
-        """Return the values of a name. All are null if none was added."""
+        """Returns the values of a name. All are null if none was added."""
         if name not in self._found:
             return pa.nulls(self._count, pa.float64())
         found, is_null = self._found[name]
@@ -142,7 +142,7 @@ class Results:
 
 
 def percentile(values: Numbers, share: float) -> Doubles:
-    """Return a percentile of each row of sorted values, interpolated linearly (as numpy does)."""
+    """Returns a percentile of each row of sorted values, interpolated linearly (as numpy does)."""
     rank = (values.shape[1] - 1) * share
     below = int(rank)
     part = rank - below
@@ -154,7 +154,7 @@ def percentile(values: Numbers, share: float) -> Doubles:
 
 
 def put_moments(results: Results, groups: Integers, values: Doubles) -> None:
-    """Add the `mean` and `stddev` of each row of sorted values.
+    """Adds the `mean` and `stddev` of each row of sorted values.
 
     The mean is never outside the least and the greatest value. A sum of rounded doubles is not
     exact: 33 times 10.7 gives a mean of 10.699999999999994. The sum of what the values differ from
@@ -177,7 +177,7 @@ def put_moments(results: Results, groups: Integers, values: Doubles) -> None:
 
 
 def _sums(values: Doubles) -> Doubles:
-    """Return the sum of each row. numpy's own sum adds in an order that depends on the machine."""
+    """Returns the sum of each row. numpy's own sum adds in an order that depends on the machine."""
     return np.add.accumulate(values, axis=1)[:, -1]
 
 
@@ -213,7 +213,7 @@ class WindowFold:
         return (*found, ("first_time", "timestamp"), ("last_time", "timestamp"))
 
     def spread(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Integers]:
-        """Return the rows that count, and a number for each that is equal within a group."""
+        """Returns the rows that count, and a number for each that is equal within a group."""
         rows = self.prepare(rows)
         hours = rows[self.time].cast(pa.int64()).to_numpy() // UNIT_US["hour"]
         return rows, text_hashes(rows[self.keys[0]]) + hours
@@ -221,7 +221,7 @@ class WindowFold:
     def fold(
         self, rows: pa.Table, states: pa.Table, oldest_us: int | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Fold the rows of some groups."""
+        """Folds the rows of some groups."""
         if not rows.num_rows:
             return
         times = rows[self.time].cast(pa.int64()).to_numpy()
@@ -237,14 +237,14 @@ class WindowFold:
             yield ROWS, batch
 
     def finish(self, folded: DataFrame) -> DataFrame:
-        """Add the rates."""
+        """Adds the rates."""
         for rate, count in self.rates.items():
             folded = folded.withColumn(rate, per_second(count, self.unit))
         return folded
 
 
 def text_hashes(texts: pa.Array) -> Integers:
-    """Return a whole number for each text, which is the same in every process."""
+    """Returns a whole number for each text, which is the same in every process."""
     encoded = texts.dictionary_encode()
     hashes = [crc32(text.encode()) for text in encoded.dictionary.to_pylist()]
     found: Integers = np.array([*hashes, 0], np.int64)[encoded.indices.fill_null(-1).to_numpy()]
@@ -252,7 +252,7 @@ def text_hashes(texts: pa.Array) -> Integers:
 
 
 def per_second(count: str, unit: str) -> SparkColumn:
-    """Return a count divided by the observed seconds of its window.
+    """Returns a count divided by the observed seconds of its window.
 
     The frame has `window_start`, and `first_time` and `last_time` of each group. A minute that is
     not over is not divided by 60: what is observed of an hour begins with the first time of all its

@@ -98,7 +98,7 @@ NOWHERE: Final = StreamPosition()
 
 
 def producer_key(producer: str, partition: int, *, is_topic: bool) -> str:
-    """Return the key under which sequences only grow: a producer within a partition.
+    """Returns the key under which sequences only grow: a producer within a partition.
 
     `is_topic` means that the stream is one topic, which is in one partition.
     """
@@ -106,7 +106,7 @@ def producer_key(producer: str, partition: int, *, is_topic: bool) -> str:
 
 
 def is_repetition(state: StreamState, producer: str, epoch: int, sequence: int) -> bool:
-    """Return whether a message with a producer sequence is a repetition. For `producer` see
+    """Returns whether a message with a producer sequence is a repetition. For `producer` see
     `producer_key`."""
     last = state.producers.get(producer)
     if last is not None and (epoch, sequence) <= last:
@@ -119,7 +119,7 @@ def is_repetition(state: StreamState, producer: str, epoch: int, sequence: int) 
 
 
 def was_seen(state: StreamState, id: str, checksum: int | None) -> bool:
-    """Return whether a message with this id has come, and note the id.
+    """Returns whether a message with this id has come, and notes the id.
 
     With a checksum, it must have had this content: a field that happens to be named `msg_id` may be
     the type of the message, or a counter that has begun again.
@@ -137,7 +137,7 @@ def was_seen(state: StreamState, id: str, checksum: int | None) -> bool:
 
 
 def count_error(state: StreamState, code: str, store_us: int) -> int:
-    """Count an error of a stream, and return how many of this code the day has with it."""
+    """Counts an error of a stream, and returns how many of this code the day has with it."""
     day = store_us // DAY_US
     last, count = state.errors.get(code, (day, 0))
     count = count + 1 if last == day else 1
@@ -146,7 +146,7 @@ def count_error(state: StreamState, code: str, store_us: int) -> int:
 
 
 def is_repeated(state: StreamState, number: int, checksum: int) -> bool:
-    """Return whether a message with this number had this content, and note it.
+    """Returns whether a message with this number had this content, and notes it.
 
     The number alone is not enough: a device that has restarted uses its numbers again, with other
     content.
@@ -163,14 +163,14 @@ def is_repeated(state: StreamState, number: int, checksum: int) -> bool:
 
 
 def is_late(state: StreamState, device: str, event_us: int, lateness_us: int) -> bool:
-    """Return whether an event time is late for its device, and note it if it is the newest."""
+    """Returns whether an event time is late for its device, and notes it if it is the newest."""
     newest = state.latest.get(device)
     note_newest(state, device, event_us)
     return newest is not None and event_us < newest - lateness_us
 
 
 def note_newest(state: StreamState, device: str, event_us: int) -> None:
-    """Note an event time of a device if it is the newest."""
+    """Notes an event time of a device if it is the newest."""
     newest = state.latest.get(device)
     if newest is None or event_us > newest:
         state.latest.pop(device, None)
@@ -182,7 +182,7 @@ def note_newest(state: StreamState, device: str, event_us: int) -> None:
 def follow(
     state: StreamState, number: int, begun: int, store_us: int, restarts: bool = True
 ) -> StreamPosition:
-    """Return the position of a message with `number`, and note the number.
+    """Returns the position of a message with `number`, and notes the number.
 
     `begun` names the run if the message begins one. With `restarts`, the numbers themselves can
     begin a new run. Otherwise only `begin_run` does.
@@ -210,13 +210,13 @@ def follow(
 
 
 def begin_run(state: StreamState, run: int, number: int, raw: int = 0) -> None:
-    """Begin a run. Numbers missing in the last run stay missing."""
+    """Begins a run. Numbers missing in the last run stay missing."""
     state.run, state.high, state.raw = run, number, raw
     state.gaps = []
 
 
 def _fill(state: StreamState, number: int) -> int | None:
-    """Return the time at which the gap with `number` was found, or None if it was not missing."""
+    """Returns the time at which the gap with `number` was found, or None if it was not missing."""
     for index, (first, last, opened_us) in enumerate(state.gaps):
         if first <= number <= last:
             parts = [(first, number - 1, opened_us), (number + 1, last, opened_us)]

@@ -48,7 +48,7 @@ class Reader:
         self._drops, self._numbers = _any_of(rule.drop), _any_of(rule.numbers)
 
     def read(self, message: TableMessage, payload: bytes) -> Emission:
-        """Decode a message. Raises DecodeError."""
+        """Decodes a message. Raises DecodeError."""
         for layer in self._layers:
             payload = layer(payload)
         if payload.startswith(GZIP_BEGIN) and self.decoder in WITH_LAYERS:
@@ -89,7 +89,7 @@ class Reader:
         return decode_status(payload, fields, any_word=decode == "status")
 
     def _call(self, topic: str, payload: bytes) -> Any:
-        """Return what the user's function makes of a payload. Raises DecodeError."""
+        """Returns what the user's function makes of a payload. Raises DecodeError."""
         assert callable(self.rule.decode)
         try:
             return plain(self.rule.decode(topic, payload))
@@ -100,7 +100,7 @@ class Reader:
             raise DecodeError(f"{name}: {type(error).__name__}: {error}") from None
 
     def _change_metrics(self, topic: str, decoded: Decoded) -> None:
-        """Apply the parts of the rule that name, drop or convert metrics."""
+        """Applies the parts of the rule that name, drop or convert metrics."""
         if self._drops is not None:
             drops = self._drops
             decoded.keep([at for at, name in enumerate(decoded.names) if not drops(name)])
@@ -115,7 +115,7 @@ class Reader:
 
 
 def _any_of(patterns: Sequence[str]) -> Callable[[str], object] | None:
-    """Return the test whether a name matches one of some patterns with `*`."""
+    """Returns the test whether a name matches one of some patterns with `*`."""
     if not patterns:
         return None
     parts = (".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns)
@@ -176,7 +176,7 @@ class Topics:
     def _common_reading(
         self, index: int, reader: Reader, name: str
     ) -> tuple[Way | None, str | None]:
-        """Return the way in which the messages are read together, and the device of all of them."""
+        """Returns the way in which messages are read together, and the device of all of them."""
         decode = reader.rule.decode
         if decode not in ("auto", "json", "number") or reader.rule.is_special:
             return None, None
@@ -196,7 +196,7 @@ class Topics:
 
 
 def _stream(rule: Rule, topic: str) -> tuple[str | None, bool]:
-    """Return the stream of a topic that matches the rule, and whether it may span partitions.
+    """Returns the stream of a topic that matches the rule, and whether it may span partitions.
 
     A topic with too few levels is its own stream. The fold then reports the fault.
     """
@@ -216,7 +216,7 @@ def _stream(rule: Rule, topic: str) -> tuple[str | None, bool]:
 
 
 def client_stream(client_id: str | None) -> str:
-    """Return the stream of a client."""
+    """Returns the stream of a client."""
     return f"client {client_id or ''}"
 
 

@@ -78,7 +78,7 @@ _TOPIC_COLUMNS: Final = (
 
 
 def prepare_latency(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the messages that say when they were published, with `latency_us`. It is null if the
+    """Returns the messages that say when they were published, with `latency_us`. It is null if the
     clock is not believed."""
     wanted = pc.and_(pc.equal(rows["position"], 0), pc.is_valid(rows["sent_time"]))
     rows = rows.filter(pc.and_(wanted, pc.invert(rows["is_historical"])))
@@ -95,7 +95,7 @@ def prepare_latency(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def aggregate_latency(groups: GroupedRows) -> ArrowColumns:
-    """Compute the latency of messages."""
+    """Computes the latency of messages."""
     latency = groups.present("latency_us")
     found = Results(len(groups.begins))
     for each, values in latency.sorted():
@@ -115,7 +115,7 @@ def aggregate_latency(groups: GroupedRows) -> ArrowColumns:
 
 
 def prepare_quality(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the messages, with a column for each thing that is counted."""
+    """Returns the messages, with a column for each thing that is counted."""
     rows = rows.filter(pc.equal(rows["position"], 0))
     again = pc.equal(rows["metric"], REPEATED)
     gap = rows["gap_before"].fill_null(0)
@@ -133,20 +133,20 @@ def prepare_quality(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def aggregate_quality(groups: GroupedRows) -> ArrowColumns:
-    """Count repetitions, late messages and gaps."""
+    """Counts repetitions, late messages and gaps."""
     names = ("messages", "repetitions", "late", "wrong_clock", "filled")
     counts = {name: groups.count(groups.rows[name]) for name in names}
     return {**counts, "missing": groups.sum("missing")}
 
 
 def prepare_topics(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the messages with the size of their payload in place of it."""
+    """Returns the messages with the size of their payload in place of it."""
     size = pc.binary_length(rows["payload"]).cast(pa.int64())
     return rows.drop_columns(["payload"]).append_column("bytes", size)
 
 
 def aggregate_topics(groups: GroupedRows) -> ArrowColumns:
-    """Compute messages and bytes."""
+    """Computes messages and bytes."""
     return {
         "messages": groups.size(),
         "bytes": groups.sum("bytes"),

@@ -329,7 +329,7 @@ def _check_direction(packet_type: int, version: int, from_client: bool) -> None:
 
 
 def _check_flags(first: int, version: int) -> None:
-    """Check the four reserved flags of every packet except PUBLISH. [MQTT-2.1.3-1] [MQTT3-2.2.2-2]
+    """Checks the four reserved flags of every packet except PUBLISH. [MQTT-2.1.3-1] [MQTT3-2.2.2-2]
     MQTT 3.1 leaves them unused or sets DUP, so they are not checked there."""
     if first != first_byte(first >> 4) and version > 3:
         raise MalformedPacket(f"{m.TYPE_NAMES[first >> 4]} with flags {first & 15:04b}")

@@ -38,7 +38,7 @@ class FrameReader:
         self._more: bytearray | None = None
 
     def feed(self, data: bytes) -> None:
-        """Add input."""
+        """Adds input."""
         more = self._more
         if more is not None:
             more += data
@@ -60,7 +60,7 @@ class FrameReader:
         return self._more is None and self._position >= len(self.buffer)
 
     def serve_other_stream(self, packet_bytes_max: int) -> None:
-        """Forget the input, which next() has consumed."""
+        """Forgets the input, which next() has consumed."""
         self.packet_bytes_max = packet_bytes_max
         self.buffer = b""
         self._position = 0
@@ -118,7 +118,7 @@ class FrameReader:
                 return False
 
     def unread(self) -> None:
-        """Take the present frame back, so that next() returns it again. Input may be fed before."""
+        """Takes the present frame back, so next() returns it again. Input may be fed before."""
         self._position = self.begin
 
     def _read_length(self, position: int) -> int:
@@ -142,7 +142,7 @@ class FrameReader:
         return -1
 
     def _join(self, wanted: int) -> bool:
-        """Join `wanted` bytes at the start of the buffer and drop consumed ones. False: some of
+        """Joins `wanted` bytes at the start of the buffer and drops consumed ones. False: some of
         them have not arrived yet."""
         position = self._position
         more = self._more
@@ -176,7 +176,7 @@ class SpareReader:
         return reader
 
     def reclaim(self, reader: FrameReader) -> None:
-        """Take a reader back that is empty."""
+        """Takes a reader back that is empty."""
         self._reader = reader
 
 

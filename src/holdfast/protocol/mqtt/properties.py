@@ -381,7 +381,7 @@ def read_number(buf: bytes, position: int, end: int, encoding: int) -> tuple[int
 
 
 def check_number(identifier: int, number: int) -> None:
-    """Raise `ProtocolViolation` for a number that this property must not have."""
+    """Raises `ProtocolViolation` for a number that this property must not have."""
     if number == 0:
         if identifier == TOPIC_ALIAS:
             # [MQTT-3.3.2-8]
@@ -395,7 +395,7 @@ def check_number(identifier: int, number: int) -> None:
 
 
 def check_response_topic(topic: str) -> None:
-    """Raise `ProtocolViolation` if this is no topic name. [MQTT-3.3.2-14]"""
+    """Raises `ProtocolViolation` if this is no topic name. [MQTT-3.3.2-14]"""
     if "+" in topic or "#" in topic:
         raise ProtocolViolation(PROTOCOL_ERROR, "a response topic with wildcards")
     if not topic:
@@ -404,12 +404,12 @@ def check_response_topic(topic: str) -> None:
 
 
 def check_repeats(count: int) -> None:
-    """Raise `ProtocolViolation` if a packet has `count` properties of one kind already."""
+    """Raises `ProtocolViolation` if a packet has `count` properties of one kind already."""
     if count >= REPEATS_MAX:
         raise ProtocolViolation(QUOTA_EXCEEDED, f"over {REPEATS_MAX} properties of one kind")
 
 
 def _refuse_second(properties: Properties, identifier: int, info: PropertyInfo) -> None:
-    """Raise `ProtocolViolation` if the packet has the property already."""
+    """Raises `ProtocolViolation` if the packet has the property already."""
     if identifier in properties:
         raise ProtocolViolation(PROTOCOL_ERROR, f"property {info.name} twice in a packet")

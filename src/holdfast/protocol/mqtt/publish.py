@@ -118,7 +118,7 @@ def _decode_with_properties(
 def _read_properties(
     publish: Publish, buf: bytes, position: int, end: int, from_client: bool
 ) -> bytes:
-    """Check each property, set the fields of a Publish, and return the other properties.
+    """Checks each property, sets the fields of a Publish, and returns the other properties.
 
     They are not decoded into a dict: the broker forwards them unchanged and in order
     [MQTT-3.3.2-17] [MQTT-3.3.2-18], and needs only those with a field of their own.
@@ -161,7 +161,7 @@ def _read_properties(
 
 
 def _read_property(publish: Publish, identifier: int, buf: bytes, position: int, end: int) -> int:
-    """Check a property that may occur once; return the position after it."""
+    """Checks a property that may occur once; returns the position after it."""
     if identifier == MESSAGE_EXPIRY_INTERVAL:
         publish.expiry_s = read_four(buf, position, end)
         return position + 4
@@ -193,7 +193,7 @@ def _read_property(publish: Publish, identifier: int, buf: bytes, position: int,
 
 
 def _add_subscription_id(publish: Publish, number: int, from_client: bool) -> None:
-    """Add a subscription identifier, which only a server may send."""
+    """Adds a subscription identifier, which only a server may send."""
     if from_client:
         # [MQTT-3.3.4-6]
         raise ProtocolViolation(PROTOCOL_ERROR, "a subscription identifier from a client")
@@ -205,8 +205,8 @@ def _add_subscription_id(publish: Publish, number: int, from_client: bool) -> No
 
 
 def _refuse_second(identifier: int) -> None:
-    """Refuse a second property of a kind. An unknown id may share a bit of `seen` with a known one;
-    `_read_property` refuses it with a better text."""
+    """Refuses a second property of a kind. An unknown id may share a bit of `seen` with a known
+    one; `_read_property` refuses it with a better text."""
     info = TABLE.get(identifier)
     if info is not None:
         raise ProtocolViolation(PROTOCOL_ERROR, f"property {info.name} twice in PUBLISH")

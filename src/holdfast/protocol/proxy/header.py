@@ -56,8 +56,8 @@ class ProxyHeader:
         return self._end() - have
 
     def take(self, offered: bytes) -> int:
-        """Take the offered bytes that belong to the header. Raises `ProxyError` when they cannot be
-        the beginning of one."""
+        """Takes the offered bytes that belong to the header. Raises `ProxyError` when they cannot
+        be the beginning of one."""
         used = 0
         while not self.is_complete and used < len(offered):
             piece = offered[used : used + self.wanted_bytes]
@@ -80,7 +80,7 @@ class ProxyHeader:
         return FIXED_BYTES + int.from_bytes(self._data[14:16], "big")
 
     def _check(self) -> None:
-        """Check what has arrived. A wrong byte is refused as soon as it is there, so a client that
+        """Checks what has arrived. A wrong byte is refused as soon as it is there, so a client that
         sends something else does not wait for the rest of a header."""
         data = self._data
         if self._is_text(b""):
@@ -113,7 +113,7 @@ class ProxyHeader:
             self._read_binary(data)
 
     def _read_text(self, data: bytes) -> None:
-        """Read a complete header of version 1."""
+        """Reads a complete header of version 1."""
         if not data.endswith(b"\r\n"):
             raise ProxyError("a header of version 1 ends with CR LF")
         try:
@@ -141,7 +141,7 @@ class ProxyHeader:
         self._finish(address, port)
 
     def _read_binary(self, data: bytes) -> None:
-        """Read a complete header of version 2. Values behind the addresses are skipped."""
+        """Reads a complete header of version 2. Values behind the addresses are skipped."""
         family = data[13]
         if data[12] == _PROXY and family == 0x11:
             self._finish(IPv4Address(data[16:20]), int.from_bytes(data[24:26], "big"))

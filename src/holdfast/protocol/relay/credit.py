@@ -22,7 +22,7 @@ class SendingCredit:
         self.is_exhausted = False
 
     def spend(self, size: int) -> bool:
-        """Count bytes sent. True: the sender stops now."""
+        """Counts bytes sent. True: the sender stops now."""
         self.unconfirmed += size
         if self.is_exhausted or self.unconfirmed <= WINDOW_BYTES:
             return False
@@ -30,7 +30,7 @@ class SendingCredit:
         return True
 
     def restore(self, size: int) -> bool:
-        """Count bytes that the receiver is done with. True: the sender goes on now."""
+        """Counts bytes that the receiver is done with. True: the sender goes on now."""
         self.unconfirmed -= size
         if not self.is_exhausted or self.unconfirmed > WINDOW_BYTES // 2:
             return False
@@ -45,7 +45,7 @@ class ReceivingCredit:
         self.unconfirmed = 0
 
     def finish(self, size: int) -> int:
-        """Count bytes that the receiver is done with. The bytes to confirm now; 0: none yet."""
+        """Counts bytes that the receiver is done with. The bytes to confirm now; 0: none yet."""
         self.unconfirmed += size
         if self.unconfirmed < WINDOW_BYTES // 4:
             return 0

@@ -59,7 +59,7 @@ class RelayReader:
         self._position = 0
 
     def feed(self, data: bytes) -> None:
-        """Add input."""
+        """Adds input."""
         rest = len(self.buffer) - self._position
         self.buffer = self.buffer[self._position :] + data if rest else data
         self._position = 0
@@ -105,7 +105,7 @@ def count_frame(kind: int, number: int, count: int) -> bytes:
 
 
 def add_data(out: list[bytes], number: int, data: bytes) -> int:
-    """Append the DATA frames for `data` to `out`. Returns their bytes, headers included."""
+    """Appends the DATA frames for `data` to `out`. Returns their bytes, headers included."""
     size = len(data)
     if size <= PAYLOAD_BYTES_MAX:
         out.append(_HEADER.pack(DATA, number, size))
@@ -135,7 +135,7 @@ class ClientArrival:
 
 
 def decode_arrival(content: bytes) -> ClientArrival:
-    """Decode the arrival of a client. Raises `RelayError` when it is malformed."""
+    """Decodes the arrival of a client. Raises `RelayError` when it is malformed."""
     try:
         listener, length = _OPENED.unpack_from(content)
         names = content[_OPENED.size :]

@@ -2,7 +2,7 @@
 
 
 def intersection(one: str, other: str) -> str | None:
-    """Return the filter that matches what both match, `$` topics aside, or None."""
+    """Returns the filter that matches what both match, `$` topics aside, or None."""
     left = one.split("/")
     right = other.split("/")
     common: list[str] = []

@@ -60,7 +60,7 @@ def decode_topic(raw: bytes) -> str:
 
 
 def check_filter(filter: str) -> None:
-    """Raise `InvalidFilter` unless this is a valid filter, shared or not."""
+    """Raises `InvalidFilter` unless this is a valid filter, shared or not."""
     # [MQTT-4.7.3-3] The limit is in bytes. A character has at most four, so most filters need no
     # encoding.
     if len(filter) > TOPIC_BYTES_MAX // 4 and len(filter.encode()) > TOPIC_BYTES_MAX:
@@ -77,7 +77,7 @@ def check_filter(filter: str) -> None:
 
 
 def _check_levels(filter: str, whole: str) -> None:
-    """Check a plain filter. `whole` is the filter as the client sent it, for the text of the
+    """Checks a plain filter. `whole` is the filter as the client sent it, for the text of the
     error."""
     # [MQTT-4.7.3-1]
     if not filter:

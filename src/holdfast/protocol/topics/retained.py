@@ -61,7 +61,7 @@ class RetainedTrie(Generic[T]):
         return self.entries.get(topic)
 
     def set(self, topic: str, entry: T, size_bytes: int = 0) -> None:
-        """Add or replace the entry of a topic. `size_bytes` is its size, if known."""
+        """Adds or replaces the entry of a topic. `size_bytes` is its size, if known."""
         before = self.entries.get(topic)
         if before is None:
             self._insert(topic)
@@ -72,7 +72,7 @@ class RetainedTrie(Generic[T]):
                 self.size_bytes -= self._size_of(before)
 
     def remove(self, topic: str) -> T | None:
-        """Remove the entry of a topic and return it, or None."""
+        """Removes the entry of a topic and returns it, or None."""
         entry = self.entries.pop(topic, None)
         if entry is not None:
             self._cut(topic)
@@ -82,7 +82,7 @@ class RetainedTrie(Generic[T]):
         return entry
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         topics = [topic for chunk in self._chunks for topic in chunk]
         assert topics == sorted(self.entries), "the chunks are not the topics in order"
         assert self._lasts == [chunk[-1] for chunk in self._chunks], "the ends of the chunks"

@@ -49,7 +49,7 @@ class SubscriptionTrie:
         return self._pairs
 
     def add(self, filter: str, key: object, value: object) -> object | None:
-        """Subscribe `key`. Returns its earlier value under this filter, or None."""
+        """Subscribes `key`. Returns its earlier value under this filter, or None."""
         self.version += 1
         entry = self._entries.get(filter)
         if entry is None:
@@ -79,7 +79,7 @@ class SubscriptionTrie:
         return None
 
     def remove(self, filter: str, key: object) -> object | None:
-        """Unsubscribe `key`. Returns its value, or None if it was not subscribed."""
+        """Unsubscribes `key`. Returns its value, or None if it was not subscribed."""
         entry = self._entries.get(filter)
         if entry is None:
             return None
@@ -150,7 +150,7 @@ class SubscriptionTrie:
         return list(self._entries)
 
     def _match_wildcards(self, topic: str, found: list[TrieEntry]) -> None:
-        """Add the entries of the filters with wildcards that match.
+        """Adds the entries of the filters with wildcards that match.
 
         `nodes` are the nodes whose path matches the levels so far. A single filter leaves the walk
         as soon as it is alone below a node: its remaining levels are compared at once (`_step`).
@@ -187,7 +187,7 @@ class SubscriptionTrie:
             _collect_below(node, _END, found)
 
     def _insert(self, entry: TrieEntry) -> None:
-        """Add a filter to the trie. Where it meets a lone filter, both are moved one level down
+        """Adds a filter to the trie. Where it meets a lone filter, both are moved one level down
         until their levels differ."""
         node = self._root
         levels = entry.filter.split("/")
@@ -208,7 +208,7 @@ class SubscriptionTrie:
         node[_END] = entry
 
     def _cut(self, filter: str) -> None:
-        """Remove a filter from the trie, with every node that is not needed any more."""
+        """Removes a filter from the trie, with every node that is not needed any more."""
         node = self._root
         path: list[dict[str, object]] = [node]
         keys: list[str] = []
@@ -248,7 +248,7 @@ def _step(
     nodes: list[dict[str, object]],
     found: list[TrieEntry],
 ) -> None:
-    """Go on to `child`, whose path matches the levels before `depth`."""
+    """Goes on to `child`, whose path matches the levels before `depth`."""
     if isinstance(child, TrieEntry):
         if levels_match(child.filter.split("/"), levels, depth):
             found.append(child)
@@ -258,7 +258,7 @@ def _step(
 
 
 def _collect_below(node: dict[str, object], key: str, found: list[TrieEntry]) -> None:
-    """Add the filter that ends here with this key, if there is one."""
+    """Adds the filter that ends here with this key, if there is one."""
     entry = node.get(key)
     if entry is not None:
         assert isinstance(entry, TrieEntry)

@@ -109,7 +109,7 @@ class FrameDecoder:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _unmask(self, piece: bytes) -> bytes:
-        """Unmask a part of a payload, and turn the key to where the next part begins."""
+        """Unmasks a part of a payload, and turns the key to where the next part begins."""
         key = self._key
         turn = len(piece) & 3
         if turn and self._left:
@@ -178,7 +178,7 @@ class FrameDecoder:
         return True
 
     def _handle_control(self) -> None:
-        """Handle a complete control frame."""
+        """Handles a complete control frame."""
         if self._opcode == PING:
             # A reply to the last one is enough: RFC 6455, section 5.5.3.
             self.ping = self._control
@@ -195,7 +195,7 @@ class FrameDecoder:
                 self.reason = close.reason
 
     def _fail(self, code: int, text: str) -> bool:
-        """End the decoder with a violation. Always False, for `_check`."""
+        """Ends the decoder with a violation. Always False, for `_check`."""
         self.ended = True
         self.failed = True
         self.code = code

@@ -106,12 +106,12 @@ class WebSocketStream:
         return self._socket
 
     def read_upgrade(self, head: bytes, rest: bytes) -> None:
-        """Process the peer's half of the upgrade, then call `opened` or `refuse`. `head` ends with
-        an empty line, `rest` is the input behind it."""
+        """Processes the peer's half of the upgrade, then calls `opened` or `refuse`. `head` ends
+        with an empty line, `rest` is the input behind it."""
         raise NotImplementedError
 
     def refuse_upgrade(self, text: str, too_long: bool) -> None:
-        """Refuse input that is no HTTP, or whose head is too long."""
+        """Refuses input that is no HTTP, or whose head is too long."""
         raise NotImplementedError
 
     # asyncio.Protocol, for the socket
@@ -120,30 +120,30 @@ class WebSocketStream:
         self._socket = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass input on. What arrives after the end is read and discarded, see OVER."""
+        """Passes input on. What arrives after the end is read and discarded, see OVER."""
         if self._state == OPENING:
             self._gather_head(data)
         elif self._state != OVER:
             self._feed(data)
 
     def eof_received(self) -> bool:
-        """Let the socket close itself. A WebSocket has no half-closed state."""
+        """Lets the socket close itself. A WebSocket has no half-closed state."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report the end to the inner protocol, with our own reason if there is one."""
+        """Reports the end to the inner protocol, with our own reason if there is one."""
         self._stop_timer()
         self._state = OVER
         self._inner.connection_lost(self._error if self._error is not None else error)
 
     def pause_writing(self) -> None:
-        """Pass congestion on while the WebSocket is open."""
+        """Passes congestion on while the WebSocket is open."""
         self._congested = True
         if self._state == OPEN:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass the end of congestion on. A ping may have come meanwhile."""
+        """Passes the end of congestion on. A ping may have come meanwhile."""
         self._congested = False
         if self._state == OPEN:
             self._inner.resume_writing()
@@ -152,7 +152,7 @@ class WebSocketStream:
     # asyncio.Transport, for the inner protocol
 
     def write(self, payload: bytes) -> None:
-        """Send a binary message. Before the WebSocket is open and after `close` bytes are dropped,
+        """Sends a binary message. Before the WebSocket is open and after `close` bytes are dropped,
         as a closed socket does."""
         if self._state != OPEN:
             return
@@ -170,7 +170,7 @@ class WebSocketStream:
         self.socket.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def writelines(self, list_of_data: Iterable[bytes]) -> None:
-        """Send all data in one write."""
+        """Sends all data in one write."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
@@ -178,7 +178,7 @@ class WebSocketStream:
         return False
 
     def close(self) -> None:
-        """Begin the closing handshake. The peer's close frame, or ANSWER_S, ends it."""
+        """Begins the closing handshake. The peer's close frame, or ANSWER_S, ends it."""
         if self._state == OPEN:
             self._send_close(NORMAL, "")
             self._state = CLOSING
@@ -187,7 +187,7 @@ class WebSocketStream:
             self._close_socket()
 
     def abort(self) -> None:
-        """Close the socket at once, without a close frame."""
+        """Closes the socket at once, without a close frame."""
         self._state = OVER
         self.socket.abort()
 
@@ -213,7 +213,7 @@ class WebSocketStream:
     # For the two sides
 
     def opened(self, rest: bytes) -> None:
-        """End the upgrade; `rest` is the input behind it. A client's inner protocol gets its
+        """Ends the upgrade; `rest` is the input behind it. A client's inner protocol gets its
         connection only now."""
         self._state = OPEN
         if self._is_client:
@@ -222,7 +222,7 @@ class WebSocketStream:
             self._feed(rest)
 
     def refuse(self, error: WebSocketError, last_words: bytes = b"") -> None:
-        """End the connection because the upgrade failed."""
+        """Ends the connection because the upgrade failed."""
         self._error = error
         if last_words:
             self.socket.write(last_words)
@@ -231,7 +231,7 @@ class WebSocketStream:
     # Helpers
 
     def _gather_head(self, data: bytes) -> None:
-        """Collect the HTTP head.
+        """Collects the HTTP head.
 
         A method begins with a letter. So a TLS or MQTT client at the wrong port is refused with its
         first byte, and does not wait until HEAD_BYTES_MAX have arrived.
@@ -252,7 +252,7 @@ class WebSocketStream:
         self._head = b""
 
     def _feed(self, data: bytes) -> None:
-        """Decode input, and pass its payload on."""
+        """Decodes input, and passes its payload on."""
         payload = self._frames.feed(data)
         if payload and self._state == OPEN:
             self._inner.data_received(payload)
@@ -262,7 +262,7 @@ class WebSocketStream:
             self._reply_to_ping()
 
     def _end(self) -> None:
-        """Handle the peer's close frame or violation."""
+        """Handles the peer's close frame or violation."""
         frames = self._frames
         if self._state == CLOSING:
             self._close_socket()
@@ -280,8 +280,8 @@ class WebSocketStream:
             self._close_socket()
 
     def _fail(self) -> None:
-        """End after an error. A server waits for the client to read the reason; a client has nobody
-        to inform."""
+        """Ends after an error. A server waits for the client to read the reason; a client has
+        nobody to inform."""
         self._state = OVER
         if self._is_client:
             self._close_socket()
@@ -289,7 +289,7 @@ class WebSocketStream:
             self._linger()
 
     def _reply_to_ping(self) -> None:
-        """Reply to a ping, unless the peer does not read: pongs would accumulate."""
+        """Replies to a ping, unless the peer does not read: pongs would accumulate."""
         ping = self._frames.ping
         if ping is not None and self._state == OPEN and not self._congested:
             self._frames.ping = None
@@ -304,7 +304,7 @@ class WebSocketStream:
             self.socket.write(self._frame(CLOSE, close_payload(code, reason)))
 
     def _linger(self) -> None:
-        """Wait for the peer's reply, then close. A server ends its half of the connection at
+        """Waits for the peer's reply, then closes. A server ends its half of the connection at
         once."""
         socket = self.socket
         if socket.is_closing():
@@ -316,7 +316,7 @@ class WebSocketStream:
         self._start_timer(ANSWER_S, self._close_socket)
 
     def _close_socket(self) -> None:
-        """Close the socket after its last bytes, or abort it after CLOSE_TIMEOUT_S."""
+        """Closes the socket after its last bytes, or aborts it after CLOSE_TIMEOUT_S."""
         self.socket.close()
         self._start_timer(CLOSE_TIMEOUT_S, self.socket.abort)
 

@@ -130,7 +130,7 @@ class AccessFile:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def change(self, make: Callable[[AccessData], tuple[AccessData, T]]) -> T:
-        """Replace the file by what `make` returns for its content, and mark what no cluster has
+        """Replaces the file by what `make` returns for its content, and marks what no cluster has
         agreed on yet. Raises `AccessError`."""
         result: list[T] = []
 
@@ -143,7 +143,7 @@ class AccessFile:
         return result[0]
 
     def update(self, make: Callable[[AccessData], AccessData]) -> AccessData:
-        """Replace the file by what `make` returns for its content, and return it. Raises
+        """Replaces the file by what `make` returns for its content, and returns it. Raises
         `AccessError`."""
         with self._changing, self._locked():
             made = make(self.read())
@@ -158,7 +158,7 @@ class AccessFile:
             return LastUses()
 
     def write_uses(self, uses: LastUses) -> None:
-        """Replace the times of last use. Raises `AccessError`."""
+        """Replaces the times of last use. Raises `AccessError`."""
         try:
             self._replace(USE_FILE, msgspec.json.encode(uses))
         except OSError as error:
@@ -180,7 +180,7 @@ class AccessFile:
             os.close(descriptor)
 
     def _open_lock(self) -> int:
-        """Open the lock, made if it is missing. Raises `OSError`.
+        """Opens the lock, made if it is missing. Raises `OSError`.
 
         The directory may belong to another user than the process. Counter-example with a link that
         is followed, or with a file that was there before: the owner of the directory lets the lock
@@ -198,7 +198,7 @@ class AccessFile:
         return descriptor
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Replace a file. Raises `OSError`."""
+        """Replaces a file. Raises `OSError`."""
         # mkstemp sets mode 0600 with any umask.
         descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.directory)
         try:
@@ -219,8 +219,8 @@ class AccessFile:
             os.close(folder)
 
     def _give_owner(self, descriptor: int) -> None:
-        """Give a file that this process has just made to the owner of the directory. The broker may
-        run as another user than the command line, and has to read the file."""
+        """Gives a file that this process has just made to the owner of the directory. The broker
+        may run as another user than the command line, and has to read the file."""
         folder, file = self.directory.stat(), os.fstat(descriptor)
         if (folder.st_uid, folder.st_gid) != (file.st_uid, file.st_gid) and os.geteuid() == 0:
             os.fchown(descriptor, folder.st_uid, folder.st_gid)

@@ -50,7 +50,7 @@ def hash_admin_password(password: str) -> str:
 
 
 def add_user(name: str, role: str, hashed: str, now_s: int) -> Callable[[AccessData], Made]:
-    """Add a user. `hashed`: see `hash_admin_password`."""
+    """Adds a user. `hashed`: see `hash_admin_password`."""
 
     def make(data: AccessData) -> Made:
         if not NAME.fullmatch(name):
@@ -67,7 +67,7 @@ def add_user(name: str, role: str, hashed: str, now_s: int) -> Callable[[AccessD
 
 
 def change_user(name: str, role: str = "", hashed: str = "") -> Callable[[AccessData], Made]:
-    """Change the role or the password of a user; empty: no change."""
+    """Changes the role or the password of a user; empty: no change."""
 
     def make(data: AccessData) -> Made:
         user = _user(data, name)
@@ -80,7 +80,7 @@ def change_user(name: str, role: str = "", hashed: str = "") -> Callable[[Access
 
 
 def remove_user(name: str) -> Callable[[AccessData], Made]:
-    """Remove a user."""
+    """Removes a user."""
 
     def make(data: AccessData) -> Made:
         _user(data, name)
@@ -93,7 +93,7 @@ def remove_user(name: str) -> Callable[[AccessData], Made]:
 def add_token(
     role: str, now_s: int, valid_s: int = 0, note: str = "", created_by: str = ""
 ) -> Callable[[AccessData], tuple[AccessData, tuple[str, str]]]:
-    """Add a token, valid for `valid_s` seconds (0: for ever). The result is its id and its text,
+    """Adds a token, valid for `valid_s` seconds (0: for ever). The result is its id and its text,
     which nothing shows again."""
 
     def make(data: AccessData) -> tuple[AccessData, tuple[str, str]]:
@@ -125,7 +125,7 @@ def add_token(
 
 
 def remove_token(id: str) -> Callable[[AccessData], Made]:
-    """Remove a token."""
+    """Removes a token."""
 
     def make(data: AccessData) -> Made:
         if id not in data.tokens:

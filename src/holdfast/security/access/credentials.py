@@ -53,7 +53,7 @@ class AdminCredentials:
     """
 
     def __init__(self, directory: Path, given: AccessData | None = None) -> None:
-        """Read the file. Raises `AccessError`. `given`: see `use_given`."""
+        """Reads the file. Raises `AccessError`. `given`: see `use_given`."""
         self.file = AccessFile(directory)
         self.is_written = True
         """Whether the file has what is in force."""
@@ -84,7 +84,7 @@ class AdminCredentials:
         return self._data.is_set_up
 
     def use_given(self, given: AccessData) -> None:
-        """Use the users and tokens of a file of the configuration, beside those of the data
+        """Uses the users and tokens of a file of the configuration, beside those of the data
         directory. A name in both is that of the configuration. It may wait for a file."""
         with self._lock:
             self.given = given
@@ -95,7 +95,7 @@ class AdminCredentials:
         return AccessData(users=own.users | given.users, tokens=own.tokens | given.tokens)
 
     def take(self, make: Callable[[AccessData], AccessData]) -> None:
-        """Change the file, and put the change in force also if the file cannot be written:
+        """Changes the file, and puts the change in force also if the file cannot be written:
         otherwise a full disk would keep a removed token valid."""
         with self._lock:
             try:
@@ -156,7 +156,7 @@ class AdminCredentials:
         return identity
 
     def refresh(self) -> None:
-        """Read the file again if it has changed. A file that cannot be read, or that has gone,
+        """Reads the file again if it has changed. A file that cannot be read, or that has gone,
         leaves the users and tokens in force: else its removal would open the port."""
         with self._lock:
             stamp = self.file.stamp()
@@ -183,7 +183,7 @@ class AdminCredentials:
         return True
 
     def change(self, make: Callable[[AccessData], tuple[AccessData, T]]) -> T:
-        """Change the file, and put the change in force. Raises `AccessError`."""
+        """Changes the file, and puts the change in force. Raises `AccessError`."""
         result = self.file.change(make)
         self.refresh()
         return result
@@ -200,12 +200,12 @@ class AdminCredentials:
         return hashed if user is not None and is_right else ""
 
     def begin_session(self, user: str, password_hash: str) -> str:
-        """Begin a session after `verify`. Returns the secret for the cookie."""
+        """Begins a session after `verify`. Returns the secret for the cookie."""
         self._used(CredentialOwner(f"user {user}", Scope.OPEN))
         return self.sessions.begin(f"user {user}", password_hash, time.monotonic())
 
     def begin_token_session(self, token: str) -> tuple[CredentialOwner, str]:
-        """Begin a session that ends with its token. Returns the owner, and the secret for the
+        """Begins a session that ends with its token. Returns the owner, and the secret for the
         cookie. Raises `Unauthenticated`."""
         owner = self._by_token(BEARER + token)
         stored = self._data.tokens[owner.name.partition(" ")[2]]
@@ -216,7 +216,7 @@ class AdminCredentials:
         return self.sessions.find(cookie, time.monotonic()) if cookie else None
 
     def save_uses(self, *, at_once: bool = False) -> None:
-        """Write the times of last use, if some have changed and it is time to."""
+        """Writes the times of last use, if some have changed and it is time to."""
         now_s = time.monotonic()
         if not at_once and now_s - self._wrote_uses_s < USES_S:
             return

@@ -37,7 +37,7 @@ class BrowserSessions:
         return len(self._sessions)
 
     def begin(self, owner: str, secret_hash: str, now_s: float) -> str:
-        """Begin a session. Returns the secret for the cookie."""
+        """Begins a session. Returns the secret for the cookie."""
         self._sweep(now_s)
         own = [key for key, session in self._sessions.items() if session.owner == owner]
         if len(own) >= SESSIONS_PER_OWNER_MAX:
@@ -61,7 +61,7 @@ class BrowserSessions:
         return session
 
     def end(self, secret: str) -> None:
-        """End a session. The cookie is worthless afterwards, wherever a copy of it is."""
+        """Ends a session. The cookie is worthless afterwards, wherever a copy of it is."""
         self._sessions.pop(_key(secret), None)
 
     def _sweep(self, now_s: float) -> None:

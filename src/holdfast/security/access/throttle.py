@@ -36,7 +36,7 @@ class Buckets:
         self._left[key] = (left, now_s)
 
     def take(self, key: str, now_s: float) -> bool:
-        """Count an attempt. Returns False if none was left."""
+        """Counts an attempt. Returns False if none was left."""
         left = self.left(key, now_s)
         if left >= 1.0:
             self.set(key, left - 1.0, now_s)
@@ -59,7 +59,7 @@ class LoginThrottle:
         self._users = Buckets(USER_ATTEMPTS, USER_REGAIN_S)
 
     def begin(self, remote: str, user: str, now_s: float) -> float:
-        """Count an attempt. Returns 0, or the seconds to wait for the next one."""
+        """Counts an attempt. Returns 0, or the seconds to wait for the next one."""
         wait_s = 0.0
         found = []
         for buckets, key in ((self._addresses, network_of(remote)), (self._users, user)):
@@ -74,7 +74,7 @@ class LoginThrottle:
         return 0.0
 
     def succeeded(self, remote: str, user: str, now_s: float) -> None:
-        """Give a right attempt back."""
+        """Gives a right attempt back."""
         for buckets, key in ((self._addresses, network_of(remote)), (self._users, user)):
             buckets.set(key, buckets.left(key, now_s) + 1.0, now_s)
 

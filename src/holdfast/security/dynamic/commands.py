@@ -61,7 +61,7 @@ class SecurityChange:
 
 
 def run_commands(edit: SecurityEdit, payload: bytes) -> list[CommandOutcome]:
-    """Run the commands of a message in their order."""
+    """Runs the commands of a message in their order."""
     try:
         message = msgspec.json.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -169,14 +169,14 @@ class SecurityDocument:
         return copy
 
     def join(self, username: str, groupname: str, priority: int) -> None:
-        """Add a user to a group. Both exist."""
+        """Adds a user to a group. Both exist."""
         group = self.groups[groupname]
         members = {**group.members, username: priority}
         self.groups[groupname] = msgspec.structs.replace(group, members=members)
         self.groups_of[username] = self.groups_of.get(username, frozenset()) | {groupname}
 
     def leave(self, username: str, groupname: str) -> None:
-        """Remove a user from a group, if it is in it."""
+        """Removes a user from a group, if it is in it."""
         group = self.groups[groupname]
         members = {name: priority for name, priority in group.members.items() if name != username}
         self.groups[groupname] = msgspec.structs.replace(group, members=members)
@@ -243,13 +243,13 @@ def acls_by_priority(acls: list[RoleAcl]) -> tuple[RoleAcl, ...]:
 
 
 def check_name(text: str, what: str) -> None:
-    """Raise `DynamicSecurityError` unless the text can be a name or a description."""
+    """Raises `DynamicSecurityError` unless the text can be a name or a description."""
     if "\0" in text or len(text.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise DynamicSecurityError(f"{what} has at most {NAME_BYTES_MAX} bytes, and no NUL")
 
 
 def check_acl(acl: RoleAcl) -> None:
-    """Raise `DynamicSecurityError` unless this can be a rule."""
+    """Raises `DynamicSecurityError` unless this can be a rule."""
     if acl.acltype not in ACL_TYPES:
         raise DynamicSecurityError("Unknown acltype")
     try:

@@ -29,7 +29,7 @@ class DynamicSecurityFile:
 
     @classmethod
     def load(cls, path: Path, *, is_replaced: bool = True) -> "DynamicSecurityFile":
-        """Read a file, which the process may replace (`is_replaced`). Raises
+        """Reads a file, which the process may replace (`is_replaced`). Raises
         `DynamicSecurityError`."""
         try:
             with path.open("rb") as file:
@@ -56,7 +56,7 @@ class DynamicSecurityFile:
             return False
 
     def replaced(self, document: SecurityDocument) -> "DynamicSecurityFile":
-        """Write another content, durably. Raises `DynamicSecurityError`."""
+        """Writes another content, durably. Raises `DynamicSecurityError`."""
         if not self.is_current():
             raise DynamicSecurityError(
                 f"{self.path} was changed by another program: reload the broker first"
@@ -71,7 +71,7 @@ class DynamicSecurityFile:
 def write(
     path: Path, document: SecurityDocument, like: os.stat_result | None = None
 ) -> tuple[int, int, int]:
-    """Write a file, durably, and return its stamp. It has mode 0600, or the mode and owner of
+    """Writes a file, durably, and returns its stamp. It has mode 0600, or the mode and owner of
     `like`, the file that it replaces. Raises `OSError`."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

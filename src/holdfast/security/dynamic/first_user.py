@@ -40,7 +40,7 @@ def new_document(username: str, password: str) -> SecurityDocument:
 
 
 def set_password(document: SecurityDocument, username: str, password: str) -> None:
-    """Give a user another password, and a new one no role. An operator who has lost the password of
-    the only administrator gets in again this way."""
+    """Gives a user another password, and a new one no role. An operator who has lost the password
+    of the only administrator gets in again this way."""
     user = document.users.get(username, SecurityUser(username))
     document.users[username] = with_password(user, password)

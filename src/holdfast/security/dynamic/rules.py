@@ -62,7 +62,7 @@ class AclIndex:
         self._count = 0
 
     def add(self, acl: RoleAcl) -> None:
-        """Add a rule behind the ones so far."""
+        """Adds a rule behind the ones so far."""
         ranked = RankedAcl(self._count, acl)
         self._count += 1
         if "%u" in acl.topic or "%c" in acl.topic:

@@ -41,7 +41,7 @@ class NamedState:
             self.shown = None if role is None else msgspec.to_builtins(role)
 
     def mark_password(self, before: "NamedState") -> None:
-        """Show that the password is another one than before."""
+        """Shows that the password is another one than before."""
         old, new = before._user, self._user
         if old is None or new is None or self.shown is None:
             return

@@ -45,7 +45,7 @@ INVALID: Final = "this is no HTTP request, or its first line and headers have mo
 
 
 def note_proof(request: Request) -> None:
-    """Note that a request has shown valid credentials, so that its connection keeps its place."""
+    """Notes that a request has shown valid credentials, so that its connection keeps its place."""
     setattr(request.state, PROVED, True)
 
 
@@ -63,7 +63,7 @@ class ConnectionBounds:
         return len(self._connections) + len(self._for_health)
 
     def enter(self, connection: "BoundedConnection") -> bool:
-        """Add a connection. Without room, the oldest one that gives way is closed. False: none
+        """Adds a connection. Without room, the oldest one that gives way is closed. False: none
         does, so the connection takes a place for health checks, from the oldest one there.
 
         The order is that of the arrivals. In the order of the progress, a stranger with busy
@@ -86,7 +86,7 @@ class ConnectionBounds:
         return is_general
 
     def leave(self, connection: "BoundedConnection") -> None:
-        """Remove a connection."""
+        """Removes a connection."""
         self._connections.pop(connection, None)
         self._for_health.pop(connection, None)
 
@@ -136,7 +136,7 @@ class BoundedConnection(H11Protocol):
             self._since = self.loop.time()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no request, or a head above h11's 64 KiB."""
+        """Refuses bytes that are no request, or a head above h11's 64 KiB."""
         logger.info("http_invalid remote=%r", self.client)
         body = msgspec.json.encode({"error": INVALID})
         head = h11.Response(
@@ -164,7 +164,7 @@ class BoundedConnection(H11Protocol):
         super().resume_writing()
 
     def check(self, now: float) -> None:
-        """Abort the connection if it has made no progress for too long."""
+        """Aborts the connection if it has made no progress for too long."""
         since_s = now - self._since
         if self._paused_at is not None:
             is_over = now - self._paused_at > UNREAD_S
@@ -180,7 +180,7 @@ class BoundedConnection(H11Protocol):
 
 
 async def _serve_health(app: Any, scope: Any, receive: Any, send: Any) -> None:
-    """Serve HEALTH_PATHS. Reply 503 to other requests, and close their connection."""
+    """Serves HEALTH_PATHS. Reply 503 to other requests, and close their connection."""
     if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
         await app(scope, receive, send)
         return

@@ -59,14 +59,14 @@ class HttpServer(uvicorn.Server):
 
 
 def listen(bind: str, port: int) -> socket.socket:
-    """Bind an address and listen. Raises `OSError`."""
+    """Binds an address and listens. Raises `OSError`."""
     reserved = reserve(bind, port)
     reserved.listen()
     return reserved
 
 
 def reserve(bind: str, port: int) -> socket.socket:
-    """Bind an address, IPv6 with or without brackets; connections are refused until `listen`.
+    """Binds an address, IPv6 with or without brackets; connections are refused until `listen`.
     Raises `OSError`."""
     host = bind.strip("[]")
     one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -44,7 +44,7 @@ class TlsDoor:
         self._handshakes: dict[asyncio.Task[None], None] = {}
 
     async def run(self) -> None:
-        """Accept until cancelled."""
+        """Accepts until cancelled."""
         loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         while True:
@@ -65,7 +65,7 @@ class TlsDoor:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """End all handshakes."""
+        """Ends all handshakes."""
         for task in list(self._handshakes):
             task.cancel()
 
@@ -73,7 +73,7 @@ class TlsDoor:
         self._handshakes.pop(task, None)
 
     async def _open(self, accepted: socket.socket) -> None:
-        """Hand a connection to its protocol, after the handshake if there is one."""
+        """Hands a connection to its protocol, after the handshake if there is one."""
         loop = asyncio.get_running_loop()
         context = self._context()
         is_open = False

@@ -96,7 +96,7 @@ class AskedRules(ClientRules):
         return "" if decision is None else decision.verdict
 
     def decide_publish(self, topic: str, decision: TopicDecision) -> bool:
-        """Remember a decision. True: those of before were forgotten for want of room."""
+        """Remembers a decision. True: those of before were forgotten for want of room."""
         if topic not in self._publish:
             self._publish_bytes += len(topic) + DECISION_BYTES
         is_full = self._publish_bytes > PUBLISH_BYTES_MAX
@@ -107,7 +107,7 @@ class AskedRules(ClientRules):
         return is_full
 
     def expire(self, now: float) -> list[str]:
-        """Forget the decisions whose time is over, and return their topics."""
+        """Forgets the decisions whose time is over, and returns their topics."""
         over = [topic for topic, each in self._publish.items() if each.until <= now]
         for topic in over:
             del self._publish[topic]
@@ -133,7 +133,7 @@ class AskedRules(ClientRules):
         return list(found)
 
     def decide_filter(self, plain: str, decision: TopicDecision) -> None:
-        """Remember a decision about a filter. One that failed leaves the one before in force."""
+        """Remembers a decision about a filter. One that failed leaves the one before in force."""
         if decision.verdict == FAILED:
             return
         if plain not in self._filters:
@@ -153,7 +153,7 @@ class AskedRules(ClientRules):
         return self._filters_bytes > 2 * subscribed_bytes + SPARE_BYTES_MAX
 
     def keep_filters(self, subscribed: Container[str]) -> None:
-        """Forget the decisions about filters without a subscription."""
+        """Forgets the decisions about filters without a subscription."""
         for plain in [each for each in self._filters if each not in subscribed]:
             del self._filters[plain]
             self._filters_bytes -= decision_bytes(plain)

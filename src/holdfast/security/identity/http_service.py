@@ -34,7 +34,7 @@ class HttpService:
         self._noted_at = float("-inf")
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Begins to work."""
         import httpx
 
         limits = httpx.Limits(
@@ -50,7 +50,7 @@ class HttpService:
         self._is_started.set()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         if self._client is not None:
             await self._client.aclose()
 
@@ -85,7 +85,7 @@ class HttpService:
             return response.status_code, bytes(body)
 
     async def _drop_surplus(self) -> None:
-        """Close the idle connections on which more than the reply has come. httpcore would take it
+        """Closes the idle connections on which more than the reply has come. httpcore would take it
         for the reply to the next question: the "allow" of one client would admit another."""
         transport: Any = self._client
         for connection in transport._transport._pool.connections:
@@ -94,7 +94,7 @@ class HttpService:
                 await connection.aclose()
 
     def note(self, url: str, error: Exception) -> None:
-        """Log a failure, at most every `FAILURE_LINE_S`."""
+        """Logs a failure, at most every `FAILURE_LINE_S`."""
         now = time.monotonic()
         if now - self._noted_at >= FAILURE_LINE_S:
             self._noted_at = now

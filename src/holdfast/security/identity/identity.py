@@ -75,11 +75,11 @@ class IdentitySource(Protocol):
         ...
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Begins to work."""
 
     async def authenticate(self, request: LoginRequest) -> Answer:
         """The reply to one CONNECT. It comes within the source's own timeout."""
         ...
 
     async def close(self) -> None:
-        """Stop, and release connections and threads."""
+        """Stops, and releases connections and threads."""

@@ -85,17 +85,17 @@ class KeyStore:
         self._has_failed = False
 
     def set_keys(self, keys: "list[Key]") -> None:
-        """Use these keys, which were just read."""
+        """Uses these keys, which were just read."""
         self._keys = keys
         self._fetched_at = self._tried_at = time.monotonic()
 
     def start(self) -> None:
-        """Fetch the keys now, if there are none, and again every `refresh_s`."""
+        """Fetches the keys now, if there are none, and again every `refresh_s`."""
         if self._refreshing is None:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
 
     def close(self) -> None:
-        """Stop fetching."""
+        """Stops fetching."""
         for task in (self._refreshing, self._fetching):
             if task is not None:
                 task.cancel()
@@ -127,7 +127,7 @@ class KeyStore:
             await asyncio.sleep(self._refresh_s if self._keys else min(COOLDOWN_S, self._refresh_s))
 
     async def _fetch_once(self) -> None:
-        """Fetch the keys; all callers share one fetch."""
+        """Fetches the keys; all callers share one fetch."""
         task = self._fetching
         if task is None or task.done():
             task = self._fetching = asyncio.get_running_loop().create_task(self._fetch_now())

@@ -111,7 +111,7 @@ class TokenSource:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def authenticate(self, request: LoginRequest) -> Answer:
-        """Accept or refuse a token. Other passwords are not this source's."""
+        """Accepts or refuses a token. Other passwords are not this source's."""
         name = request.username or ""
         token = name.encode() if self._in_username else request.password or b""
         if not is_token(token):

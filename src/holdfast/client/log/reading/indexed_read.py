@@ -25,7 +25,7 @@ def chosen_pieces(
     ranges: Sequence[OffsetRange],
     choice: TopicChoice,
 ) -> list[Piece] | None:
-    """Return pieces with every wanted batch of the ranges.
+    """Returns pieces with every wanted batch of the ranges.
 
     It returns None if the postings are missing or do not pay off; the caller then reads the whole
     stretch. A missing file raises FileNotFoundError.
@@ -75,7 +75,7 @@ def chosen_pieces(
 
 
 def _index(directory: DataDirectory, segment: SegmentMap) -> SealedIndex | None:
-    """Return the index of the segment as it was mapped.
+    """Returns the index of the segment as it was mapped.
 
     It returns None if there is none, or if the index notes damage or batches that do not count.
     """

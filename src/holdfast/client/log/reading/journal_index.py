@@ -59,7 +59,7 @@ class JournalMap:
     state."""
 
     def __init__(self, path: str) -> None:
-        """Read the manifest of the directory. Raises DataDirectoryError."""
+        """Reads the manifest of the directory. Raises DataDirectoryError."""
         self.path = Path(path)
         self._root = OsFileSystem(self.path)
         self.directory = open_to_read(self.path)
@@ -71,19 +71,19 @@ class JournalMap:
         """The high watermarks of a replica. None in any other directory."""
 
     def identity(self) -> str:
-        """Return what distinguishes the log from all others, as the servers of the log say it."""
+        """Returns what distinguishes the log from all others, as the servers of the log say it."""
         manifest = self.directory.manifest
         created = sha256(manifest.created.encode()).hexdigest()[:CREATED_CHARACTERS]
         name = "" if manifest.cluster_id else created
         return log_identity(manifest.cluster_id, name, manifest.log_generation)
 
     def generation(self) -> LogGeneration:
-        """Return the generation of the log."""
+        """Returns the generation of the log."""
         manifest = self.directory.manifest
         return LogGeneration(manifest.log_generation, dict(manifest.former))
 
     def refresh(self) -> None:
-        """Map the segments that were added and forget those that were removed since the last call.
+        """Maps segments that were added and forgets those that were removed since the last call.
 
         In a shared directory a deposed holder may still append to the newest known epoch, and those
         records will not count. So the driver does what a holder does: it maps the records, makes
@@ -121,7 +121,7 @@ class JournalMap:
             return 0  # not a shared directory
 
     def _map_segments(self) -> None:
-        """Map all segments in order. Each begins with the ends of the one before it.
+        """Maps all segments in order. Each begins with the ends of the one before it.
 
         A batch that overrides records of earlier segments cuts those segments' maps, too.
         """
@@ -161,7 +161,7 @@ class JournalMap:
         self._segments = segments
 
     def bounds(self) -> dict[int, PartitionBounds]:
-        """Return the offsets that each partition has.
+        """Returns the offsets that each partition has.
 
         A partition of which nothing is known is left out. That needs both a damaged
         journal/start.json and a missing index.
@@ -181,7 +181,7 @@ class JournalMap:
         return result
 
     def _start_of(self, partition: int, start: int) -> int:
-        """Return the first offset of a partition of a replica.
+        """Returns the first offset of a partition of a replica.
 
         A replica may have been reset, so that the partition begins again at a higher offset. It may
         also go on below the start of the journal, if its old records were void.
@@ -193,7 +193,7 @@ class JournalMap:
         return start if own == NO_OFFSET else min(start, own)
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Return per partition the first offset whose record is not older than the time.
+        """Returns per partition the first offset whose record is not older than the time.
 
         A partition without such a record gets its end.
         """
@@ -217,7 +217,7 @@ class JournalMap:
     def pieces(
         self, ranges: Sequence[OffsetRange], choice: TopicChoice | None = None
     ) -> list[Piece]:
-        """Return the stretches of the journal, in order, that have every record of the ranges.
+        """Returns the stretches of the journal, in order, that have every record of the ranges.
 
         With `choice`, they need to have only the records of its topics.
         """
@@ -237,7 +237,7 @@ class JournalMap:
         return result
 
     def _start(self, sequences: Sequence[int]) -> tuple[int, "array[int]"]:
-        """Return the journal sequence and the offsets at which the journal begins."""
+        """Returns the journal sequence and the offsets at which the journal begins."""
         start = self.directory.read_start()
         if start is not None:
             return start[0], array("q", start[1])
@@ -254,7 +254,7 @@ class JournalMap:
 
 
 def _batches(piece: Piece) -> Iterator[tuple[int, Batch]]:
-    """Yield all valid batches of a piece with their byte positions."""
+    """Yields all valid batches of a piece with their byte positions."""
     descriptor = os.open(piece.path, os.O_RDONLY)
     try:
         position: int | None = piece.start
@@ -273,7 +273,7 @@ def _batches(piece: Piece) -> Iterator[tuple[int, Batch]]:
 
 
 def _first_index_at(batch: Batch, timestamp_us: int) -> int:
-    """Return the index of the first record that is not older, or the batch's count if all are
+    """Returns the index of the first record that is not older, or the batch's count if all are
     older."""
     elapsed_us = timestamp_us - batch.base_timestamp_us
     for index, fields in enumerate(HEAD.iter_unpack(batch.raw_heads())):

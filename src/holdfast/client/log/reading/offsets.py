@@ -83,7 +83,7 @@ class LogGeneration:
     def carry(
         self, position: Mapping[int, int], before: int | None, bounds: Mapping[int, PartitionBounds]
     ) -> tuple[Offsets, list[OffsetRange]]:
-        """Return a position of generation `before` as one of this generation, and what it has
+        """Returns a position of generation `before` as one of this generation, and what it has
         passed that is not in the log any more.
 
         A reader goes on where the two generations part. If that is not known, it goes on at its
@@ -105,7 +105,7 @@ class LogGeneration:
 
 
 def generation_of(position: Mapping[str, int]) -> int:
-    """Return the generation in a position's JSON form. Raises OffsetError when it is none."""
+    """Returns the generation in a position's JSON form. Raises OffsetError when it is none."""
     number = position.get(GENERATION, 0)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise OffsetError(f"generation {number!r} is not a number of 0 or more")
@@ -113,7 +113,7 @@ def generation_of(position: Mapping[str, int]) -> int:
 
 
 def log_identity(log: str, created: str | None, generation: int = 0) -> str:
-    """Return a text that distinguishes a log from all others, or an empty one if nothing does.
+    """Returns a text that distinguishes a log from all others, or an empty one if nothing does.
 
     In a cluster, `created` is empty, and `log` is its random id. A server before this version sends
     no `created`, and its `log` may be the name of a node, which is no identity.
@@ -125,19 +125,19 @@ def log_identity(log: str, created: str | None, generation: int = 0) -> str:
 
 
 def generation_in(identity: str) -> tuple[str, int]:
-    """Return the two parts of an identity: the name of the log, and its generation."""
+    """Returns the two parts of an identity: the name of the log, and its generation."""
     name, has_generation, number = identity.partition(" generation ")
     return name, int(number) if has_generation else 0
 
 
 def to_json(offsets: Mapping[int, int], generation: int | None = 0) -> dict[str, int]:
-    """Convert a position to the form of checkpoints, ordered by partition."""
+    """Converts a position to the form of checkpoints, ordered by partition."""
     found = {str(partition): offsets[partition] for partition in sorted(offsets)}
     return found | {GENERATION: generation} if generation else found
 
 
 def from_json(offsets: Mapping[str, object]) -> Offsets:
-    """Convert the form of checkpoints to a position, without its generation. Raises OffsetError
+    """Converts the form of checkpoints to a position, without its generation. Raises OffsetError
     when a value is no offset."""
     result: Offsets = {}
     for key, value in offsets.items():
@@ -152,7 +152,7 @@ def from_json(offsets: Mapping[str, object]) -> Offsets:
 
 
 def parse_position(option: str, text: str) -> str | Offsets:
-    """Parse `earliest`, `latest` or JSON such as `{"0": 12, "1": 7}`. Raises OffsetError."""
+    """Parses `earliest`, `latest` or JSON such as `{"0": 12, "1": 7}`. Raises OffsetError."""
     word = text.strip().lower()
     if word in (EARLIEST, LATEST):
         return word
@@ -173,7 +173,7 @@ def parse_position(option: str, text: str) -> str | Offsets:
 
 
 def parse_generation(option: str, text: str) -> int | None:
-    """Return the generation in a position that `parse_position` has parsed; None if it has none."""
+    """Returns the generation in a position parsed by `parse_position`; None if it has none."""
     if isinstance(parse_position(option, text), str):
         return None
     value = decode_object(text.encode())
@@ -181,7 +181,7 @@ def parse_generation(option: str, text: str) -> int | None:
 
 
 def resolve(position: str | Offsets, bounds: Mapping[int, PartitionBounds]) -> Offsets:
-    """Resolve a position to one offset per partition.
+    """Resolves a position to one offset per partition.
 
     Offsets that the user gave stay as they are, even if the log lacks them: `divide`
     decides about those. Partitions that the user left out begin at their first offset. A partition
@@ -202,7 +202,7 @@ def resolve(position: str | Offsets, bounds: Mapping[int, PartitionBounds]) -> O
 def divide(
     ranges: Iterable[OffsetRange], bounds: Mapping[int, PartitionBounds], *, fail_on_data_loss: bool
 ) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """Divide ranges into those that the log has and those that it lacks, ordered by partition.
+    """Divides ranges into those that the log has and those that it lacks, ordered by partition.
 
     A part may be below the first offset, because retention deleted it. It may also be above the
     end: then this is another log, or one that lost its tail. Either raises DataLossError, unless
@@ -230,7 +230,7 @@ def divide(
 
 
 def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Merge ranges that touch or overlap, ordered by partition and offset."""
+    """Merges ranges that touch or overlap, ordered by partition and offset."""
     found: list[OffsetRange] = []
     for item in sorted(ranges, key=lambda item: (item.partition, item.start)):
         last = found[-1] if found else None
@@ -244,8 +244,8 @@ def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
 def ranges_to_read(
     start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, PartitionBounds]
 ) -> list[OffsetRange]:
-    """Return the ranges between two positions. A partition missing from `start` begins at its first
-    offset."""
+    """Returns the ranges between two positions. A partition missing from `start` begins at its
+    first offset."""
     begins = {p: start.get(p, bounds[p].first if p in bounds else stop) for p, stop in end.items()}
     return [OffsetRange(p, begins[p], stop) for p, stop in end.items() if begins[p] < stop]
 
@@ -253,7 +253,7 @@ def ranges_to_read(
 def available(
     start: Mapping[int, int], bounds: Mapping[int, PartitionBounds], *, fail_on_data_loss: bool
 ) -> Offsets:
-    """Return the position up to which a reader at `start` may read: the end of every partition.
+    """Returns the position up to which a reader at `start` may read: the end of every partition.
 
     It is never below `start`, because Spark must not see a position decrease. If the log ends below
     `start`, this raises DataLossError: the broker would give the offsets between to other records,
@@ -276,7 +276,7 @@ def available(
 def admit(
     start: Mapping[int, int], end: Mapping[int, int], floor: Mapping[int, int], records_max: int
 ) -> Offsets:
-    """Return an end between `start` and `end` that admits at most `records_max` offsets.
+    """Returns an end between `start` and `end` that admits at most `records_max` offsets.
 
     Every partition gets an equal share, and the rest of a share that is too large goes to the
     others. So a busy partition cannot starve a quiet one. A partition missing from `start` begins
@@ -309,7 +309,7 @@ def admit(
 
 
 def group(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRange]]:
-    """Divide ranges among at most `tasks_max` tasks with about equal numbers of records.
+    """Divides ranges among at most `tasks_max` tasks with about equal numbers of records.
 
     A partition stays whole, so one task reads the records of a topic, in order.
     """
@@ -325,7 +325,7 @@ def group(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRang
 
 
 def split(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRange]]:
-    """Divide every range into equal parts, one for each of at most `tasks_max` tasks.
+    """Divides every range into equal parts, one for each of at most `tasks_max` tasks.
 
     The first task gets the first part of each range, and so on. Records that were written at the
     same time lie together in the journal, so each task reads one stretch of it.

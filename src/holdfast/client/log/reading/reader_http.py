@@ -74,18 +74,18 @@ class LogStream:
         return self._connection.name
 
     def close(self) -> None:
-        """Close the connection and forget the request that was sent ahead."""
+        """Closes the connection and forgets the request that was sent ahead."""
         self._connection.close()
         self._requested = None
 
     def interrupt(self) -> None:
-        """End the request in progress from another thread."""
+        """Ends the request in progress from another thread."""
         self._connection.interrupt()
 
     def read(
         self, wanted: list[tuple[int, int, int]], generation: int | None = None
     ) -> ReadResponse:
-        """Read the next response for the wanted ranges (partition, start, end) of a generation.
+        """Reads the next response for the wanted ranges (partition, start, end) of a generation.
 
         If the request sent ahead does not fit them, the connection is closed, because its response
         would come first. Raises NoAnswer, LogMovedError, DataLossError if the log has another
@@ -162,7 +162,7 @@ def read_ranges(
     wait_s: float = 0.0,
     generation: int | None = None,
 ) -> Iterator[Chunk]:
-    """Read the wanted batches of a generation from the servers.
+    """Reads the wanted batches of a generation from the servers.
 
     The data of a chunk is valid until the next chunk is requested. Missing records raise
     DataLossError, unusable servers AdminError.
@@ -205,12 +205,12 @@ class RangeReader:
         self._stream: LogStream | None = None
 
     def close(self) -> None:
-        """Close the connection. The next read opens another one."""
+        """Closes the connection. The next read opens another one."""
         if self._stream is not None:
             self._stream.close()
 
     def interrupt(self) -> None:
-        """End the request in progress from another thread."""
+        """Ends the request in progress from another thread."""
         stream = self._stream
         if stream is not None:
             stream.interrupt()
@@ -223,8 +223,8 @@ class RangeReader:
     def chunks(
         self, ranges: Sequence[OffsetRange], coverage: Coverage, generation: int | None = None
     ) -> Iterator[Chunk]:
-        """Yield the wanted batches until all are found. `generation`: that of the log of which they
-        are, or None for a server that does not know it.
+        """Yields the wanted batches until all are found. `generation`: that of the log of which
+        they are, or None for a server that does not know it.
 
         Any progress makes all servers eligible again: a server that lacked one record may have the
         next. The errors are those of `read_ranges`.
@@ -255,7 +255,7 @@ class RangeReader:
                 self._silent_since = time.monotonic()
 
     def _next(self) -> Chunk | None:
-        """Read one response and return its wanted batches. Raises NoAnswer, DataLossError
+        """Reads one response and returns its wanted batches. Raises NoAnswer, DataLossError
         or AdminError."""
         coverage = self._coverage
         if self._stream is None:
@@ -291,7 +291,7 @@ class RangeReader:
         return None
 
     def _scan(self, chunk: Chunk, answer: ReadResponse, *, is_last_word: bool) -> str:
-        """Scan a response, and return its fault, or "" if it has none.
+        """Scans a response, and returns its fault, or "" if it has none.
 
         `is_last_word` means that all servers have refused. Then the records that are missing here
         are lost.
@@ -323,8 +323,8 @@ class RangeReader:
         return ""
 
     def _note_moved(self, error: LogMovedError) -> None:
-        """Note the offsets that one server has deleted. They are lost only if every server refuses,
-        because another server may still have them."""
+        """Notes the offsets that one server has deleted. They are lost only if every server
+        refuses, because another server may still have them."""
         coverage = self._coverage
         assert self._stream is not None
         if not any(coverage.next.get(p, o) < o for p, o in error.first_offsets.items()):
@@ -349,7 +349,7 @@ class RangeReader:
         self._at = (self._at + 1) % len(self._servers)
 
     def _turn(self, failure: str) -> None:
-        """Switch to the next server, with a pause after each round. Raises AdminError after
+        """Switches to the next server, with a pause after each round. Raises AdminError after
         the patience without progress."""
         self._leave()
         waited_s = time.monotonic() - self._silent_since

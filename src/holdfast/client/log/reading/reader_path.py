@@ -42,7 +42,7 @@ class Piece:
 
 
 def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
-    """Read the wanted batches of the pieces.
+    """Reads the wanted batches of the pieces.
 
     The data of a chunk is valid until the next chunk is requested. Missing records raise
     DataLossError.
@@ -70,7 +70,7 @@ def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
 
 
 def _open(path: str) -> int:
-    """Open a segment, even if it was moved: in a shared directory it moves with the epoch.
+    """Opens a segment, even if it was moved: in a shared directory it moves with the epoch.
 
     Raises FileNotFoundError.
     """
@@ -86,7 +86,7 @@ def _open(path: str) -> int:
 def _read_piece(
     descriptor: int, piece: Piece, coverage: Coverage, buffer: bytearray
 ) -> Iterator[Chunk]:
-    """Read the wanted batches of one piece, chunk by chunk."""
+    """Reads the wanted batches of one piece, chunk by chunk."""
     position = piece.start
     wanted = CHUNK_BYTES
     while position + HEADER_BYTES <= piece.end and not coverage.done:
@@ -108,7 +108,7 @@ def _read_piece(
 
 
 def find_batch(descriptor: int, position: int, end: int) -> int | None:
-    """Return the position of the first valid batch at or after `position`, a multiple of 8.
+    """Returns the position of the first valid batch at or after `position`, a multiple of 8.
 
     The batch must end at `end` or before. Returns None if there is none.
     """
@@ -125,7 +125,7 @@ def find_batch(descriptor: int, position: int, end: int) -> int | None:
 
 
 def is_batch(descriptor: int, position: int, end: int) -> bool:
-    """Return whether a valid batch begins at `position` and ends at `end` or before."""
+    """Returns whether a valid batch begins at `position` and ends at `end` or before."""
     header = os.pread(descriptor, HEADER_BYTES, position)
     if len(header) < HEADER_BYTES:
         return False

@@ -64,14 +64,14 @@ class Coverage:
         self._passed: dict[int, list[tuple[int, int]]] = {}
 
     def note_passed(self, passed: Iterable[tuple[int, int, int]]) -> None:
-        """Note ranges (partition, start, end) that hold nothing wanted. The scan may leave them
+        """Notes ranges (partition, start, end) that hold nothing wanted. The scan may leave them
         out."""
         for partition, start, end in passed:
             self._passed.setdefault(partition, []).append((start, end))
 
     def skip_to(self, partition: int, offset: int, reason: str) -> None:
-        """Skip the offsets before `offset`, because the log lacks them. Raises DataLossError unless
-        the reader may skip."""
+        """Skips the offsets before `offset`, because the log lacks them. Raises DataLossError
+        unless the reader may skip."""
         self.pass_to(partition, offset)
         start = self.next[partition]
         offset = min(offset, self.end[partition])
@@ -92,7 +92,7 @@ class Coverage:
         self.next[partition] = offset
 
     def pass_to(self, partition: int, offset: int) -> None:
-        """Advance towards `offset` over ranges that hold nothing wanted."""
+        """Advances towards `offset` over ranges that hold nothing wanted."""
         if partition in self._passed:
             end = min(offset, self.end[partition])
             for start, stop in self._passed[partition]:
@@ -100,11 +100,11 @@ class Coverage:
                     self.next[partition] = max(self.next[partition], min(stop, end))
 
     def forget_passed(self) -> None:
-        """Drop the ranges of `note_passed`. Each response has its own."""
+        """Drops the ranges of `note_passed`. Each response has its own."""
         self._passed.clear()
 
     def finish(self, reason: str) -> None:
-        """Report every wanted offset that was not found as missing."""
+        """Reports every wanted offset that was not found as missing."""
         for partition, end in self.end.items():
             self.skip_to(partition, end, reason)
 
@@ -124,7 +124,7 @@ class Coverage:
         limits: Mapping[int, int] | None = None,
         stop_at_holes: bool = False,
     ) -> ScanStop:
-        """Add the wanted batches of `chunk.data[position:data_end]` to the chunk.
+        """Adds the wanted batches of `chunk.data[position:data_end]` to the chunk.
 
         `cuts` are those of a Piece, and `place` is the byte position of the chunk's data in the
         file. `limits` are the offsets below which the data counts. With `limits`, a batch may
@@ -181,7 +181,7 @@ class Coverage:
     def _override(
         self, chunk: Chunk, view: memoryview, partition: int, base: int, start: int
     ) -> int:
-        """Cut the earlier batches of the chunk at `base`, because a later batch of a replica
+        """Cuts the earlier batches of the chunk at `base`, because a later batch of a replica
         overrides them.
 
         Returns the offset at which the partition goes on.
@@ -199,7 +199,7 @@ class Coverage:
 
 
 def find_batch_in(data: memoryview, position: int) -> int | None:
-    """Return the position of the first valid batch at or after `position`, a multiple of 8."""
+    """Returns the position of the first valid batch at or after `position`, a multiple of 8."""
     place = bytes(data[position:]).find(MAGIC)
     while place >= 0:
         at = position + place

@@ -62,7 +62,7 @@ class SegmentMap:
         *,
         replica: bool = False,
     ) -> None:
-        """Make an empty map.
+        """Makes an empty map.
 
         If `limit_bytes` is given, only that many bytes of the file count. With `replica`, batches
         may override earlier ones.
@@ -102,7 +102,7 @@ class SegmentMap:
         self._mark_times_us: list[int] = []
 
     def use_index(self, head: IndexHead) -> bool:
-        """Take the map from the head of the index, without a walk.
+        """Takes the map from the head of the index, without a walk.
 
         It returns False if the index belongs to another state of the file, or leaves out byte
         positions that matter. A missing file raises FileNotFoundError.
@@ -125,7 +125,7 @@ class SegmentMap:
         return True
 
     def walk(self, *, last: bool) -> None:
-        """Map the batches that were added, and make them durable.
+        """Maps the batches that were added, and makes them durable.
 
         In the last segment every batch is verified, because an incomplete write group may end it.
         In the others headers are enough: a task verifies the batches that it reads. A missing file
@@ -167,18 +167,18 @@ class SegmentMap:
                     self._lower(partition, offset)
 
     def cut(self, partition: int, offset: int) -> None:
-        """Note that a later segment overrides the partition from `offset` on."""
+        """Notes that a later segment overrides the partition from `offset` on."""
         if self.ends[partition] > offset:
             self.cuts.setdefault(partition, []).append((WHOLE, offset))
             self._lower(partition, offset)
 
     def end_at(self, partition: int, position: int) -> int:
-        """Return the offset below which a batch of the partition at `position` counts."""
+        """Returns the offset below which a batch of the partition at `position` counts."""
         offsets = [offset for place, offset in self.cuts.get(partition, ()) if position < place]
         return min(offsets, default=sys.maxsize)
 
     def intersect(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """Return the ranges of which this segment has at least one record."""
+        """Returns the ranges of which this segment has at least one record."""
         return [
             item
             for item in ranges
@@ -186,7 +186,7 @@ class SegmentMap:
         ]
 
     def piece(self, ranges: Sequence[OffsetRange]) -> Piece | None:
-        """Return the stretch of the file that has every record of the ranges in this segment.
+        """Returns the stretch of the file that has every record of the ranges in this segment.
 
         It returns None if the segment has none. A missing file raises FileNotFoundError.
         """
@@ -211,7 +211,7 @@ class SegmentMap:
         return Piece(str(self.path), self._inode, start, end, self._cut_list())
 
     def piece_from(self, base_time_us: int) -> Piece:
-        """Return the end of the segment, from the last mark before which every batch begins
+        """Returns the end of the segment, from the last mark before which every batch begins
         earlier.
 
         A missing file raises FileNotFoundError.
@@ -222,7 +222,7 @@ class SegmentMap:
         return Piece(str(self.path), self._inode, start, self.position, self._cut_list())
 
     def _bring_up_to_date(self) -> None:
-        """Walk the file if byte positions are not known.
+        """Walks the file if byte positions are not known.
 
         That is so if only the index was read, or if retention has replaced the file by one with
         emptied messages.
@@ -231,7 +231,7 @@ class SegmentMap:
             self.walk(last=False)
 
     def _map_batches(self, descriptor: int, size: int, *, checked: bool) -> None:
-        """Map batches up to the first one that is not valid or goes beyond `size`."""
+        """Maps batches up to the first one that is not valid or goes beyond `size`."""
         usual = CHUNK_BYTES if checked else WINDOW_BYTES
         needed = HEADER_BYTES
         while needed and self.position + needed <= size:
@@ -242,7 +242,7 @@ class SegmentMap:
             needed = self._enter(descriptor, data, size, checked=checked)
 
     def _enter(self, descriptor: int, data: bytes, size: int, *, checked: bool) -> int:
-        """Map the batches at the beginning of `data`, which was read at `position`, and advance
+        """Maps the batches at the beginning of `data`, which was read at `position`, and advances
         past them.
 
         With `checked`, a batch must be in `data` completely. Otherwise its header is enough.
@@ -313,7 +313,7 @@ class SegmentMap:
             self._tag = group
 
     def _leave_open_group(self) -> None:
-        """Restore the state before the incomplete group. The next walk looks at it again."""
+        """Restores the state before the incomplete group. The next walk looks at it again."""
         if self._open_group is not None:
             self.position, self.ends, self.time_us_max, marks = self._open_group
             self._open_group = None
@@ -333,8 +333,8 @@ class SegmentMap:
                 self.overrides[partition] = start
 
     def _lower(self, partition: int, offset: int) -> None:
-        """Cut all known ends of the partition to `offset`, so that the ends along the marks stay in
-        order."""
+        """Cuts all known ends of the partition to `offset`, so that the ends along the marks stay
+        in order."""
         for ends in (self.start_ends, *self._mark_ends, self.ends):
             ends[partition] = min(ends[partition], offset)
 
@@ -351,7 +351,7 @@ class SegmentMap:
         self._mark_times_us.append(self.time_us_max)
 
     def _forget(self) -> None:
-        """Start over. The file became shorter than the mapped part, was replaced, or was never
+        """Starts over. The file became shorter than the mapped part, was replaced, or was never
         walked.
 
         Cuts of later segments stay, because those segments are not walked again.

@@ -84,7 +84,7 @@ class ServerLog:
     """The QoS 0 messages that the server has received and not stored since its start."""
 
     def has(self, item: OffsetRange) -> bool:
-        """Return whether the server has the whole range."""
+        """Returns whether the server has the whole range."""
         bound = self.bounds[item.partition]
         return bound.first <= item.start and bound.end >= item.end
 
@@ -121,7 +121,7 @@ class Servers:
         """The generation of the log, as of the last `bounds` or `bounds_after`."""
 
     def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         for connection in self._connections:
             connection.close()
 
@@ -131,7 +131,7 @@ class Servers:
         return max((len(state.bounds) for state in self._states), default=0)
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
-        """Return the offsets that all servers together have.
+        """Returns the offsets that all servers together have.
 
         The call waits at most LAG_WAIT_S until the ends reach `at_least`, the ends that were seen
         before. Raises AdminError.
@@ -156,8 +156,8 @@ class Servers:
     def bounds_after(
         self, ends: Sequence[int], server: Server, timeout_s: float
     ) -> dict[int, PartitionBounds]:
-        """Wait until a server has records behind these ends of all partitions, or for the timeout,
-        and return the offsets that it has. Raises NoAnswer or AdminError."""
+        """Waits until a server has records behind these ends of all partitions, or for the timeout,
+        and returns the offsets that it has. Raises NoAnswer or AdminError."""
         connection = next(each for each in self._connections if each.server == server)
         request = {"ends": ends, "wait_ms": int(timeout_s * 1000)}
         answer = connection.exchange("POST", WAIT_PATH, request, _LogAnswer)
@@ -165,26 +165,26 @@ class Servers:
         return {p: PartitionBounds(*bounds) for p, bounds in enumerate(answer.ranges)}
 
     def ask(self, question: Callable[[AdminConnection], T]) -> list[T]:
-        """Return the replies of all servers that respond, at least one. Raises AdminError."""
+        """Returns the replies of all servers that respond, at least one. Raises AdminError."""
         return self._request_all(question)
 
     def ask_one(self, question: Callable[[AdminConnection], T]) -> T:
-        """Return the reply of the first server that responds. Raises AdminError."""
+        """Returns the reply of the first server that responds. Raises AdminError."""
         return self._request_all(question, 1)[0]
 
     def interrupt(self) -> None:
-        """End the requests in progress from another thread."""
+        """Ends the requests in progress from another thread."""
         for connection in self._connections:
             connection.interrupt()
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Return per partition the first offset whose record is not older than the time.
+        """Returns per partition the first offset whose record is not older than the time.
 
         If servers differ, the lowest offset counts.
         """
 
         def of(connection: AdminConnection) -> list[int]:
-            """Return the offsets of one server."""
+            """Returns the offsets of one server."""
             path = f"/api/v1/log/offsets?timestamp_us={timestamp_us}"
             return connection.get(path, _OffsetsAnswer).offsets
 
@@ -194,7 +194,7 @@ class Servers:
     def assign(
         self, ranges: Sequence[OffsetRange], tasks_max: int, *, whole: bool
     ) -> list[Assignment]:
-        """Divide ranges among at most `tasks_max` tasks, by the state of the last `bounds`.
+        """Divides ranges among at most `tasks_max` tasks, by the state of the last `bounds`.
 
         With `whole`, a partition is not divided. A range goes to a server that has it, preferably
         not its leader, and then to the one with the least load.
@@ -231,7 +231,7 @@ class Servers:
         return result
 
     def identity(self) -> str:
-        """Return what distinguishes the log from all others, as of the last `bounds`. Empty: not
+        """Returns what distinguishes the log from all others, as of the last `bounds`. Empty: not
         known."""
         for state in self._states:
             if state.log:
@@ -239,11 +239,11 @@ class Servers:
         return ""
 
     def qos0_unlogged(self) -> int:
-        """Return how many QoS 0 messages the servers have not stored, as of the last `bounds`."""
+        """Returns how many QoS 0 messages the servers have not stored, as of the last `bounds`."""
         return sum(state.qos0_unlogged for state in self._states)
 
     def _order(self, preferred: list[Server], number: int) -> list[Server]:
-        """Return all servers: the preferred ones, then those that responded, then the silent ones.
+        """Returns all servers: the preferred ones, then those that responded, then the silent ones.
 
         Each task begins its second group with another server, so that fallback spreads the load.
         """
@@ -275,7 +275,7 @@ class Servers:
     def _request_all(
         self, question: Callable[[AdminConnection], T], answers_max: int | None = None
     ) -> list[T]:
-        """Return the replies of all servers that respond, at least one and at most `answers_max`.
+        """Returns the replies of all servers that respond, at least one and at most `answers_max`.
         Raises AdminError."""
         pause_s = PAUSE_S
         failure = ""

@@ -17,7 +17,7 @@ AT_ONCE_MIN: Final = 8
 def scan_stretch(
     reached: dict[int, int], chunk: Chunk, position: int, data_end: int, ends: Mapping[int, int]
 ) -> int:
-    """Scan a stretch in which everything is in order, and advance `reached`.
+    """Scans a stretch in which everything is in order, and advances `reached`.
 
     The stretch is taken completely or not at all, so that the loop of `Coverage.scan` finds the
     exact place of a fault. Returns the position at which the stretch ends.
@@ -73,7 +73,7 @@ def scan_stretch(
 
 
 def walk(data: Data, position: int, data_end: int) -> list[int]:
-    """Return the byte positions at which complete batches begin, by their lengths alone."""
+    """Returns the byte positions at which complete batches begin, by their lengths alone."""
     words = memoryview(data)[: len(data) & ~3].cast("I")
     found = []
     while position + HEADER_BYTES <= data_end:

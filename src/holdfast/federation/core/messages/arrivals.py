@@ -64,7 +64,7 @@ class Arrivals:
             self._forwarding.forward(data, onward, peer, now)
 
     def _handle_qos0(self, data: Data, now: float) -> None:
-        """Deliver a message of QoS 0, unless a later one of its origin came first: the order of a
+        """Delivers a message of QoS 0, unless a later one of its origin came first: the order of a
         topic holds at QoS 0 too."""
         if all(node != self._own for node, _, _ in data.destinations):
             return
@@ -78,7 +78,7 @@ class Arrivals:
             self._counts["duplicate"] += 1
 
     def handle_retained_frame(self, peer: bytes, frame: Passing, now: float) -> None:
-        """Handle a frame about retained messages, for this member or for one beyond it."""
+        """Handles a frame about retained messages, for this member or for one beyond it."""
         if not self._provenance.of_passing(peer, frame):
             return
         if isinstance(frame, Retained):

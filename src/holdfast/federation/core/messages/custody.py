@@ -87,7 +87,7 @@ class Custody:
         return stream.bytes if stream is not None else 0
 
     def load(self, stored: Iterable[bytes], now: float, disputed: int = 0) -> int:
-        """Restore custody after a start, before any other call, from the stored entries in any
+        """Restores custody after a start, before any other call, from the stored entries in any
         order. Raises BadEntry when one of them is no message.
 
         Entries of epochs up to `disputed` get new ids and places, of this epoch. Returns the number
@@ -143,7 +143,7 @@ class Custody:
         self._add_entry(CustodyEntry(id, message, now, {}, grants or {}, waits_for), nodes, now)
 
     def regrant(self, entry: CustodyEntry, id: MessageId, grants: Grants, now: float) -> None:
-        """Put reclaimed grants into a new entry, under another id and with the same age.
+        """Puts reclaimed grants into a new entry, under another id and with the same age.
 
         The rest of the old entry is sent only after the new one is stored. Otherwise the member
         that had the grants could pass the place, and a crash would lose the group's share.
@@ -157,7 +157,7 @@ class Custody:
     def grant_only(
         self, entry: CustodyEntry, node: bytes, shares: tuple[str, ...], now: float
     ) -> None:
-        """Reduce a destination's grant to these shares; its place stays.
+        """Reduces a destination's grant to these shares; its place stays.
 
         The entry may have been dropped for the room of the one with the rest of its grants.
         """
@@ -171,7 +171,7 @@ class Custody:
             self._streams[node].retry_at = now
 
     def granted(self) -> list[CustodyEntry]:
-        """Return the entries with a group's share that is not confirmed."""
+        """Returns the entries with a group's share that is not confirmed."""
         return list(self._granted.values())
 
     def _add_entry(self, entry: CustodyEntry, nodes: Iterable[bytes], now: float) -> None:
@@ -207,14 +207,14 @@ class Custody:
         self._release(self._followers.pop(id, None), id)
 
     def _release(self, entry: CustodyEntry | None, id: MessageId) -> None:
-        """Let an entry wait no longer for `id`, which is stored, or not needed any more."""
+        """Lets an entry wait no longer for `id`, which is stored, or not needed any more."""
         if entry is not None and id in entry.waits_for:
             entry.waits_for -= {id}
             if entry.may_send:
                 self._ready.update(entry.places)
 
     def confirmed(self, node: bytes, epoch: int, place: int, now: float) -> None:
-        """Remove the messages that a destination has confirmed.
+        """Removes the messages that a destination has confirmed.
 
         A confirmation counts up to the last place sent since the start. Otherwise one forged place
         of 2^40 would empty the queue. A destination that stored more before this start confirms it
@@ -241,7 +241,7 @@ class Custody:
             self._ready.add(node)
 
     def rerouted(self, changes: PathChanges, now: float) -> None:
-        """Retransmit sooner after a change of the graph: messages may be lost with a link."""
+        """Retransmits sooner after a change of the graph: messages may be lost with a link."""
         for node in changes.moved:
             self._stream(node).patience.moved(now)
         for node in self._flying:
@@ -256,7 +256,7 @@ class Custody:
         self.wake()
 
     def wake(self) -> None:
-        """Mark every stream with messages as ready, because it may be reachable now.
+        """Marks every stream with messages as ready, because it may be reachable now.
 
         A changed graph and a new link both call it. A changed graph alone is not enough: a link
         that is lost and back before its loss is announced changes no graph. A message from in
@@ -265,13 +265,13 @@ class Custody:
         self._ready.update(node for node, stream in self._streams.items() if stream.entries)
 
     def abandon(self, node: bytes, reason: str) -> None:
-        """Drop all messages to a destination that has left the federation."""
+        """Drops all messages to a destination that has left the federation."""
         stream = self._streams.get(node)
         while stream is not None and stream.entries:
             self._drop(node, stream, reason)
 
     def collect(self, can_reach: Callable[[bytes], bool], now: float) -> list[Data]:
-        """Return the messages to send now, in order, each once for all its destinations."""
+        """Returns the messages to send now, in order, each once for all its destinations."""
         if not self._ready:
             return []
         due: dict[MessageId, tuple[CustodyEntry, list[Place]]] = {}
@@ -302,7 +302,7 @@ class Custody:
             self._ready.add(node)
 
     def tidy(self, now: float) -> None:
-        """Drop expired and overdue messages at the heads of streams.
+        """Drops expired and overdue messages at the heads of streams.
 
         An expired message behind others is still sent, and its destination drops it. A stream has
         no holes, because a confirmation covers all places before it.
@@ -322,7 +322,7 @@ class Custody:
         return min((at for at in times if at is not None), default=float("inf"))
 
     def _fill(self, node: bytes, stream: Stream, now: float) -> list[tuple[CustodyEntry, Place]]:
-        """Put as many messages into flight as the window has room for."""
+        """Puts as many messages into flight as the window has room for."""
         found: list[tuple[CustodyEntry, Place]] = []
         config = self._config
         while True:
@@ -339,7 +339,7 @@ class Custody:
         can_reach: Callable[[bytes], bool],
         now: float,
     ) -> None:
-        """Add the destinations at which this message is the next one, within a wider window."""
+        """Adds the destinations at which this message is the next one, within a wider window."""
         if len(places) == len(entry.places):
             return
         config = self._config
@@ -354,7 +354,7 @@ class Custody:
                 places.append(self._launch(node, stream, now))
 
     def _launch(self, node: bytes, stream: Stream, now: float) -> Place:
-        """Put the next message of the stream into flight."""
+        """Puts the next message of the stream into flight."""
         entry = stream.entries[stream.sent]
         stream.sent += 1
         stream.sent_bytes += entry.size
@@ -369,7 +369,7 @@ class Custody:
         return (node, place, stream.entries[0].places[node])
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two inputs."""
+        """Raises `AssertionError` for an invariant that does not hold between two inputs."""
         assert self.bytes == sum(entry.size for entry in self._entries.values())
         queued = 0
         for node, stream in self._streams.items():

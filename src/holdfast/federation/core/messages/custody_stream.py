@@ -28,7 +28,7 @@ class Stream:
     """The most messages in flight after a loss; 0: the window."""
 
     def check(self, places: list[int]) -> None:
-        """Raise `AssertionError` for an invariant that does not hold. `places`: of the entries."""
+        """Raises `AssertionError` for an invariant that does not hold. `places`: of the entries."""
         entries = list(self.entries)
         assert 0 <= self.sent <= len(entries), "more is in flight than is queued"
         assert self.bytes == sum(entry.size for entry in entries), "the bytes of the queue"
@@ -41,7 +41,7 @@ class Stream:
         assert self.sent == 0 or self.launched >= order[self.sent - 1], "sent and not launched"
 
     def next(self, messages_max: int, bytes_max: int) -> CustodyEntry | None:
-        """Return the next message to send if it fits into the window."""
+        """Returns the next message to send if it fits into the window."""
         if self.sent >= min(len(self.entries), messages_max):
             return None
         entry = self.entries[self.sent]

@@ -38,7 +38,7 @@ class Window:
         self._bits = bytearray(WINDOW // 8)
 
     def add(self, sequence: int) -> Freshness:
-        """Look up a sequence and mark it as seen."""
+        """Looks up a sequence and marks it as seen."""
         if sequence <= self.newest - WINDOW:
             return Freshness.SEEN
         if sequence > self.newest:
@@ -96,7 +96,7 @@ class Duplicates:
         return window.add(id.sequence)
 
     def expire(self, now: float) -> None:
-        """Forget the epochs without a message for EPOCH_KEPT_S."""
+        """Forgets the epochs without a message for EPOCH_KEPT_S."""
         for key in list(self._windows):
             if now - self._windows[key].used_at < EPOCH_KEPT_S:
                 return

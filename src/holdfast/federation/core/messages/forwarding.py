@@ -57,7 +57,7 @@ class FrameForwarder:
     # Messages
 
     def originate(self, data: Data, destinations: list[Place], redundancy: int, now: float) -> None:
-        """Send a message of this origin by up to `redundancy` different paths."""
+        """Sends a message of this origin by up to `redundancy` different paths."""
         paths = {
             node: self._routes.paths(self._own, node)[:redundancy] if redundancy > 1 else []
             for node, _, _ in destinations
@@ -73,7 +73,7 @@ class FrameForwarder:
     def forward(
         self, data: Data | Skip, destinations: list[Place], source: bytes | None, now: float
     ) -> None:
-        """Divide the destinations among next hops.
+        """Divides the destinations among next hops.
 
         A message that cannot go on is lost here. At QoS 1 and 2 its origin has custody and
         retransmits it.
@@ -101,7 +101,7 @@ class FrameForwarder:
                 self._send_on(hop, onto, now)
 
     def admit(self, peer: bytes, data: Data, now: float) -> Data | Skip | None:
-        """Apply the import policy of a link: return the message, a Skip in its place, or None."""
+        """Applies a link's import policy: returns the message, a Skip in its place, or None."""
         reason = self.gates[peer].refuses_import(data.topic, len(data.payload))
         if reason is not None:
             return self._withhold(data, data.destinations, reason)
@@ -144,7 +144,7 @@ class FrameForwarder:
     # From one member to another
 
     def send_ack(self, ack: StreamAck, source: bytes | None, now: float) -> None:
-        """Send a confirmation toward the origin. Without a path it is lost: the origin retransmits
+        """Sends a confirmation toward the origin. Without a path it is lost: the origin retransmits
         and receives another."""
         if ack.hops >= HOPS_MAX:
             self._counts["hop limit"] += 1
@@ -155,7 +155,7 @@ class FrameForwarder:
             self._send_on(hop, onto, now)
 
     def send_on(self, frame: Passing, source: bytes | None, now: float) -> None:
-        """Send a frame about retained messages onward. Without a path it is lost: members compare
+        """Sends a frame about retained messages onward. Without a path it is lost: members compare
         their retained messages periodically."""
         if frame.hops >= HOPS_MAX:
             self._counts["hop limit"] += 1

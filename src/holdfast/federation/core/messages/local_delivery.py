@@ -10,7 +10,7 @@ from holdfast.federation.core.routing.interest import LocalInterest
 
 class RetainedVersions(Protocol):
     def is_newest(self, data: Data, now: float) -> bool:
-        """Return whether its version is the newest of the topic."""
+        """Returns whether its version is the newest of the topic."""
 
     def delivered(self, data: Data, now: float) -> None:
         """Which was the newest."""
@@ -31,14 +31,14 @@ class LocalDelivery:
         self._effects = context.effects
 
     def accepts(self, data: Data | Skip) -> bool:
-        """Return whether all groups of its grant exist here. If one does not, the stream does not
+        """Returns whether all groups of its grant exist here. If one does not, the stream does not
         pass the place, so the origin keeps the message until another member has it."""
         if isinstance(data, Skip):
             return True
         return all(self._interest.has(share) for share in self._granted(data)[1])
 
     def deliver(self, data: Data | Skip, place: int, now: float) -> bool:
-        """Deliver a message, or drop it. Returns whether the driver has something to store."""
+        """Delivers a message, or drops it. Returns whether the driver has something to store."""
         if isinstance(data, Skip):
             return self._drop("withheld", data)
         is_plain, shares = self._granted(data)

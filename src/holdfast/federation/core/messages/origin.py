@@ -38,7 +38,7 @@ class Origin:
         self._sequence = 0
 
     def skip_ids(self, count: int) -> None:
-        """Skip the first ids of this epoch, because custody has used them."""
+        """Skips the first ids of this epoch, because custody has used them."""
         self._sequence = count
 
     def new_id(self) -> MessageId:
@@ -46,7 +46,7 @@ class Origin:
         return MessageId(self._identity.node, self._identity.epoch, self._sequence)
 
     def publish(self, message: Message, now: float) -> MessageId | None:
-        """Publish a message and return its id, or None if no other member is interested."""
+        """Publishes a message and returns its id, or None if no other member is interested."""
         grants = self._sharing.grants(message)
         nodes = grants.keys() | set(self._remote.members(message.topic))
         nodes.discard(self._identity.node)
@@ -81,7 +81,7 @@ class Origin:
         return id
 
     def send_due(self, now: float) -> None:
-        """Send the messages in custody that are due."""
+        """Sends the messages in custody that are due."""
         for data in self._custody.collect(self._can_reach, now):
             node, place, base = data.destinations[0]
             if node == self._identity.node:
@@ -94,7 +94,7 @@ class Origin:
         return node == self._identity.node or self._forwarding.can_reach(node)
 
     def review_groups(self, now: float, left: bytes | None = None) -> None:
-        """Review the grants in custody. `left`: a member that has left; its grants must move
+        """Reviews the grants in custody. `left`: a member that has left; its grants must move
         before custody drops its messages."""
         self._sharing.review(self.new_id, now, left)
 

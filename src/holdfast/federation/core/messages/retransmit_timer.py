@@ -50,7 +50,7 @@ class RetransmitTimer:
         return self._astray is not None
 
     def start(self, now: float) -> None:
-        """Set the timeout when the first message goes into flight."""
+        """Sets the timeout when the first message goes into flight."""
         if not self._is_backed_off:
             self.wait_s = self._least_s(now)
 
@@ -60,7 +60,7 @@ class RetransmitTimer:
             self._probe_at = now
 
     def confirmed(self, epoch: int, place: int, now: float) -> None:
-        """Handle a confirmation of places that were not confirmed before."""
+        """Handles a confirmation of places that were not confirmed before."""
         self._is_repeated = False
         if self._astray is not None and self._astray <= (epoch, place):
             self._astray = None
@@ -73,7 +73,7 @@ class RetransmitTimer:
             self.wait_s = self._least_s(now)
 
     def expired(self) -> None:
-        """Double the timeout, because the messages in flight are sent again."""
+        """Doubles the timeout, because the messages in flight are sent again."""
         if self._astray is not None:
             self._astray = None
         else:
@@ -83,13 +83,13 @@ class RetransmitTimer:
         self._probe = None
 
     def moved(self, now: float) -> None:
-        """Begin again with a short timeout, because the path has changed."""
+        """Begins again with a short timeout, because the path has changed."""
         self._moved_at = now
         self._is_backed_off = False
         self.wait_s = self._least_s(now)
 
     def after_a_loss(self, epoch: int, place: int) -> float:
-        """Return the seconds to wait for messages in flight, up to this place, after the path on
+        """Returns the seconds to wait for messages in flight, up to this place, after the path on
         which they were sent has lost a link."""
         self._astray = (epoch, place)
         # It tells how long the path was lost, and not how long the next one takes.
@@ -97,7 +97,7 @@ class RetransmitTimer:
         return self._config.reroute_s
 
     def after_a_change(self) -> float:
-        """Return the seconds to wait for messages in flight after another change of the graph."""
+        """Returns the seconds to wait for messages in flight after another change of the graph."""
         if self._slow_s:
             # Its confirmation may have been lost, or a member on its way was astray.
             return max(self._config.reroute_s, SLACK * self._slow_s)

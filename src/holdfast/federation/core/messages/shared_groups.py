@@ -30,8 +30,8 @@ def weight(share: str, topic: str, node: bytes) -> bytes:
 
 
 def owner(share: str, topic: str, nodes: Iterable[bytes]) -> bytes:
-    """Choose one of at least one member by highest weight (rendezvous hashing). When a member joins
-    or leaves, only topics that it owns change their owner."""
+    """Chooses one of at least one member by highest weight (rendezvous hashing). When a member
+    joins or leaves, only topics that it owns change their owner."""
     return max(nodes, key=lambda node: (weight(share, topic, node), node))
 
 
@@ -59,7 +59,7 @@ class SharedGroups:
         self._waiting_since: dict[MessageId, float] = {}
 
     def grants(self, message: Message) -> Grants:
-        """Return the grant of a message of this origin for each member that receives a share."""
+        """Returns the grant of a message of this origin for each member that receives a share."""
         topic = message.topic
         wanting = self._remote.wanting(topic)
         found: dict[bytes, list[str]] = {}
@@ -81,9 +81,9 @@ class SharedGroups:
     def review(
         self, new_id: Callable[[], MessageId], now: float, left: bytes | None = None
     ) -> None:
-        """Take back what members do not have the group for any more, or are away with too long,
-        and give it to others: as a message of its own, so each stream has it once. `left`: a member
-        that is none any more."""
+        """Takes back what members do not have the group for any more, or are away with too long,
+        and gives it to others: as a message of its own, so each stream has it once. `left`: a
+        member that is none any more."""
         granted = self._custody.granted()
         nodes = {node for entry in granted for node in entry.grants if node != self._own}
         self._unreachable_since = {

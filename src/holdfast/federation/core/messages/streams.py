@@ -85,11 +85,11 @@ class IncomingStreams:
         self._acknowledgements: list[StreamAck] = []
 
     def positions(self) -> dict[bytes, Position]:
-        """Return the positions by delivery. The driver tracks the positions that are stored."""
+        """Returns the positions by delivery. The driver tracks the positions that are stored."""
         return {node: (source.epoch, source.next_place) for node, source in self._sources.items()}
 
     def accept(self, data: Data | Skip, place: int, base: int, now: float) -> str | None:
-        """Accept a message and deliver it in its turn. Returns None, or the reason of a refusal."""
+        """Accepts a message and delivers it in its turn. Returns why it is refused, or None."""
         source = self._sources.get(data.node)
         if source is None and len(self._sources) >= MEMBERS_MAX:
             self._forget_strangers()
@@ -135,7 +135,7 @@ class IncomingStreams:
     def _succeeded(
         self, before: StreamSource | None, epoch: int, base: int, now: float
     ) -> StreamSource:
-        """Return the stream of a later epoch, with those before it."""
+        """Returns the stream of a later epoch, with those before it."""
         source = StreamSource(epoch, base, began_at=now)
         if before is not None:
             source.former, before.former = before.former, {}
@@ -156,7 +156,7 @@ class IncomingStreams:
             self._acknowledge(id.node, source, now)
 
     def acks(self, now: float) -> list[StreamAck]:
-        """Return the confirmations that are due."""
+        """Returns the confirmations that are due."""
         if not self._acknowledgements and not self._unconfirmed:
             return []
         found, self._acknowledgements = self._acknowledgements, []
@@ -178,7 +178,7 @@ class IncomingStreams:
         return min((at for at in times if at is not None), default=float("inf"))
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two inputs."""
+        """Raises `AssertionError` for an invariant that does not hold between two inputs."""
         for source in self._all_sources():
             early = source.out_of_order
             assert source.out_of_order_bytes == sum(map(_size, early.values())), "bytes ahead"
@@ -198,14 +198,14 @@ class IncomingStreams:
             yield from source.former.values()
 
     def _forget_strangers(self) -> None:
-        """Forget origins that have left the federation, to make room for members."""
+        """Forgets origins that have left the federation, to make room for members."""
         for node, source in list(self._sources.items()):
             if not self._is_member(node) and not source.unstored:
                 del self._sources[node]
                 self._unconfirmed = {each for each in self._unconfirmed if each[0] != node}
 
     def _skip(self, source: StreamSource, base: int, now: float) -> None:
-        """Pass over places below `base`: this member confirmed them before it lost its position,
+        """Passes over places below `base`: this member confirmed them before it lost its position,
         or the origin dropped them."""
         if base <= source.next_place:
             return
@@ -215,7 +215,7 @@ class IncomingStreams:
         self._deliver_in_order(source, now)
 
     def _has_room(self, source: StreamSource, data: Data | Skip) -> bool:
-        """Return whether a message ahead of its turn fits. An origin has no more in flight, unless
+        """Returns whether a message ahead of its turn fits. An origin has no more in flight, unless
         it is a single message."""
         size = source.out_of_order_bytes + _size(data)
         return not source.out_of_order or size <= self._config.shared_window_bytes
@@ -252,7 +252,7 @@ def _add_former(source: StreamSource, former: StreamSource) -> StreamSource:
 
 
 def _is_forgotten(source: StreamSource, epoch: int) -> bool:
-    """Return whether the epoch is before those that are tracked."""
+    """Returns whether the epoch is before those that are tracked."""
     return len(source.former) >= FORMER_MAX and epoch < min(source.former)
 
 

@@ -181,7 +181,7 @@ class RetainedStore:
         return (held.message for topic, held in self._matching(filter, after) if topic > after)
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two inputs."""
+        """Raises `AssertionError` for an invariant that does not hold between two inputs."""
         entries = self._trie.entries
         assert self._bytes == sum(held.message.size for held in entries.values())
         vectors: dict[bytes, dict[int, int]] = {}

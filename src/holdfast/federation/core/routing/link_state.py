@@ -138,7 +138,7 @@ class LinkStateDatabase:
         return self._digest.to_bytes(8, "big")
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the counts and the digest are those of the entries."""
+        """Raises `AssertionError` unless the counts and the digest are those of the entries."""
         digest = 0
         introduced: Counter[bytes] = Counter()
         for entry in self.entries.values():

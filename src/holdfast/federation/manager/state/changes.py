@@ -73,7 +73,7 @@ class Changes:
         self._is_ending = False
 
     def check_current(self) -> None:
-        """Check that the state here is current. Raises StateStoreError while it may be outdated."""
+        """Checks that the state here is current. Raises StateStoreError if it may be old."""
         if self.unknown_because:
             raise StateStoreError(
                 f"the database is away, and is tried again: {self.unknown_because}"

@@ -11,7 +11,7 @@ POSTGRESQL: Final = ("postgresql://", "postgres://")
 
 
 def check_url(url: str) -> None:
-    """Check a database URL. Raises ValueError for an invalid one, with a text that contains no
+    """Checks a database URL. Raises ValueError for an invalid one, with a text that contains no
     secret."""
     if url.startswith(POSTGRESQL) or (url.startswith(SQLITE) and url != SQLITE):
         return

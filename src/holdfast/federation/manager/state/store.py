@@ -85,7 +85,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Check the connection to the database. Raises StoreLost when it is lost."""
+        """Checks the connection to the database. Raises StoreLost when it is lost."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -187,7 +187,7 @@ class StateStore(ABC):
         ]
 
     def _check_version(self, version: int) -> None:
-        """Check the version of the tables. Raises StateStoreError for another one."""
+        """Checks the version of the tables. Raises StateStoreError for another one."""
         if version != VERSION:
             raise StateStoreError(
                 f"{self.name}: written by another version of the manager (format {version}, this"

@@ -106,7 +106,7 @@ class BrokerEdge:
         self.counts: Counter[str] = Counter()
 
     def identify(self, node: Callable[[], bytes], log: Callable[[int, int], str]) -> None:
-        """Add to each exported message its offset in a log (see `LogPlace`) of `node`. `log`
+        """Adds to each exported message its offset in a log (see `LogPlace`) of `node`. `log`
         returns the name of the log that gave a partition and offset to the message. Without it, a
         crash of this process may deliver messages twice at other members."""
         # Records in memory may be lost, and their offsets then given to other messages.
@@ -137,7 +137,7 @@ class BrokerEdge:
         self._schedule()
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
-        """Queue a message. A refused one is finished: its origin would else send it forever."""
+        """Queues a message. A refused one is finished: its origin would else send it forever."""
         message = delivery.message
         reason = refusal(delivery.id, message, self._imports)
         if not reason and not message.qos and len(self._arrivals) >= WAITING_MAX:
@@ -245,7 +245,7 @@ class BrokerEdge:
             self._finished.popleft()()
 
     def _report_down(self) -> None:
-        """Report that the broker has closed the session."""
+        """Reports that the broker has closed the session."""
         assert self._host is not None
         self._is_up = False
         self._arrivals.clear()
@@ -268,7 +268,7 @@ class BrokerEdge:
             self._host.change_interest(added, removed)
 
     def _report_removals(self) -> None:
-        """Report removals even if no other member wants the topic. Such a removal is not exported,
+        """Reports removals even if no other member wants the topic. Such a removal is not exported,
         and a member that still retains the message would bring it back."""
         assert self._host is not None
         if self._removals:
@@ -278,7 +278,7 @@ class BrokerEdge:
     # From the broker
 
     def _read_packets(self) -> None:
-        """Read what the session was sent. Without a session, because another node has it now or
+        """Reads what the session was sent. Without a session, because another node has it now or
         the broker refuses it, nothing counts: its next owner is sent the same again."""
         reader, connection = self._reader, self._connection
         while connection is not None and connection.session is not None and reader.next():
@@ -340,7 +340,7 @@ class BrokerEdge:
         return may_leave(topic) and any(matches(filter, topic) for filter in self._exports)
 
     def _entry_of(self, publish: Publish) -> Inflight | None:
-        """Return the message's entry in the session. QoS 0 has none."""
+        """Returns the message's entry in the session. QoS 0 has none."""
         if not publish.qos:
             return None
         connection = self._connection
@@ -357,14 +357,14 @@ class BrokerEdge:
         return LogPlace(node, self._log(partition, offset), partition, offset)
 
     def _window(self) -> int:
-        """Return how many messages the broker hands over before one must be acknowledged."""
+        """Returns how many messages the broker hands over before one must be acknowledged."""
         connection = self._connection
         assert connection is not None
         assert connection.session is not None
         return connection.session.inflight_max
 
     def _is_replaced(self, publish: Publish, topic: str, entry: Inflight | None) -> bool:
-        """Return whether the retained message of the topic came from the federation. The
+        """Returns whether the retained message of the topic came from the federation. The
         publication is then older than it, because a newer one would have replaced it. A removal
         from the federation leaves nothing to compare. The member remembers those that a
         publication since this start could have met. An older publication with a payload counts as
@@ -376,7 +376,7 @@ class BrokerEdge:
         return bool(publish.payload) and is_older
 
     def _missed_by(self, topic: bytes, entry: Inflight | None) -> tuple[str, ...]:
-        """Return the announced groups here that begin behind the message in the log."""
+        """Returns the announced groups here that begin behind the message in the log."""
         if entry is None:
             return ()
         state = self._broker.node.state
@@ -393,7 +393,7 @@ class BrokerEdge:
         return tuple(one for group in groups for one in importable(group, self._imports))
 
     def _retained_message(self, message: BrokerMessage) -> Message | None:
-        """Convert a retained message. None: it must not leave this broker."""
+        """Converts a retained message. None: it must not leave this broker."""
         state = self._broker.node.state
         if message.is_expired(state.wall_us) or not self._may_export(message.topic.decode()):
             return None
@@ -408,7 +408,7 @@ class BrokerEdge:
             self._acknowledge(PUBLISH, packet_id)
 
     def _acknowledge(self, kind: int, packet_id: int) -> None:
-        """Acknowledge a PUBLISH of QoS 1 or 2, or a PUBREL, on behalf of the federation."""
+        """Acknowledges a PUBLISH of QoS 1 or 2, or a PUBREL, on behalf of the federation."""
         connection = self._connection
         if connection is None or connection.state != OPEN:
             return
@@ -455,7 +455,7 @@ class BrokerEdge:
         self._is_on_target = True
 
     def _target_of(self, wanted: frozenset[str]) -> set[str]:
-        """Return the exportable part of the filters, in at most WANTED_MAX filters."""
+        """Returns the exportable part of the filters, in at most WANTED_MAX filters."""
         filters = generalised((one for one in wanted if may_leave(one)), WANTED_MAX)
         return generalised(within(filters, self._exports), WANTED_MAX)
 

@@ -34,13 +34,13 @@ class BrokerInterest:
         return len(self._reported)
 
     def load(self, filters: Iterable[str]) -> None:
-        """Count the filters of a session that exists at the start."""
+        """Counts the filters of a session that exists at the start."""
         for filter in filters:
             self.note(filter, True)
             self._begun.pop(filter, None)
 
     def note(self, filter: str, has_begun: bool) -> bool:
-        """Count a session's new or ended filter. Returns whether there is a change to report."""
+        """Counts a session's new or ended filter. Returns whether there is a change to report."""
         count = self._sessions[filter] + (1 if has_begun else -1)
         assert count >= 0, f"{filter!r} ended and had not begun"
         if count:
@@ -64,16 +64,16 @@ class BrokerInterest:
             self._begun.pop(filter, None)
 
     def groups(self, topic: str) -> list[str]:
-        """Return the keys of the groups at any node that want the topic."""
+        """Returns the keys of the groups at any node that want the topic."""
         return sorted(str(key) for key in self._groups.match(topic))
 
     def is_younger(self, group: str, partition: int, offset: int) -> bool:
-        """Return whether the group was seen to begin after the record."""
+        """Returns whether the group was seen to begin after the record."""
         begun = self._begun.get(group)
         return begun is not None and offset < begun[partition]
 
     def take_changes(self) -> tuple[list[str], list[str]]:
-        """Return the filters that began and ended since the last call, limited to allowed ones."""
+        """Returns the filters that began and ended since the last call, limited to allowed ones."""
         changed, self._changed = self._changed, set()
         added = [one for one in changed if one in self._sessions and one not in self._reported]
         removed = [one for one in changed if one not in self._sessions and one in self._reported]
@@ -82,12 +82,12 @@ class BrokerInterest:
         return self._importable(added), self._importable(removed)
 
     def _importable(self, filters: list[str]) -> list[str]:
-        """Apply the import filters. Equal input gives equal output, so begin and end match."""
+        """Applies the import filters. Equal input gives equal output, so begin and end match."""
         return [one for filter in filters for one in importable(filter, self._imports)]
 
 
 def importable(filter: str, import_filters: Sequence[str]) -> list[str]:
-    """Return the part of a filter, shared or not, that the import filters admit, in order.
+    """Returns the part of a filter, shared or not, that the import filters admit, in order.
 
     If they admit only a part of a shared group's filter, the part gets another group name.
     Otherwise it would be merged with a group of that name elsewhere that has the part as its whole

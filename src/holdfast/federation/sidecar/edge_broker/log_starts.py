@@ -18,14 +18,14 @@ LogStart = tuple[int, list[int]]
 
 
 def next_starts(starts: Sequence[LogStart], epoch: int, ends: Sequence[int]) -> list[LogStart]:
-    """Return all starts with this one, the newest last. It replaces the last one if no record was
+    """Returns all starts with this one, the newest last. It replaces the last one if no record was
     appended since."""
     kept = starts[:-1] if starts and starts[-1][1] == list(ends) else starts
     return [*kept, (epoch, list(ends))][-STARTS_MAX:]
 
 
 def decode_starts(data: bytes) -> list[LogStart]:
-    """Decode the starts. Raises `ValueError` for damaged data."""
+    """Decodes the starts. Raises `ValueError` for damaged data."""
     try:
         return msgspec.json.decode(data, type=list[LogStart])
     except msgspec.DecodeError as error:
@@ -33,7 +33,7 @@ def decode_starts(data: bytes) -> list[LogStart]:
 
 
 def start_of(starts: Sequence[LogStart], partition: int, offset: int) -> int:
-    """Return the start in which a record was appended; 0: before all of them."""
+    """Returns the start in which a record was appended; 0: before all of them."""
     for epoch, ends in reversed(starts):
         if ends[partition] <= offset:
             return epoch

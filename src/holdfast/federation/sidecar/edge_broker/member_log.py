@@ -146,7 +146,7 @@ class MemberLog:
         return self._identity.generation
 
     async def begin(self, id: str) -> Identity:
-        """Begin a start. Raises `BadIdentity`, `MemberStoreError` and `OSError`."""
+        """Begins a start. Raises `BadIdentity`, `MemberStoreError` and `OSError`."""
         older = self._broker.node.state.cluster.older_nodes(MEMBER_VALUES)
         if older:
             raise MemberStoreError(older)
@@ -200,14 +200,14 @@ class MemberLog:
         await self._store([(IDENTITY, self._encoded)])
 
     async def load(self) -> StoredMember:
-        """Return what the log has. Raises `MemberStoreError` for what this version cannot read."""
+        """Returns what the log has. Raises `MemberStoreError` for what this version cannot read."""
         try:
             return stored_member(self._values().values, time.time())
         except (struct.error, ValueError) as error:
             raise MemberStoreError(f"the member's records in the log: {error}") from error
 
     async def apply(self, change: MemberStoreChange) -> None:
-        """Store a change. Raises `MemberStoreError`, and `MemberStoreFull` without room."""
+        """Stores a change. Raises `MemberStoreError`, and `MemberStoreFull` without room."""
         if self._broker.node.state.disk_full and (
             change.added or change.retained or change.memory is not None
         ):
@@ -220,7 +220,7 @@ class MemberLog:
         await self._store(values)
 
     async def dispute(self, epoch: int) -> None:
-        """Store that starts up to this one may have been used by another run of this member, so
+        """Stores that starts up to this one may have been used by another run of this member, so
         that the next one has a higher number."""
         newest = max(epoch, self._start)
         identity = msgspec.structs.replace(self._identity, disputed=newest)
@@ -228,19 +228,19 @@ class MemberLog:
         await self._begin(newest + (newest == self._start), identity)
 
     async def read_assignment(self) -> bytes:
-        """Return the assignment, with the token that the manager has given to this node."""
+        """Returns the assignment, with the token that the manager has given to this node."""
         agreed = self._values().values.get(ASSIGNMENT, b"")
         own = await asyncio.to_thread(read_assignment, self._directory)
         return own if not agreed else _joined(agreed, own)
 
     async def write_assignment(self, data: bytes) -> None:
-        """Store the token in a file of this node, and the rest in the log, which more people may
+        """Stores the token in a file of this node, and the rest in the log, which more people may
         read."""
         await asyncio.to_thread(write_assignment, self._directory, data)
         await self._store([(ASSIGNMENT, _without_token(data))])
 
     def abandon(self) -> None:
-        """Wait for no record any more: this node cannot commit, or may not."""
+        """Waits for no record any more: this node cannot commit, or may not."""
         self._is_abandoned = True
         for future in self._waiting:
             if not future.done():
@@ -262,7 +262,7 @@ class MemberLog:
         return decode_starts(self._values().values.get(STARTS, b"[]"))
 
     async def _store(self, values: Values) -> None:
-        """Append values, and wait until they are committed and in force."""
+        """Appends values, and waits until they are committed and in force."""
         if self._is_abandoned:
             raise MemberStoreError("another node runs the member")
         if not values:
@@ -288,7 +288,7 @@ class MemberLog:
     # The files of an older version
 
     async def _adopt(self, id: str, generation: int) -> StoredIdentity:
-        """Take over the member of the files, which are removed once the log has all of it."""
+        """Takes over the member of the files, which are removed once the log has all of it."""
         directory = self._directory
         file = IdentityFile(directory)
         identity = await asyncio.to_thread(file.begin, id)
@@ -330,7 +330,7 @@ STARTS_FILE: Final = "log-starts"
 
 
 def _remove(directory: Path) -> None:
-    """Remove the files of the member, the identity first: without it the others count no more. The
+    """Removes the files of the member, the identity first: without it the others count no more. The
     token of the manager stays."""
     names = [IDENTITY_FILE, *sorted(path.name for path in directory.iterdir())]
     for name in names:

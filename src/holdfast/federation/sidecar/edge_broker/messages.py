@@ -57,7 +57,7 @@ def outgoing(
     is_replaced: bool = False,
     done_may_wait: bool = False,
 ) -> Message:
-    """Convert a publication that the broker has sent, with its remaining expiry."""
+    """Converts a publication that the broker has sent, with its remaining expiry."""
     return Message(
         publish.topic.decode(),
         publish.payload,
@@ -74,7 +74,7 @@ def outgoing(
 
 
 def retained_here(message: BrokerMessage, place: LogPlace | None, wall_us: int) -> Message:
-    """Convert a message that the broker has retained, equal to the one that was exported."""
+    """Converts a message that the broker has retained, equal to the one that was exported."""
     left_s = message.remaining_expiry_s(wall_us)
     return Message(
         message.topic.decode(),
@@ -96,7 +96,7 @@ def _outgoing_properties(properties: bytes, place: LogPlace | None) -> bytes:
 
 
 def refusal(id: MessageId, message: Message, import_filters: Sequence[str]) -> str:
-    """Return the reason to refuse a message of the federation, or "" to accept it."""
+    """Returns the reason to refuse a message of the federation, or "" to accept it."""
     if not may_leave(message.topic):
         return "reserved topic"
     if not any(matches(filter, message.topic) for filter in import_filters):
@@ -115,7 +115,7 @@ def refusal(id: MessageId, message: Message, import_filters: Sequence[str]) -> s
 
 
 def arrival_of(delivery: DeliverLocally, done: Callable[[], None]) -> Arrival:
-    """Number an accepted message, so that the broker stores it once.
+    """Numbers an accepted message, so that the broker stores it once.
 
     The number is the offset in the origin's log if the message has it, because that stays equal
     however often the origin exports the message. Otherwise the number is the place in the stream. A
@@ -133,7 +133,7 @@ def arrival_of(delivery: DeliverLocally, done: Callable[[], None]) -> Arrival:
 
 
 def retaining_of(id: MessageId, message: Message, done: Callable[[], None]) -> Arrival:
-    """Make the arrival of a message that is only to be retained. It needs no number."""
+    """Makes the arrival of a message that is only to be retained. It needs no number."""
     incoming = _incoming(message, _origin_of(id, message) is not None)
     return Arrival(incoming, b"", 0, 0, done, None)
 
@@ -141,7 +141,7 @@ def retaining_of(id: MessageId, message: Message, done: Callable[[], None]) -> A
 def audience_of(
     delivery: DeliverLocally, groups: Iterable[str], import_filters: Sequence[str]
 ) -> Audience | None:
-    """Return the audience among this broker's clients, or None for all of them.
+    """Returns the audience among this broker's clients, or None for all of them.
 
     `groups`: the keys of all groups here with a filter that matches. Grants use the names under
     which groups were announced.
@@ -160,7 +160,7 @@ def audience_of(
 
 
 def _origin_of(id: MessageId, message: Message) -> LogPlace | None:
-    """Return the offset in the origin's log, or None if the message has no valid one."""
+    """Returns the offset in the origin's log, or None if the message has no valid one."""
     place = offset_in(message.properties) if message.qos else None
     return place if place is not None and place.node == id.node else None
 

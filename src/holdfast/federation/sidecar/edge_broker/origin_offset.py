@@ -28,7 +28,7 @@ class LogPlace(NamedTuple):
 
 
 def with_offset(properties: bytes, place: LogPlace) -> bytes:
-    """Return the properties with this place in front, and without any other."""
+    """Returns the properties with this place in front, and without any other."""
     value = f"{place.node.hex()}:{place.log}:{place.partition}:{place.offset}"
     return _HEAD + string_field(value) + without_offset(properties)
 
@@ -42,7 +42,7 @@ def without_offset(properties: bytes) -> bytes:
 
 
 def offset_in(properties: bytes) -> LogPlace | None:
-    """Read the place. None: there is none, or it is not in the form that members write."""
+    """Reads the place. None: there is none, or it is not in the form that members write."""
     at = user_property_at(properties, _HEAD, 0)
     if at < 0:
         return None

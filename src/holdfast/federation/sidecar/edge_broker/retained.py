@@ -32,7 +32,7 @@ class BrokerRetainedScan:
         self._bytes = 0
 
     def start(self, filters: list[str], done: Done) -> None:
-        """Begin the scan; `done` is called in a later turn of the loop."""
+        """Begins the scan; `done` is called in a later turn of the loop."""
         scans = [self._broker.node.state.retained.scan(filter) for filter in filters]
         self._broker.loop.call_soon(self._continue, scans, done)
 

@@ -48,7 +48,7 @@ class ControlConnection:
         """Whether every source of interest that the broker permits is subscribed to."""
 
     def start(self) -> "asyncio.Task[None]":
-        """Start the task that runs until `stop`."""
+        """Starts the task that runs until `stop`."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self._task
 
@@ -58,7 +58,7 @@ class ControlConnection:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Publish at QoS 1, waiting for a connection and the acknowledgement.
+        """Publishes at QoS 1, waiting for a connection and the acknowledgement.
 
         Raises `ClientError` when the broker refuses the message or the connection ends for good.
         """

@@ -62,11 +62,11 @@ class ImportDelivery:
         self._is_ending = False
 
     def wake(self) -> None:
-        """Continue, because `imports` has a new message."""
+        """Continues, because `imports` has a new message."""
         self._work.set()
 
     async def run(self) -> None:
-        """Send until the client accepts no further connection.
+        """Sends until the client accepts no further connection.
 
         Raises `ConnectionLost` or `NotConnected` at that point.
         """
@@ -82,7 +82,7 @@ class ImportDelivery:
                 await self._work.wait()
 
     def end(self) -> None:
-        """Send no more messages. Those in flight may still be acknowledged."""
+        """Sends no more messages. Those in flight may still be acknowledged."""
         self._is_ending = True
 
     @property
@@ -113,7 +113,7 @@ class ImportDelivery:
             del self._topics[topic]
 
     def _next_batch(self) -> list[_Sending]:
-        """Return the next messages of equal QoS. Expired and invalid ones are finished instead."""
+        """Returns the next messages of equal QoS. Expired and invalid ones are finished instead."""
         batch: list[_Sending] = []
         size = 0
         while len(batch) < BATCH_MESSAGES_MAX and size < BATCH_BYTES_MAX and self._has_room():
@@ -134,7 +134,7 @@ class ImportDelivery:
         return batch
 
     def _sending(self, entry: Import, qos: int) -> _Sending | None:
-        """Prepare a message. None: it has expired or cannot be sent, and is finished."""
+        """Prepares a message. None: it has expired or cannot be sent, and is finished."""
         left_s = math.inf
         if entry.expires_at is not None:
             left_s = entry.expires_at - asyncio.get_running_loop().time()

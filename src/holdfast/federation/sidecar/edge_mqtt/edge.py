@@ -69,7 +69,7 @@ class MqttEdge:
     """The `Edge` of `holdfast.federation.sidecar.edge` that uses an MQTT client."""
 
     def __init__(self, settings: EdgeSettings) -> None:
-        """Check the settings. Raises `ValueError` or `InvalidFilter` if they are bad."""
+        """Checks the settings. Raises `ValueError` or `InvalidFilter` if they are bad."""
         self._settings = settings
         self._complain = Complaints(lambda: asyncio.get_running_loop().time(), "federation_edge")
         self._memory = EdgeMemory(settings, self._complain)
@@ -105,13 +105,13 @@ class MqttEdge:
         return self._memory.client_id
 
     async def failed(self) -> Exception:
-        """Wait until the edge has given up. The caller still has to call `stop`."""
+        """Waits until the edge has given up. The caller still has to call `stop`."""
         return await asyncio.shield(self._failure)
 
     # Edge
 
     async def start(self, host: EdgeHost) -> None:
-        """Load the state and begin to connect. Raises `BadState` or `OSError`."""
+        """Loads the state and begins to connect. Raises `BadState` or `OSError`."""
         self._host = host
         settings = self._settings
         self._loop = loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ class MqttEdge:
         self._deliver(delivery.id, delivery.message, delivery.place, done, False)
 
     async def stop(self) -> None:
-        """Finish what is in flight, for at most DRAIN_S, and disconnect."""
+        """Finishes what is in flight, for at most DRAIN_S, and disconnects."""
         if not self._tasks:
             return
         if self._export_timer is not None:
@@ -163,7 +163,7 @@ class MqttEdge:
         await self._memory.save()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """Fail the edge if one of its tasks ends: without it the edge would only seem to work."""
+        """Fails the edge if one of its tasks ends: without it the edge would only seem to work."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._failure.done():
             logger.critical("federation_edge_failed error=%r", str(error), exc_info=error)
@@ -225,7 +225,7 @@ class MqttEdge:
             await asyncio.sleep(RETRY_S)
 
     async def _live(self) -> ClientError:
-        """Run one client until it accepts no further connection, and return the reason."""
+        """Runs one client until it accepts no further connection, and returns the reason."""
         client = self._new_client()
         delivery = ImportDelivery(
             client, self._imports, f"fed-{self._memory.token}", self._pause, self._complain
@@ -278,8 +278,8 @@ class MqttEdge:
         return Replays.AT_FIRST if self._is_bridge else Replays.FLAGGED
 
     async def _maintain(self, client: Client) -> None:
-        """Prepare each new connection, then keep its subscriptions as wanted. Raises `EdgeRefused`
-        if the broker's behaviour and the settings would cause loops."""
+        """Prepares each new connection, then keeps its subscriptions as wanted. Raises
+        `EdgeRefused` if the broker's behaviour and the settings would cause loops."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -400,7 +400,7 @@ class MqttEdge:
             self._host.edge_down(reason)
 
     def _pause(self, reason: str) -> None:
-        """Stop deliveries for a while. They resume with the first message the broker refused."""
+        """Stops deliveries for a while. They resume with the first message the broker refused."""
         if self._is_paused:
             return
         self._is_paused = True

@@ -81,38 +81,38 @@ class Exports:
         return len(self._pending)
 
     def allow(self, filters: frozenset[str]) -> None:
-        """Replace the filters that may be exported. The subscriptions may be wider."""
+        """Replaces the filters that may be exported. The subscriptions may be wider."""
         self._allowed = SubscriptionTrie()
         for filter in filters:
             self._allowed.add(filter, None, True)
 
     def forget_session(self) -> None:
-        """Forget unacknowledged messages: the broker has lost the session and will not repeat
+        """Forgets unacknowledged messages: the broker has lost the session and will not repeat
         them."""
         self._pending.clear()
         self._queue.clear()
 
     def new_client(self) -> None:
-        """Prepare for a new client, which counts its connections from 1 again."""
+        """Prepares for a new client, which counts its connections from 1 again."""
         self._connection = 0
 
     def suspend(self) -> None:
-        """Export nothing until `resume`. Meanwhile the broker's window fills up."""
+        """Exports nothing until `resume`. Meanwhile the broker's window fills up."""
         if self._waiting is None:
             self._waiting = deque()
 
     def resume(self) -> None:
-        """Export the held messages in their order of arrival."""
+        """Exports the held messages in their order of arrival."""
         held, self._waiting = self._waiting, None
         for received in held or ():
             self.handle(received)
 
     def fence(self) -> None:
-        """Separate earlier from later messages: a later one is no copy of an earlier one."""
+        """Separates earlier from later messages: a later one is no copy of an earlier one."""
         self._last = None
 
     def handle(self, received: Received) -> None:
-        """Process a received message. Its repetition on a new connection is not exported again."""
+        """Processes a received message. A repetition on a new connection is not exported."""
         if received.connection != self._connection:
             self._connection = received.connection
             self._queue.clear()
@@ -150,7 +150,7 @@ class Exports:
         self._acknowledge_done()
 
     def _acknowledge_done(self) -> None:
-        """Acknowledge finished messages in their order of arrival (MQTT 5, section 4.6)."""
+        """Acknowledges finished messages in their order of arrival (MQTT 5, section 4.6)."""
         queue = self._queue
         while queue and queue[0].is_done:
             pending = queue.popleft()
@@ -183,7 +183,7 @@ class Exports:
         return None
 
     def _is_copy(self, received: Received) -> bool:
-        """Return whether the message is a further copy of the last one.
+        """Returns whether the message is a further copy of the last one.
 
         The subscription identifiers must differ: two equal messages through the same subscription
         are two publications.
@@ -204,7 +204,7 @@ class Exports:
 
 
 def _is_same(one: Received, other: Received) -> bool:
-    """Return whether two messages have equal content, as copies and repetitions do."""
+    """Returns whether two messages have equal content, as copies and repetitions do."""
     return (
         one.topic == other.topic
         and one.payload == other.payload
@@ -215,7 +215,7 @@ def _is_same(one: Received, other: Received) -> bool:
 
 
 def _journey(received: Received) -> pr.Properties:
-    """Return the properties without those that differ between copies."""
+    """Returns the properties without those that differ between copies."""
     return {
         name: value
         for name, value in received.properties.items()

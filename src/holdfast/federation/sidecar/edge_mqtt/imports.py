@@ -83,7 +83,7 @@ class Imports:
         now: float,
         is_setting: bool = False,
     ) -> Done | None:
-        """Queue a message unless it is on its way; returns a callback to call now, or None."""
+        """Queues a message unless it is on its way; returns a callback to call now, or None."""
         known = self._imports.get((id, is_setting))
         if known is not None:
             if known.is_accepted:
@@ -102,11 +102,11 @@ class Imports:
         return None
 
     def first(self) -> Import | None:
-        """Return the message that `next` would return."""
+        """Returns the message that `next` would return."""
         return self._queue[0] if self._queue else None
 
     def next(self) -> Import | None:
-        """Take the next message to send, in order."""
+        """Takes the next message to send, in order."""
         if not self._queue:
             return None
         entry = self._queue.popleft()
@@ -114,7 +114,7 @@ class Imports:
         return entry
 
     def finished(self, entry: Import, reason: str) -> Done | None:
-        """Finish a message that was acknowledged or dropped; returns a callback to call now."""
+        """Finishes a message that was acknowledged or dropped; returns a callback to call now."""
         self.counts[reason] += 1
         if entry.done is not None:
             self.failed(entry)
@@ -123,12 +123,12 @@ class Imports:
         return None
 
     def failed(self, entry: Import) -> None:
-        """Forget a message that is no longer on its way. The host delivers it again if needed."""
+        """Forgets a message that is no longer on its way. The host delivers it again if needed."""
         if self._imports.get(entry.key) is entry:
             del self._imports[entry.key]
 
     def down(self) -> None:
-        """Drop waiting messages, because the host delivers all unfinished ones again."""
+        """Drops waiting messages, because the host delivers all unfinished ones again."""
         self._queue.clear()
         for key, entry in list(self._imports.items()):
             # An accepted message that the host has not delivered again is no longer on its way.
@@ -138,7 +138,7 @@ class Imports:
                 entry.done = None
 
     def forget(self) -> None:
-        """Forget all messages: a new client has none of them in flight."""
+        """Forgets all messages: a new client has none of them in flight."""
         self._queue.clear()
         self._imports.clear()
 

@@ -135,11 +135,11 @@ class InterestSources:
         return len(self._reported)
 
     def topics(self) -> list[str]:
-        """Return the topics to subscribe to."""
+        """Returns the topics to subscribe to."""
         return self._settings.topics()
 
     def handle(self, topic: str, payload: bytes, now: float) -> None:
-        """Apply a message on one of the topics. Raises `BadWord`, already counted, if malformed."""
+        """Applies a message on one of the topics. Raises `BadWord`, counted, if malformed."""
         source = BEACON if topic.startswith(BEACON_PREFIX) else WORD
         if topic.startswith("$"):
             source = LOG
@@ -157,12 +157,12 @@ class InterestSources:
             raise BadWord(str(error)) from None
 
     def expire(self, now: float) -> None:
-        """Drop the statements that are no longer valid."""
+        """Drops the statements that are no longer valid."""
         for held in [held for held, until in self._expiries.items() if until <= now]:
             self._drop(held)
 
     def take_changes(self) -> tuple[list[str], list[str]]:
-        """Return the filters that began to be wanted, and those that ended, since the last call."""
+        """Returns filters that began to be wanted, and those that ended, since the last call."""
         added = [one for one in self._touched if self._counts[one] and one not in self._reported]
         removed = [one for one in self._touched if not self._counts[one] and one in self._reported]
         self._reported.update(added)
@@ -173,7 +173,7 @@ class InterestSources:
         return sorted(added), sorted(removed)
 
     def snapshot(self, now: float) -> list[tuple[str, str, str, float]]:
-        """Return the statements with the seconds left of each, for `restore` after a restart."""
+        """Returns the statements with the seconds left of each, for `restore` after a restart."""
         return [
             (*held, until - now)
             for held, until in self._expiries.items()
@@ -181,7 +181,7 @@ class InterestSources:
         ]
 
     def restore(self, entries: Iterable[tuple[str, str, str, float]], now: float) -> None:
-        """Add statements saved before a restart. A wrong clock cannot extend them beyond
+        """Adds statements saved before a restart. A wrong clock cannot extend them beyond
         TTL_MAX_S."""
         for source, owner, filter, left_s in entries:
             self._extend(HeldInterest(source, owner, filter), now + min(left_s, TTL_MAX_S))

@@ -39,7 +39,7 @@ def is_marked(received: Received) -> bool:
 
 
 def mark_of(received: Received) -> MessageId | None:
-    """Return the federation's id of a marked message, or None without a valid mark."""
+    """Returns the federation's id of a marked message, or None without a valid mark."""
     for name, value in user_properties(received.properties):
         if name == MARK:
             parts = value.split(":")
@@ -52,7 +52,7 @@ def mark_of(received: Received) -> MessageId | None:
 
 
 def outbound(received: Received) -> Message:
-    """Convert a received message for the federation."""
+    """Converts a received message for the federation."""
     rest = {
         identifier: value
         for identifier, value in received.properties.items()
@@ -73,7 +73,7 @@ def outbound(received: Received) -> Message:
 
 
 def inbound(id: MessageId, message: Message, producer: str, place: int) -> Properties:
-    """Return the properties to publish a message with.
+    """Returns the properties to publish a message with.
 
     With a `producer`, the broker deduplicates by sequence, so the sequence must be the federator's.
     The publisher's own one would drop messages: its order does not survive the journey. Without a

@@ -48,7 +48,7 @@ class OwnTopic:
         self._echo: Received | None = None
 
     def arrived(self, received: Received) -> bool:
-        """Process a message on this topic and return whether it was a fence."""
+        """Processes a message on this topic and returns whether it was a fence."""
         if self._probe and received.payload == self._probe:
             self._echo = received
         future = self._fences.pop(received.payload, None)
@@ -58,7 +58,7 @@ class OwnTopic:
         return True
 
     async def fence(self) -> None:
-        """Wait until all messages that the broker had for the edge at the call have arrived.
+        """Waits until all messages that the broker had for the edge at the call have arrived.
 
         Raises `TimedOut` if the fence does not come back, `ClientError` if it cannot be sent.
         """
@@ -78,7 +78,7 @@ class OwnTopic:
             self._fences.pop(payload, None)
 
     async def try_echo(self, client: Client) -> int:
-        """Test the broker and return NO_ECHO, MARKED_ECHO or ECHO. Raises the errors of `fence`."""
+        """Tests the broker and returns NO_ECHO, MARKED_ECHO or ECHO. Raises as `fence`."""
         is_5 = client.core.options.level == LEVEL_5
         await client.subscribe(SubscriptionRequest(self.name, 1, no_local=is_5))
         self._probe = b"probe " + secrets.token_hex(8).encode()
@@ -94,7 +94,7 @@ class OwnTopic:
 
 
 def check_echo(echo: int, settings: EdgeSettings) -> None:
-    """Raise `EdgeRefused` if an unmarked echo and the filters would cause loops."""
+    """Raises `EdgeRefused` if an unmarked echo and the filters would cause loops."""
     if echo == MARKED_ECHO:
         logger.warning(
             "federation_edge_echo text='the broker ignores no local: each message that the"

@@ -22,13 +22,13 @@ class RetainingMqttEdge(MqttEdge):
         self._reader.read(frozenset(allowed), done)
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
-        """Publish the message with RETAIN. Clients receive it too, because MQTT has no other
+        """Publishes the message with RETAIN. Clients receive it too, because MQTT has no other
         way."""
         self._deliver(id, message, 0, done, True)
 
 
 def edge_for(settings: EdgeSettings) -> MqttEdge:
-    """Make the edge for the MQTT version of the settings.
+    """Makes the edge for the MQTT version of the settings.
 
     Raises `ValueError` if no client can be made of them, `InvalidFilter` for a bad filter.
     """

@@ -46,7 +46,7 @@ class RetainedReader:
         return set(self._tasks)
 
     def read(self, filters: frozenset[str], done: Done) -> None:
-        """Start a reading. `done` is called later, with an empty list if the reading failed."""
+        """Starts a reading. `done` is called later, with an empty list if the reading failed."""
         loop = asyncio.get_running_loop()
         if not filters or len(self._tasks) >= READINGS_MAX:
             if filters:
@@ -69,7 +69,7 @@ class RetainedReader:
     async def _await_end(
         self, client: Client, topic: str, end: bytes, is_over: asyncio.Event
     ) -> None:
-        """Wait until the broker has delivered the end marker behind all retained messages.
+        """Waits until the broker has delivered the end marker behind all retained messages.
 
         Raises `TimedOut` if it does not come back, `ClientError` if it cannot be sent.
         """
@@ -83,7 +83,7 @@ class RetainedReader:
             raise TimedOut(f"nothing comes back on {topic}") from None
 
     async def _found(self, filters: frozenset[str]) -> dict[str, Message]:
-        """Read into a dictionary by topic, because overlapping filters repeat messages."""
+        """Reads into a dictionary by topic, because overlapping filters repeat messages."""
         found: dict[str, Message] = {}
         size = 0
         unreadable: list[str] = []

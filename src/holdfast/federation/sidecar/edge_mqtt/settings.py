@@ -62,7 +62,7 @@ class EdgeSettings:
         is_bridge: bool,
         on_unreadable: Callable[[str], None],
     ) -> Options:
-        """Make the options of one client.
+        """Makes the options of one client.
 
         `is_session`: the connection that carries messages; the others start clean each time.
         `on_unreadable`: called for a message that violates MQTT or exceeds the limits.

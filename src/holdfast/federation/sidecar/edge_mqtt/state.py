@@ -34,7 +34,7 @@ class EdgeState(msgspec.Struct):
     """The Unix time in seconds of the last write."""
 
     def remembered_interest(self) -> list[tuple[str, str, str, float]]:
-        """Return the interest with the seconds that are left now."""
+        """Returns the interest with the seconds that are left now."""
         gone_s = max(0.0, time.time() - self.written_at)
         return [
             (source, owner, filter, left_s - gone_s)
@@ -51,7 +51,7 @@ class StateFile:
         self._files = OsFileSystem(directory)
 
     def load(self) -> EdgeState:
-        """Read the file, or create it. Raises `BadState` or `OSError` if that fails."""
+        """Reads the file, or creates it. Raises `BadState` or `OSError` if that fails."""
         self._files.make_folder(".")
         try:
             return msgspec.json.decode(read_file(self._files, FILE), type=EdgeState)
@@ -66,7 +66,7 @@ class StateFile:
             ) from None
 
     def save(self, state: EdgeState) -> None:
-        """Write the file durably. Raises `OSError` if that fails."""
+        """Writes the file durably. Raises `OSError` if that fails."""
         state.written_at = time.time()
         replace_file(self._files, FILE, [msgspec.json.encode(state)])
 
@@ -75,7 +75,7 @@ class EdgeMemory:
     """The state of a running edge, and its writes in a thread."""
 
     def __init__(self, settings: EdgeSettings, complain: Complaints) -> None:
-        """Prepare an empty state. Raises `InvalidFilter` for a bad static filter."""
+        """Prepares an empty state. Raises `InvalidFilter` for a bad static filter."""
         self.sources = InterestSources(settings.sources, settings.interest, settings.import_filters)
         self._client_id = settings.client_id
         self._complain = complain
@@ -85,7 +85,7 @@ class EdgeMemory:
         self._is_unsaved = False
 
     async def load(self, now: float) -> None:
-        """Read the state and restore the interest. Raises `BadState` or `OSError`."""
+        """Reads the state and restores the interest. Raises `BadState` or `OSError`."""
         self._state = await asyncio.to_thread(self._file.load)
         own = (self.client_id, self.control_id, self.reader_id)
         self.sources.own_clients = frozenset(own)
@@ -113,13 +113,13 @@ class EdgeMemory:
         return self._state.subscribed
 
     def take_interest(self) -> tuple[list[str], list[str]]:
-        """Return the filters that began to be wanted, and those that ended, since the last call."""
+        """Returns filters that began to be wanted, and those that ended, since the last call."""
         added, removed = self.sources.take_changes()
         self._is_unsaved |= bool(added or removed)
         return added, removed
 
     async def save_subscriptions(self, held: Mapping[str, int]) -> None:
-        """Save the subscriptions. Returns when they are on disk, or the failure is logged."""
+        """Saves the subscriptions. Returns when they are on disk, or the failure is logged."""
         self._state.subscribed = dict(held)
         await self.save()
 
@@ -128,7 +128,7 @@ class EdgeMemory:
             await self.save()
 
     async def save(self) -> None:
-        """Save the state. Writes do not overlap, so the newest one is written last."""
+        """Saves the state. Writes do not overlap, so the newest one is written last."""
         async with self._saving:
             self._is_unsaved = False
             self._state.interest = self.sources.snapshot(asyncio.get_running_loop().time())

@@ -21,7 +21,7 @@ More are cut to fewer levels, ending in `#`.
 
 
 def covers(one: str, other: str) -> bool:
-    """Return whether `one` matches everything that `other` matches."""
+    """Returns whether `one` matches everything that `other` matches."""
     return intersection(one, other) == other
 
 
@@ -30,7 +30,7 @@ def overlaps(one: str, other: str) -> bool:
 
 
 def joined(one: str, other: str) -> str:
-    """Return a filter that matches everything either one does, and possibly more."""
+    """Returns a filter that matches everything either one does, and possibly more."""
     left = one.split("/")
     right = other.split("/")
     levels: list[str] = []
@@ -42,7 +42,7 @@ def joined(one: str, other: str) -> str:
 
 
 def within(filters: Iterable[str], allowed: Iterable[str]) -> set[str]:
-    """Return the allowed part of the filters."""
+    """Returns the allowed part of the filters."""
     bounds = set(allowed)
     if "#" in bounds:
         return set(filters)
@@ -51,7 +51,7 @@ def within(filters: Iterable[str], allowed: Iterable[str]) -> set[str]:
 
 
 def subscription_set(wanted: Iterable[str]) -> frozenset[str]:
-    """Return at most FILTERS_MAX disjoint filters that match everything wanted."""
+    """Returns at most FILTERS_MAX disjoint filters that match everything wanted."""
     filters = generalised(wanted, FILTERS_MAX)
     wild = generalised((one for one in filters if has_wildcard(one)), WILDCARDS_MAX)
     disjoint: list[str] = []

@@ -62,7 +62,7 @@ class EdgeSubscriptions:
         return sorted(self._subscribed)
 
     def set_wanted_filters(self, filters: frozenset[str]) -> None:
-        """Replace the wanted filters. Until the first call the subscriptions stay unchanged."""
+        """Replaces the wanted filters. Until the first call the subscriptions stay unchanged."""
         self._wanted = filters
 
     def new_client(self) -> None:
@@ -71,7 +71,7 @@ class EdgeSubscriptions:
         self._is_first_round = True
 
     def connected(self, session_present: bool) -> None:
-        """Note a new connection. Without the session, only this client's filters are still
+        """Notes a new connection. Without the session, only this client's filters are still
         valid."""
         self.refused.clear()
         if not session_present:
@@ -80,7 +80,7 @@ class EdgeSubscriptions:
             }
 
     async def update(self, client: Client) -> None:
-        """Subscribe and unsubscribe as wanted. Raises `ClientError` if the connection fails."""
+        """Subscribes and unsubscribes as wanted. Raises `ClientError` if the connection fails."""
         if self._wanted is None:
             return
         exact = within(self._wanted, self._allowed)
@@ -157,7 +157,7 @@ class EdgeSubscriptions:
         await self._save(self._subscribed)
 
     def _new_number(self, client: Client) -> int:
-        """Return an identifier for filters that are added together. These never overlap."""
+        """Returns an identifier for filters that are added together. These never overlap."""
         available = client.connack_properties.get(pr.SUBSCRIPTION_IDENTIFIER_AVAILABLE, 1)
         if client.core.options.level < LEVEL_5 or not available:
             return 0

@@ -64,7 +64,7 @@ class ManagedMember(Protocol):
         """The number of filters of the broker's clients."""
 
     def set_neighbours(self, neighbours: dict[bytes, str]) -> None:
-        """Replace the members to be linked with, by id, with their addresses."""
+        """Replaces the members to be linked with, by id, with their addresses."""
 
 
 class StoredManager(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class ManagerClient:
         self._complaints = Complaints(asyncio.get_running_loop().time, "federation")
 
     async def run(self) -> None:
-        """Join and follow the manager until the task is cancelled."""
+        """Joins and follows the manager until the task is cancelled."""
         self._stored = await self._read()
         if self._stored.neighbours:
             self._member.set_neighbours(
@@ -131,7 +131,7 @@ class ManagerClient:
             self._wait_s = min(2 * self._wait_s, RETRY_S_MAX)
 
     async def leave(self) -> None:
-        """Ask the manager to link the other members without this one, and forget its token."""
+        """Asks the manager to link the other members without this one, and forgets its token."""
         if self.id is None:
             return
         path = f"/api/v1/nodes/{self.id}"
@@ -179,7 +179,7 @@ class ManagerClient:
     # Follow
 
     async def _follow(self) -> None:
-        """Watch and report until a request fails.
+        """Watches and reports until a request fails.
 
         Raises `ManagerUnreachable` or `ManagerRefuses` of that request.
         """
@@ -234,7 +234,7 @@ class ManagerClient:
         }
 
     async def _ids_of(self, links: Mapping[bytes, object]) -> dict[bytes, int]:
-        """Return the known ids of linked members. Unknown ones cause a query every `LOOK_S`."""
+        """Returns the known ids of linked members. Unknown ones cause a query every `LOOK_S`."""
         known = {uuid: id for id, uuid in sorted(self._uuids.items())}
         now = asyncio.get_running_loop().time()
         if now >= self._poll_at and any(node.hex() not in known for node in links):
@@ -316,7 +316,7 @@ class ManagerClient:
             await asyncio.shield(self._writing)
 
     async def _write(self, data: bytes) -> None:
-        """Store it durably: a join token is valid for one join only."""
+        """Stores it durably: a join token is valid for one join only."""
         try:
             await self._state.write_assignment(data)
         except (OSError, MemberStoreError) as error:

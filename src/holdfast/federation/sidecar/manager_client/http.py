@@ -30,7 +30,7 @@ class ManagerHttp:
     """Sends requests to one manager, each on a connection of its own."""
 
     def __init__(self, url: str, ca: str = "", certificate: str = "", key: str = "") -> None:
-        """Read the PEM files for https, see `client_context`. Raises `TlsError` if that fails."""
+        """Reads the PEM files for https, see `client_context`. Raises `TlsError` if that fails."""
         parts = urlsplit(url)
         self.url = url.rstrip("/")
         self._host = parts.hostname or ""
@@ -44,14 +44,14 @@ class ManagerHttp:
     async def request(
         self, method: str, path: str, body: object, token: str, timeout_s: float
     ) -> Any:
-        """Send a request and return the data of the response's envelope.
+        """Sends a request and returns the data of the response's envelope.
 
         Raises `ManagerUnreachable` without a usable response, `ManagerRefuses` on 4xx.
         """
         return self._data(*await self._request(method, path, body, token, timeout_s))
 
     async def text(self, path: str, token: str, timeout_s: float) -> str:
-        """Return the text at a path. Raises as `ask`."""
+        """Returns the text at a path. Raises as `ask`."""
         status, text = await self._request("GET", path, None, token, timeout_s)
         return text.decode() if status == 200 else str(self._data(status, text))
 

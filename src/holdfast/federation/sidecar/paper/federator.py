@@ -55,7 +55,7 @@ REDUNDANCY: Final = 2
 
 
 async def run(settings: PaperSettings) -> None:
-    """Run a federator until SIGTERM or SIGINT. Raises `ConfigError` for unusable settings."""
+    """Runs a federator until SIGTERM or SIGINT. Raises `ConfigError` for unusable settings."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +101,7 @@ class PaperFederator:
     # Start and stop
 
     async def start(self) -> None:
-        """Begin to join and return at once. Raises `ConfigError` for unusable settings."""
+        """Begins to join and returns at once. Raises `ConfigError` for unusable settings."""
         loop = asyncio.get_running_loop()
         self._check = asyncio.Event()
         self._complaints = Complaints(loop.time, "federation")
@@ -118,13 +118,13 @@ class PaperFederator:
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Stop. The protocol has no message for leaving, so others notice the silence."""
+        """Stops. The protocol has no message for leaving, so others notice the silence."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def wait(self) -> None:
-        """Wait until `stop`. Raises the error that ended the federator otherwise, a bug."""
+        """Waits until `stop`. Raises the error that ended the federator otherwise, a bug."""
         assert self._task is not None, "not started"
         await asyncio.wait({self._task})
         if not self._task.cancelled():
@@ -187,7 +187,7 @@ class PaperFederator:
     # Status
 
     def status(self) -> dict[str, object]:
-        """Return the status as plain values that JSON can express."""
+        """Returns the status as plain values that JSON can express."""
         member, client = self._member, self._client
         return {
             "mode": "paper",
@@ -213,7 +213,7 @@ class PaperFederator:
         }  # fmt: skip
 
     def view(self, topic: str) -> TopicView | None:
-        """Return what the member knows of a topic's mesh, or None before it has joined."""
+        """Returns what the member knows of a topic's mesh, or None before it has joined."""
         return None if self._member is None else self._member.view(topic, self._now())
 
     # The federator's own broker
@@ -326,7 +326,7 @@ class PaperFederator:
     # The manager
 
     async def _poll_manager(self, standing: AssignedMember) -> AssignedMember:
-        """Ask the manager regularly, and return the new assignment when it differs."""
+        """Asks the manager regularly, and returns the new assignment when it differs."""
         if self._manager is None:
             await asyncio.Event().wait()
         while True:

@@ -48,7 +48,7 @@ class PaperManager:
     """The member's client of its topology manager."""
 
     def __init__(self, settings: PaperSettings, complaints: Complaints) -> None:
-        """Read token and certificates. Raises `ConfigError` or `TlsError` if that fails."""
+        """Reads token and certificates. Raises `ConfigError` or `TlsError` if that fails."""
         self.is_reached = False
         self._settings = settings
         self._http = ManagerHttp(
@@ -61,7 +61,7 @@ class PaperManager:
         self._complaints = complaints
 
     async def join(self) -> AssignedMember:
-        """Join, repeating the request until the manager replies."""
+        """Joins, repeating the request until the manager replies."""
         wait_s = RETRY_S
         while True:
             try:
@@ -73,7 +73,7 @@ class PaperManager:
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     async def neighbours(self, id: int) -> dict[int, str] | None:
-        """Return the neighbours of a member, or None while the manager is unreachable.
+        """Returns the neighbours of a member, or None while the manager is unreachable.
 
         Raises `ManagerRefuses`, with status 404 if there is no such member.
         """
@@ -110,7 +110,7 @@ class PaperManager:
 
 
 def _convert(data: Any) -> Any:
-    """Convert a response of the published manager: `Id`, `Ip`, and null for no neighbours."""
+    """Converts a response of the published manager: `Id`, `Ip`, and null for no neighbours."""
     if not isinstance(data, dict) or not isinstance(data.get("neighbors"), list | None):
         return data
     neighbours = [

@@ -30,7 +30,7 @@ Item = tuple[str, bytes, int]
 
 
 def options(client_id: str, username: str | None, password: bytes | None) -> Options:
-    """Make the options of a client without a session, so that no message waits at the broker."""
+    """Makes the options of a client without a session, so that no message waits at the broker."""
     return Options(
         client_id=client_id,
         username=username,
@@ -65,13 +65,13 @@ class Outlet:
         self._arrival.set()
 
     def clear(self) -> None:
-        """Drop all messages, because there is no connection and none is expected soon."""
+        """Drops all messages, because there is no connection and none is expected soon."""
         self._counts["broker away"] += len(self._queue)
         self._queue.clear()
         self._queue_bytes = 0
 
     async def pump(self, client: Client) -> None:
-        """Publish queued messages until the connection ends."""
+        """Publishes queued messages until the connection ends."""
         while True:
             while not self._queue:
                 self._arrival.clear()
@@ -113,7 +113,7 @@ class NeighbourLink:
         counts: Counter[str],
         complaints: Complaints,
     ) -> None:
-        """Begin to connect at once. Raises `ValueError` if the address is malformed."""
+        """Begins to connect at once. Raises `ValueError` if the address is malformed."""
         self.id = id
         self.address = address
         self.is_up = False
@@ -161,7 +161,7 @@ class NeighbourLink:
 
 
 async def serve(client: Client, outlet: Outlet) -> None:
-    """Publish until the connection ends for good. Raises the `ClientError` that ended it."""
+    """Publishes until the connection ends for good. Raises the `ClientError` that ended it."""
     pumping = watched(outlet.pump(client))
     try:
         error = await client.wait_closed()
@@ -173,7 +173,7 @@ async def serve(client: Client, outlet: Outlet) -> None:
 
 
 async def close(client: Client) -> None:
-    """Send DISCONNECT and close, or abort after STOP_S."""
+    """Sends DISCONNECT and closes, or aborts after STOP_S."""
     try:
         async with asyncio.timeout(STOP_S):
             await client.disconnect()

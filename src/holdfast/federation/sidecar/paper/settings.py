@@ -66,7 +66,7 @@ class PaperSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     def from_environment(
         cls, environ: Mapping[str, str], overrides: Overrides | None = None
     ) -> "PaperSettings":
-        """Read the environment. `overrides`, by field name, take precedence.
+        """Reads the environment. `overrides`, by field name, take precedence.
 
         Raises `ConfigError` when a value is not allowed.
         """
@@ -77,7 +77,7 @@ class PaperSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     def config(
         self, core_ann_interval_s: float, beacon_interval_s: float, redundancy: int
     ) -> PaperConfig:
-        """Combine the manager's values with the settings, which take precedence.
+        """Combines the manager's values with the settings, which take precedence.
 
         Raises `ConfigError` when the result is not allowed.
         """
@@ -94,11 +94,11 @@ class PaperSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
             raise ConfigError(str(error)) from None
 
     def password(self) -> bytes | None:
-        """Read the password, or return None without one. Raises `ConfigError`."""
+        """Reads the password, or returns None without one. Raises `ConfigError`."""
         return first_line(self.password_file) if self.password_file else None
 
     def manager_token(self) -> str:
-        """Read the manager's token, "" without one. Raises `ConfigError`."""
+        """Reads the manager's token, "" without one. Raises `ConfigError`."""
         return first_word(self.manager_token_file) if self.manager_token_file else ""
 
 

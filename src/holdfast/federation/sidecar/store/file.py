@@ -57,11 +57,11 @@ class MemberStoreChange:
         )
 
     def frees(self) -> bool:
-        """Return whether a part of the change needs little or no room."""
+        """Returns whether a part of the change needs little or no room."""
         return bool(self.removed or self.positions or self.former)
 
     def without_data(self) -> "MemberStoreChange":
-        """Take out and return the part that needs little or no room."""
+        """Takes out and returns the part that needs little or no room."""
         change = MemberStoreChange(
             removed=self.removed, positions=self.positions, former=self.former
         )
@@ -69,7 +69,7 @@ class MemberStoreChange:
         return change
 
     def split(self, added_max: int, bytes_max: int) -> "MemberStoreChange":
-        """Take out and return the messages beyond the limits. At least one message stays."""
+        """Takes out and returns the messages beyond the limits. At least one message stays."""
         size = 0
         kept: dict[MessageId, bytes] = {}
         for id, data in self.added.items():
@@ -82,7 +82,7 @@ class MemberStoreChange:
         return MemberStoreChange(added=rest)
 
     def followed_by(self, later: "MemberStoreChange") -> "MemberStoreChange":
-        """Combine two changes. A message that the later one removes is not added."""
+        """Combines two changes. A message that the later one removes is not added."""
         added = {id: data for id, data in self.added.items() if id not in later.removed}
         return MemberStoreChange(
             added | later.added,
@@ -152,14 +152,14 @@ class StoreFile(SqliteFile):
         self._node = node
 
     def open(self) -> StoredMember:
-        """Open the file, creating it if needed, and return its content.
+        """Opens the file, creating it if needed, and returns its content.
 
         Raises `MemberStoreError` when it cannot be used, and `MemberStoreFull` without room.
         """
         return self._open(self._read)
 
     def apply(self, change: MemberStoreChange) -> None:
-        """Write a change; it is durable when the call returns.
+        """Writes a change; it is durable when the call returns.
 
         Raises `MemberStoreError` when the file fails, and `MemberStoreFull` without room.
         """
@@ -245,7 +245,7 @@ class StoreFile(SqliteFile):
         return found
 
     def _find_room(self, db: sqlite3.Connection, size: int) -> None:
-        """Check that messages of that size fit. Raises `MemberStoreFull` when they do not."""
+        """Checks that messages of that size fit. Raises `MemberStoreFull` when they do not."""
         if not size:
             return
         free_bytes = OsFileSystem(self.path.parent).free_bytes()
@@ -261,7 +261,7 @@ class StoreFile(SqliteFile):
 
 
 def _spans(ids: Iterable[MessageId]) -> Iterator[tuple[int, int, int]]:
-    """Yield an epoch and the first and last of each run of sequences without a gap."""
+    """Yields an epoch and the first and last of each run of sequences without a gap."""
     first = last = (0, 0)
     for id in sorted((id.epoch, id.sequence) for id in ids):
         if id == (last[0], last[1] + 1):
@@ -285,7 +285,7 @@ def _inserts(target: str, rows: Sequence[tuple[Value, ...]]) -> Iterator[Stateme
 
 
 def _execute(db: sqlite3.Connection, statements: Sequence[Statement]) -> None:
-    """Execute the statements as one transaction.
+    """Executes the statements as one transaction.
 
     Each statement releases the interpreter's lock and may wait milliseconds for it while the event
     loop is busy. Callers therefore pass few statements with many rows.

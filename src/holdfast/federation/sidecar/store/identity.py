@@ -24,7 +24,7 @@ IN_A_BROKER: Final = "federation"
 
 
 def skip_starts(directory: Path, starts: int) -> None:
-    """Skip starts of a member that no process runs. Raises `BadIdentity` and `OSError`."""
+    """Skips starts of a member that no process runs. Raises `BadIdentity` and `OSError`."""
     files = OsFileSystem(directory)
     identity = decode_identity(read_file(files, IDENTITY))
     replace_file(files, IDENTITY, [identity.skipped(starts).encode()])
@@ -44,7 +44,7 @@ class IdentityFile:
         self._identity: Identity | None = None
 
     def begin(self, id: str = "") -> Identity:
-        """Lock the directory and return the identity of this start, stored durably.
+        """Locks the directory and returns the identity of this start, stored durably.
 
         `id`: 32 hexadecimal digits that it must have, or empty for any. Raises `BadIdentity` when
         the file or the lock prevents the start, `OSError` when the disk does.
@@ -66,7 +66,7 @@ class IdentityFile:
         return identity
 
     def disputed(self) -> int:
-        """Return the last epoch that another run of this member may have used; 0: none. Raises
+        """Returns the last epoch that another run of this member may have used; 0: none. Raises
         `BadIdentity` and `OSError`."""
         try:
             data = read_file(self._files, DISPUTED)
@@ -78,7 +78,7 @@ class IdentityFile:
             raise BadIdentity(f"{path} has no number: replace its content by 0") from None
 
     def dispute(self, epoch: int) -> None:
-        """Store that another run of this member has used epochs up to this one, so that the next
+        """Stores that another run of this member has used epochs up to this one, so that the next
         start has a higher one and takes custody over. Raises `OSError`."""
         assert self._identity is not None
         # First, or a crash in between would leave custody under disputed epochs.

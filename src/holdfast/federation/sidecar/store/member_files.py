@@ -28,10 +28,10 @@ class ChangeStore(Protocol):
     """A place where the state of a member survives a crash."""
 
     async def load(self) -> StoredMember:
-        """Open it and return its content. Raises `MemberStoreError` and `MemberStoreFull`."""
+        """Opens it and returns its content. Raises `MemberStoreError` and `MemberStoreFull`."""
 
     async def apply(self, change: MemberStoreChange) -> None:
-        """Store a change durably. Raises `MemberStoreError` and `MemberStoreFull`."""
+        """Stores a change durably. Raises `MemberStoreError` and `MemberStoreFull`."""
 
     async def close(self) -> None: ...
 
@@ -48,18 +48,18 @@ class MemberStorage(ChangeStore, Protocol):
         """Whether starts of this member may be at several addresses."""
 
     async def begin(self, id: str) -> Identity:
-        """Begin a start and return its identity, stored durably. `id`: 32 hexadecimal digits that
+        """Begins a start and returns its identity, stored durably. `id`: 32 hexadecimal digits that
         it must have, or empty. Raises `BadIdentity`, `MemberStoreError` and `OSError`."""
 
     async def dispute(self, epoch: int) -> None:
-        """Store that another run has used epochs up to this one, so that the next start has a
+        """Stores that another run has used epochs up to this one, so that the next start has a
         higher one and takes custody over. Raises as `begin`."""
 
     async def read_assignment(self) -> bytes:
-        """Return what the topology manager has assigned, b"" if nothing. Raises `OSError`."""
+        """Returns what the topology manager has assigned, b"" if nothing. Raises `OSError`."""
 
     async def write_assignment(self, data: bytes) -> None:
-        """Store it; b"": nothing is assigned any more. Raises `OSError` and `MemberStoreError`."""
+        """Stores it; b"": nothing is assigned any more. Raises `OSError` and `MemberStoreError`."""
 
 
 class StoreFileThread:
@@ -131,7 +131,7 @@ class MemberFiles:
 
 
 def read_assignment(directory: Path) -> bytes:
-    """Return the content of MANAGER, b"" if there is none. Blocks."""
+    """Returns the content of MANAGER, b"" if there is none. Blocks."""
     try:
         return (directory / MANAGER).read_bytes()
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def read_assignment(directory: Path) -> bytes:
 
 
 def write_assignment(directory: Path, data: bytes) -> None:
-    """Replace MANAGER durably; b"": remove it. A token of the manager is in it. Blocks."""
+    """Replaces MANAGER durably; b"": removes it. A token of the manager is in it. Blocks."""
     path = directory / MANAGER
     if not data:
         path.unlink(missing_ok=True)

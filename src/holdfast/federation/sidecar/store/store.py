@@ -49,10 +49,10 @@ class StoreOwner(Protocol):
     """The receiver of the store's reports. All calls come from the event loop."""
 
     def on_stored(self, ids: list[MessageId]) -> None:
-        """Report durable messages: those added, and delivered ones below a stored position."""
+        """Reports durable messages: those added, and delivered ones below a stored position."""
 
     def on_broken(self, error: MemberStoreError) -> None:
-        """Report that the file has failed and nothing is stored any more."""
+        """Reports that the file has failed and nothing is stored any more."""
 
 
 class MemberStore:
@@ -79,7 +79,7 @@ class MemberStore:
         self._is_closing = False
 
     async def open(self) -> StoredMember:
-        """Read what is stored and begin to write. Raises `MemberStoreError` or
+        """Reads what is stored and begins to write. Raises `MemberStoreError` or
         `MemberStoreFull`."""
         kept = await self._place.load()
         self._positions = dict(kept.positions)
@@ -88,7 +88,7 @@ class MemberStore:
         return kept
 
     async def close(self) -> None:
-        """Write what was requested, if there is room, report it, and close the place."""
+        """Writes what was requested, if there is room, reports it, and closes the place."""
         if self._task is None:
             return
         self._is_closing = True
@@ -100,7 +100,7 @@ class MemberStore:
         await self._place.close()
 
     def add(self, id: MessageId, data: bytes, may_wait: bool = False) -> None:
-        """Add a message, or replace the one with the same id.
+        """Adds a message, or replaces the one with the same id.
 
         `may_wait`: the message is new and likely to be removed soon, so it need not be written at
         once. It must not be added again.
@@ -111,7 +111,7 @@ class MemberStore:
         self._schedule_write(not may_wait or len(self._unwritten) >= UNHURRIED_MAX)
 
     def remove(self, id: MessageId) -> None:
-        """Remove a message lazily. A `may_wait` message without a transaction is never written.
+        """Removes a message lazily. A `may_wait` message without a transaction is never written.
 
         The owner receives no report of such a message.
         """
@@ -123,7 +123,7 @@ class MemberStore:
         self._schedule_write(len(self._next.removed) >= LAZY_MAX)
 
     def pass_to(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
-        """Store the new position of the stream from `origin`; `ids` are the messages below it. It
+        """Stores the new position of the stream from `origin`; `ids` are the messages below it. It
         may be of a former epoch."""
         newest = self._positions.get(origin, position)
         if position[0] != newest[0]:
@@ -135,22 +135,22 @@ class MemberStore:
         self._has_work.set()
 
     def retain(self, topic: str, data: bytes | None) -> None:
-        """Store the retained version of a topic. None removes it, lazily."""
+        """Stores the retained version of a topic. None removes it, lazily."""
         self._next.retained[topic] = data
         self._schedule_write(data is not None or len(self._next.retained) >= LAZY_MAX)
 
     def when_written(self, then: Callable[[], None]) -> None:
-        """Call `then` once all earlier calls of `retain` and `remember` are durable."""
+        """Calls `then` once all earlier calls of `retain` and `remember` are durable."""
         self._waiters.append(then)
         self._has_work.set()
 
     def remember(self, memory: list[bytes]) -> None:
-        """Replace the stored knowledge of other members, lazily."""
+        """Replaces the stored knowledge of other members, lazily."""
         self._next.memory = memory
         self._schedule_write(False)
 
     def has_room(self) -> bool:
-        """Return whether messages may be added. A full disk allows up to `FULL_BYTES_MAX`."""
+        """Returns whether messages may be added. A full disk allows up to `FULL_BYTES_MAX`."""
         if not self.is_full:
             return True
         added = (*self._next.added.values(), *self._writing.added.values())
@@ -192,7 +192,7 @@ class MemberStore:
                 return
 
     async def _write_transaction(self) -> None:
-        """Write one transaction. After `MemberStoreError` or `MemberStoreFull` nothing is lost.
+        """Writes one transaction. After `MemberStoreError` or `MemberStoreFull` nothing is lost.
 
         The change then goes back to the front of the queue.
         """
@@ -231,7 +231,7 @@ class MemberStore:
 
 
 def aged(data: bytes, age_s: float) -> bytes:
-    """Reduce a stored message's expiry by its age. Raises `InvalidFrame` if it is malformed."""
+    """Reduces a stored message's expiry by its age. Raises `InvalidFrame` if it is malformed."""
     frame = decode(data)
     if not isinstance(frame, Data) or frame.expiry_s is None:
         return data

@@ -67,7 +67,7 @@ class UserAgreement(Protocol):
         """The reason why the users cannot be changed now, or ""."""
 
     def propose(self, expected_version: int, data: bytes, done: Callable[[Outcome], None]) -> None:
-        """Propose the users that follow those of a version. `done` is called in bounded time."""
+        """Proposes the users that follow those of a version. `done` is called in bounded time."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ class AgreedCommandRunner(CommandPort):
         return with_document(users, self.users.file.document, self.users.version)
 
     def replace(self, users: DynamicUsers) -> None:
-        """Use users made by `merged`, which are in force already."""
+        """Uses users made by `merged`, which are in force already."""
         self.users = users
 
     def changed(self) -> None:
-        """Put the users in force that the nodes have agreed on, unless they are."""
+        """Puts the users in force that the nodes have agreed on, unless they are."""
         current = self._agreement.current()
         if current is None or self._queue.is_closed or self._is_adopting:
             return
@@ -248,7 +248,7 @@ def _adopted(
 
 
 def _run(users: DynamicUsers, batch: list[RunCommands], number: int) -> Attempt:
-    """Run the commands of some messages, in the thread."""
+    """Runs the commands of some messages, in the thread."""
     document = users.file.document.copy()
     changes = SecurityChanges()
     edit = SecurityEdit(document, changes)

@@ -32,7 +32,7 @@ class MetadataAgreement:
         return _older(self._context, AGREED_USERS)
 
     def propose(self, expected_version: int, data: bytes, done: Callable[[Outcome], None]) -> None:
-        """Propose the users that follow those of a version. `done` is called within
+        """Proposes the users that follow those of a version. `done` is called within
         `requests.TIMEOUT_S`."""
         self._propose(PutUsers(expected_version, data), done)
 
@@ -102,7 +102,7 @@ class AccessAgreement:
         return ""
 
     def propose(self, expected_version: int, data: bytes, done: Callable[[Outcome], None]) -> None:
-        """Propose what follows a version. `done` is called within `requests.TIMEOUT_S`."""
+        """Proposes what follows a version. `done` is called within `requests.TIMEOUT_S`."""
         self._propose(PutAccess(expected_version, data), done)
 
 

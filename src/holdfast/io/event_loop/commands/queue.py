@@ -37,13 +37,13 @@ class CommandQueue:
         self.begin()
 
     def close(self) -> None:
-        """Begin no more batches. The messages that wait are not answered."""
+        """Begins no more batches. The messages that wait are not answered."""
         self.is_closed = True
         while self._waiting:
             finish_commands(self._broker.node.state, self._waiting.popleft(), b"")
 
     def begin(self) -> None:
-        """Begin the next batch, unless one is under way."""
+        """Begins the next batch, unless one is under way."""
         if self.is_busy or self.is_closed or not self._waiting:
             return
         self.is_busy = True
@@ -51,7 +51,7 @@ class CommandQueue:
         self._start(batch)
 
     def reply(self, outcomes: Outcomes) -> None:
-        """Answer the messages of the batch under way, which ends with it."""
+        """Answers the messages of the batch under way, which ends with it."""
         self._broker.touch()
         for effect, found in outcomes:
             finish_commands(self._broker.node.state, effect, encode_responses(found))

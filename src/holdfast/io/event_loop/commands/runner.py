@@ -66,8 +66,8 @@ class CommandRunner(CommandPort):
         self._queue.close()
 
     def replace(self, users: DynamicUsers) -> None:
-        """Use the users of a reload, which are in force already. If the file that it has read is an
-        older one of this runner, its changes since then stay."""
+        """Uses the users of a reload, which are in force already. If the file that it has read is
+        an older one of this runner, its changes since then stay."""
         if self._queue.is_busy:
             self._replacement = users
         else:
@@ -118,7 +118,7 @@ class CommandRunner(CommandPort):
 
 
 def _run(users: DynamicUsers, batch: list[RunCommands]) -> FinishedCommands:
-    """Run the commands of some messages, in the thread."""
+    """Runs the commands of some messages, in the thread."""
     document = users.file.document.copy()
     changes = SecurityChanges()
     edit = SecurityEdit(document, changes)

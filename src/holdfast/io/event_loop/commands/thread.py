@@ -22,11 +22,11 @@ class CommandThread:
         self._pool.submit(work).add_done_callback(partial(self._arrived, done))
 
     def close(self) -> None:
-        """Begin no more work."""
+        """Begins no more work."""
         self._pool.shutdown(wait=False)
 
     def _arrived(self, done: Callable[[T], None], result: "Future[T]") -> None:
-        """Pass the result to the loop. Runs in the thread."""
+        """Passes the result to the loop. Runs in the thread."""
         if not result.cancelled():
             self._broker.loop.call_soon_threadsafe(self._finish, done, result)
 

@@ -25,8 +25,8 @@ DEFECT: Final = CommandOutcome({"command": "Unknown command", "error": "internal
 def put_in_force(
     broker: Broker, users: DynamicUsers, changes: SecurityChanges, done: Callable[[], None]
 ) -> None:
-    """Authenticate clients by these users from now on, give connected clients their rights, and
-    close the connections of those that have to connect again. `done` is called after the last."""
+    """Authenticates clients by these users from now on, gives connected clients their rights, and
+    closes the connections of those that have to connect again. `done` is called after the last."""
     state = broker.node.state
     broker.passwords.file = users.passwords
     state.admission.disabled_users = users.disabled
@@ -51,7 +51,7 @@ def _expel(broker: Broker, usernames: frozenset[str], done: Callable[[], None]) 
 
 
 def audit(broker: Broker, outcomes: Outcomes, done: Callable[[], None]) -> None:
-    """Put the changes into the audit, if there is one, then call `done`."""
+    """Puts the changes into the audit, if there is one, then calls `done`."""
     changes = [
         _change(effect.connection, each)
         for effect, found in outcomes
@@ -66,7 +66,7 @@ def audit(broker: Broker, outcomes: Outcomes, done: Callable[[], None]) -> None:
 
 
 def note(outcomes: Outcomes) -> None:
-    """Log the changes, one line for each."""
+    """Logs the changes, one line for each."""
     for effect, found in outcomes:
         for each in found:
             if each.is_change:

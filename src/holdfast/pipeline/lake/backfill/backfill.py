@@ -45,7 +45,7 @@ class Backfill:
     def __init__(
         self, lake: Lake, names: Sequence[str], days: Days, context: int | None = None
     ) -> None:
-        """Prepare a backfill. Raises LakeError and TableError.
+        """Prepares a backfill. Raises LakeError and TableError.
 
         Without names, it makes everything but `records` again. `context` is the number of days
         before the first one that are read for numbers and repetitions. None: all.
@@ -78,7 +78,7 @@ class Backfill:
             )
 
     def run(self, listener: RunListener | None = None) -> BackfillReport:
-        """Replace the rows of the roots, and bring the tables made from them up to date.
+        """Replaces the rows of the roots, and brings the tables made from them up to date.
 
         Raises LakeError, TableError, RaceError and the errors of Spark.
         """
@@ -106,7 +106,7 @@ class Backfill:
         return BackfillReport(self.days, report, told)
 
     def _roots(self, names: Sequence[str]) -> list[str]:
-        """Return the named tables without those that follow another one of them."""
+        """Returns the named tables without those that follow another one of them."""
         catalog = self.lake.catalog
         stored = [name for name in catalog.names() if self._log(name).last() is not None]
         if not names:
@@ -125,7 +125,7 @@ class Backfill:
         return {name for name in {*self.roots, *found} if self._log(name).last() is not None}
 
     def _check_days(self) -> None:
-        """Check that the lake has the days, and that other rules hold from them on."""
+        """Checks that the lake has the days, and that other rules hold from them on."""
         log = self._log(RECORDS)
         last = log.last()
         there = days_of(log.live(last.version)) if last is not None else []
@@ -168,7 +168,7 @@ class Backfill:
         return CommitLog(self.lake.path, name)
 
     def _rows(self) -> dict[str, Counter[str]]:
-        """Return the rows of each table per day."""
+        """Returns the rows of each table per day."""
         found = {}
         for name in self.names:
             log = self._log(name)
@@ -180,7 +180,7 @@ class Backfill:
         return found
 
     def _difference(self, before: Counter[str], after: Counter[str]) -> dict[str, tuple[int, int]]:
-        """Return the rows of the days that were made again, and of others that have changed."""
+        """Returns the rows of the days that were made again, and of others that have changed."""
         days = sorted({*before, *after})
         return {
             day: (before[day], after[day])

@@ -21,17 +21,17 @@ class Days:
         return f"{self.first} to {self.last}" if self.last is not None else f"{self.first} on"
 
     def has(self, file: File) -> bool:
-        """Return whether the rows of a file are of these days, by its partition."""
+        """Returns whether the rows of a file are of these days, by its partition."""
         day = file.partition.get("date")
         return day is not None and str(self.first) <= day and not self.end_before(file)
 
     def end_before(self, file: File) -> bool:
-        """Return whether the rows of a file are of a later day."""
+        """Returns whether the rows of a file are of a later day."""
         day = file.partition.get("date")
         return self.last is not None and day is not None and day > str(self.last)
 
     def begin_after(self, file: File, context: int | None) -> bool:
-        """Return whether the rows of a file are more than `context` days before the first day."""
+        """Returns whether the rows of a file are more than `context` days before the first day."""
         if context is None:
             return False
         day = file.partition.get("date")
@@ -49,7 +49,7 @@ class Days:
 
 
 def parse_day(text: str) -> date:
-    """Return the UTC day of `2026-11-20` or `2026-11-20T13:00+01:00`. Raises LakeError."""
+    """Returns the UTC day of `2026-11-20` or `2026-11-20T13:00+01:00`. Raises LakeError."""
     try:
         if len(text) == len("2026-11-20"):
             return date.fromisoformat(text)
@@ -62,7 +62,7 @@ def parse_day(text: str) -> date:
 
 
 def parse_days(first: str, last: str | None) -> Days:
-    """Return the days from one to another, both included. Raises LakeError."""
+    """Returns the days from one to another, both included. Raises LakeError."""
     days = Days(parse_day(first), parse_day(last) if last is not None else None)
     if days.last is not None and days.last < days.first:
         raise LakeError(f"--to {days.last} is before --from {days.first}")
@@ -70,5 +70,5 @@ def parse_days(first: str, last: str | None) -> Days:
 
 
 def days_of(files: Sequence[File]) -> list[str]:
-    """Return the days that files have rows of, in order."""
+    """Returns the days that files have rows of, in order."""
     return sorted({day for file in files if (day := file.partition.get("date")) is not None})

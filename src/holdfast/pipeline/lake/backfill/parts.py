@@ -33,7 +33,7 @@ class TablePart:
 
     @classmethod
     def of(cls, replaced: Replaced) -> "TablePart":
-        """Return the part that a replacement has replaced."""
+        """Returns the part that a replacement has replaced."""
         if not replaced.first:
             return cls()
         last = parse_day(replaced.last) if replaced.last else None
@@ -43,17 +43,17 @@ class TablePart:
         return str(self.days) if self.days is not None else "the whole table"
 
     def has(self, file: File) -> bool:
-        """Return whether a file of the table is in this part."""
+        """Returns whether a file of the table is in this part."""
         return self.days is None or self.days.has(file)
 
     def needs(self, file: File) -> bool:
-        """Return whether the rows of this part may depend on a file of the source, whose days are
+        """Returns whether the rows of this part may depend on a file of the source, whose days are
         those of the table."""
         days = self.days
         return days is None or not (days.end_before(file) or days.begin_after(file, self.context))
 
     def joined(self, other: "TablePart") -> "TablePart":
-        """Return the least part of days in a row that has both."""
+        """Returns the least part of days in a row that has both."""
         one, two = self.days, other.days
         if one is None or two is None:
             return TablePart()
@@ -65,7 +65,7 @@ class TablePart:
     def replaced(
         self, lake: LakePath, last: Commit, rows: int, removed: Sequence[File]
     ) -> Replaced:
-        """Return the note of the commit after `last`, which replaces the removed files by `rows`.
+        """Returns the note of the commit after `last`, which replaces the removed files by `rows`.
 
         It includes the replacement before if a table has not followed that yet. Counter-example: a
         first backfill removes the rows of an hour and ends before the table of hours has seen it. A
@@ -89,7 +89,7 @@ class TablePart:
         )
 
     def told(self, removed: Sequence[File], rows: int, change: str = "") -> str:
-        """Return the replacement as text for people, with another change of the columns."""
+        """Returns the replacement as text for people, with another change of the columns."""
         text = f"{self}, {rows_of(removed):,} rows became {rows:,}"
         return f"{text}; {change}" if change else text
 
@@ -98,7 +98,7 @@ Times = Mapping[str, tuple[int, int]]
 
 
 def _hull(parts: Iterable[Times]) -> dict[str, tuple[int, int]]:
-    """Return the least and greatest value of each timestamp column."""
+    """Returns the least and greatest value of each timestamp column."""
     found: dict[str, tuple[int, int]] = {}
     for part in parts:
         for name, (low, high) in part.items():
@@ -111,7 +111,7 @@ Range = tuple[int, int]
 
 
 def offsets_in(log: CommitLog, files: Iterable[File]) -> dict[int, Range]:
-    """Return per log partition the least offset in some files of records, and the one after the
+    """Returns per log partition the least offset in some files of records, and the one after the
     greatest.
 
     The commits tell it about a file that is damaged or missing: its offsets are among theirs.
@@ -146,7 +146,7 @@ def _offsets_in(path: LakePath) -> dict[int, Range]:
 
 
 def _offsets_of_commits(log: CommitLog, file: File) -> dict[int, Range] | None:
-    """Return the offsets that the commits of a file have read. None: they are not known, because a
+    """Returns the offsets that the commits of a file have read. None: they are not known, because a
     commit was removed or is a replacement, which reads offsets of many commits before it."""
     first = (file.since or file.version) - 1
     there = set(log.kept())
@@ -163,7 +163,7 @@ def _offsets_of_commits(log: CommitLog, file: File) -> dict[int, Range] | None:
 
 
 def quarantined_files(lake: LakePath, table: str, part: TablePart) -> list[File]:
-    """Return the files of a part of a table's quarantine, with their numbers of rows."""
+    """Returns the files of a part of a table's quarantine, with their numbers of rows."""
     root = lake / QUARANTINE / f"table={table}"
     if isinstance(root, ObjectPath):
         paths: list[LakePath] = [each.path for each in root.objects()]
@@ -183,6 +183,6 @@ def quarantined_files(lake: LakePath, table: str, part: TablePart) -> list[File]
 
 
 def _partition(place: str) -> dict[str, str | None]:
-    """Return the day of a path like quarantine/table=readings/date=2026-11-20/x.parquet."""
+    """Returns the day of a path like quarantine/table=readings/date=2026-11-20/x.parquet."""
     day = place.split("/")[2].removeprefix("date=")
     return {"date": day}

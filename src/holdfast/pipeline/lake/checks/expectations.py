@@ -24,7 +24,7 @@ class ExpectationError(LakeError):
 
 
 def checked(frame: DataFrame, table: Table, step: Step) -> tuple[DataFrame, DataFrame | None]:
-    """Count the rows that fail the expectations of a table, and return the good and the bad ones.
+    """Counts the rows that fail the expectations of a table, and returns the good and the bad ones.
 
     The bad ones have the columns of the quarantine. None: no row is quarantined. Raises
     ExpectationError and TableError.
@@ -56,7 +56,7 @@ def checked(frame: DataFrame, table: Table, step: Step) -> tuple[DataFrame, Data
 
 
 def _without(frame: DataFrame, fails: SparkColumn, table: Table) -> DataFrame:
-    """Return the rows that do not fail. One that stands for its message is emptied instead.
+    """Returns the rows that do not fail. One that stands for its message is emptied instead.
 
     The tables of messages take the first reading of each. Without it a device that sends only
     implausible values would be down, and a gap before them would be forgotten.
@@ -72,7 +72,7 @@ def _without(frame: DataFrame, fails: SparkColumn, table: Table) -> DataFrame:
 
 
 def _fails(frame: DataFrame, table: Table, each: Expectation) -> SparkColumn:
-    """Return the condition under which a row fails. Like a CHECK of SQL, null is no failure."""
+    """Returns the condition under which a row fails. Like a CHECK of SQL, null is no failure."""
     condition = functions.expr(each.condition)
     try:
         kind = frame.select(condition).schema.fields[0].dataType.simpleString()
@@ -92,7 +92,7 @@ def _as_json() -> SparkColumn:
 
 
 def _quarantined(bad: DataFrame, reason: SparkColumn) -> DataFrame:
-    """Return failing rows as rows of the quarantine. Their payload is the row as JSON."""
+    """Returns failing rows as rows of the quarantine. Their payload is the row as JSON."""
     time = next((name for name in TIMES if name in bad.columns), None)
     found = {
         "reason": reason,

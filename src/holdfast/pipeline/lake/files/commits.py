@@ -176,17 +176,17 @@ class CommitLog:
         self._sorted: list[File] = []
 
     def last(self) -> Commit | None:
-        """Return the newest commit, or None for a table without one, also for a forgotten one. It
+        """Returns the newest commit, or None for a table without one, also for a forgotten one. It
         looks at the disk each time."""
         newest = self.newest()
         return None if newest is None or newest.forgotten else newest
 
     def next_version(self) -> int:
-        """Return the version after those that `newest` has found."""
+        """Returns the version after those that `newest` has found."""
         return self._last.version + 1 if self._last is not None else 1
 
     def newest(self) -> Commit | None:
-        """Return the newest commit, even if it says that the table is forgotten."""
+        """Returns the newest commit, even if it says that the table is forgotten."""
         version = self._last.version if self._last is not None else 0
         if version and not self._path(version).exists():
             if isinstance(self.lake, ObjectPath):
@@ -205,7 +205,7 @@ class CommitLog:
         return self._last
 
     def read(self, version: int) -> Commit:
-        """Read a commit. Raises LakeError if it is missing or damaged."""
+        """Reads a commit. Raises LakeError if it is missing or damaged."""
         path = self._path(version)
         try:
             commit = msgspec.json.decode(path.read_bytes(), type=Commit)
@@ -220,7 +220,7 @@ class CommitLog:
         return commit
 
     def record(self, commit: Commit) -> None:
-        """Record a commit: the commit point of a step.
+        """Records a commit: the commit point of a step.
 
         The table's lock keeps other processes away where the file system honours it. Elsewhere, as
         in an object store, the second process that records the same version fails here. Raises
@@ -238,7 +238,7 @@ class CommitLog:
         self._last = commit
 
     def live(self, upto: int) -> list[File]:
-        """Return every row file as of a version, ordered by commit and path. The caller must not
+        """Returns every row file as of a version, ordered by commit and path. The caller must not
         change the list."""
         if upto < self._live_version:
             self._live, self._live_version, self._sorted = {}, 0, []
@@ -253,7 +253,7 @@ class CommitLog:
         return self._sorted
 
     def save_live(self) -> None:
-        """Write the list of files at every LIVE_EVERY-th version, and remove old commits. Call it
+        """Writes the list of files at every LIVE_EVERY-th version, and removes old commits. Call it
         after a commit is applied."""
         last = self._last
         if last is None or last.version % LIVE_EVERY:
@@ -277,7 +277,7 @@ class CommitLog:
             version -= LIVE_EVERY
 
     def kept(self) -> list[int]:
-        """Return the versions whose commits are still there, oldest first."""
+        """Returns the versions whose commits are still there, oldest first."""
         try:
             names = [entry.name for entry in self.directory.iterdir()]
         except FileNotFoundError:
@@ -299,7 +299,7 @@ def _apply(live: dict[str, File], commit: Commit) -> None:
 
 
 def changed(files: Iterable[File], after: int) -> list[File]:
-    """Return the files that were added after a version.
+    """Returns the files that were added after a version.
 
     Raises LakeError if one of them was merged with rows of that version or before: a reader would
     get those rows twice.
@@ -315,7 +315,7 @@ def changed(files: Iterable[File], after: int) -> list[File]:
 
 
 def spans(files: Iterable[File]) -> list[list[File]]:
-    """Divide files into the shortest lists that can be read one after the other, in commit order.
+    """Divides files into the shortest lists that can be read one after the other, in commit order.
 
     No commit has rows in two of the lists. A reader may stop after any list, and its position is
     then one version.
@@ -331,12 +331,12 @@ def spans(files: Iterable[File]) -> list[list[File]]:
 
 
 def is_replacement(commit: Commit) -> bool:
-    """Return whether this commit itself replaces rows by others."""
+    """Returns whether this commit itself replaces rows by others."""
     return commit.replaced is not None and commit.replaced.version == commit.version
 
 
 def made_from(lake: LakePath, source: Commit) -> Iterator[Commit]:
-    """Yield the newest commit of each table that is made from the table of a commit.
+    """Yields the newest commit of each table that is made from the table of a commit.
 
     It looks at every directory with commits below the lake, because no catalogue knows the tables
     of all users.
@@ -353,7 +353,7 @@ def made_from(lake: LakePath, source: Commit) -> Iterator[Commit]:
 
 
 def unseen_replacement(source: Commit, consumed: Consumed) -> Replaced | None:
-    """Return the replacement in a source after which a table must replace its own rows.
+    """Returns the replacement in a source after which a table must replace its own rows.
 
     A table that began after the replacement never read the old rows: then there is none.
     """
@@ -362,10 +362,10 @@ def unseen_replacement(source: Commit, consumed: Consumed) -> Replaced | None:
 
 
 def newly_skipped(commit: Commit) -> list[Skipped]:
-    """Return the ranges that this commit itself skipped. Of very many it returns the last."""
+    """Returns the ranges that this commit itself skipped. Of very many it returns the last."""
     return [each for each in commit.skipped if each.version == commit.version]
 
 
 def rows_of(files: Sequence[File]) -> int:
-    """Return the number of rows in some files."""
+    """Returns the number of rows in some files."""
     return sum(file.rows for file in files)

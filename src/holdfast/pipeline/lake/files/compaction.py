@@ -69,7 +69,7 @@ class Merge:
 
 
 def plan(live: Sequence[File], upto: int) -> list[list[Merge]]:
-    """Plan the merges of the files of commits up to a version.
+    """Plans the merges of the files of commits up to a version.
 
     Each inner list has the merges of one partition in one window, which are committed together.
     """
@@ -108,7 +108,7 @@ def _packed(files: Sequence[File]) -> list[Merge]:
 
 
 def read_by_all(lake: LakePath, last: Commit) -> int:
-    """Return the version up to which every dependent table has read this one.
+    """Returns the version up to which every dependent table has read this one.
 
     An empty FORMERLY_BUILT_IN does not count.
     """
@@ -133,13 +133,13 @@ class Compaction:
     """The field of the same name in `Engine`."""
 
     def small_files(self) -> int:
-        """Return the number of files that are small enough to merge."""
+        """Returns the number of files that are small enough to merge."""
         last = self.log.last()
         live = self.log.live(last.version) if last is not None else []
         return sum(file.bytes < SMALL_BYTES for file in live)
 
     def run(self) -> Iterator[Commit]:
-        """Merge files and yield each commit after it was made.
+        """Merges files and yields each commit after it was made.
 
         Raises LakeError and BusyError. The commits made before an error stay.
         """
@@ -154,8 +154,8 @@ class Compaction:
                 yield commit
 
     def _commit(self, merges: Sequence[Merge], threads: ThreadPoolExecutor) -> Commit | None:
-        """Make one commit. Returns None if a new table has begun to read this one from before these
-        commits."""
+        """Makes one commit. Returns None if a new table has begun to read this one from before
+        these commits."""
         began_s = time.monotonic()
         last = newest_applied(self.store, self.log)
         if last is None or last.forgotten:
@@ -206,7 +206,7 @@ class Compaction:
         return commit
 
     def _merge(self, merge: Merge, path: LakePath, names: Sequence[str]) -> File:
-        """Write one merged file.
+        """Writes one merged file.
 
         The number of rows is compared with the commits, so that a damaged file does not lose rows
         silently.
@@ -235,7 +235,7 @@ class Compaction:
 
 
 def _union(schemas: Sequence[pa.Schema], names: Sequence[str]) -> pa.Schema:
-    """Return all columns in the table's order. A file may be older than a column."""
+    """Returns all columns in the table's order. A file may be older than a column."""
     fields = {field.name: field for schema in schemas for field in schema}
     return pa.schema([fields[name] for name in names if name in fields])
 

@@ -50,7 +50,7 @@ class Declaration(Struct, frozen=True):
 
 
 def declaration_of(source: str | Path) -> Declaration:
-    """Return the declaration of a file or a package."""
+    """Returns the declaration of a file or a package."""
     path = Path(source)
     if path.is_file():
         name = path.name if path.suffix == ".py" else f"{path.name}.py"
@@ -74,7 +74,7 @@ def _hash(texts: Iterable[bytes]) -> str:
 
 
 def kept_sources(lake: LakePath, kept: Sequence[Declaration]) -> list[str]:
-    """Return the copies of the kept files, and the kept packages. Raises LakeError.
+    """Returns the copies of the kept files, and the kept packages. Raises LakeError.
 
     Those of a lake in an object store are copied to a temporary directory first.
     """
@@ -82,7 +82,7 @@ def kept_sources(lake: LakePath, kept: Sequence[Declaration]) -> list[str]:
 
 
 def _local(path: LakePath) -> Path:
-    """Return the path of a kept file on this machine. Raises LakeError if it is missing."""
+    """Returns the path of a kept file on this machine. Raises LakeError if it is missing."""
     try:
         if isinstance(path, ObjectPath):
             copy = _copies() / sha256(str(path.parent).encode()).hexdigest()[:16] / path.name
@@ -98,14 +98,14 @@ def _local(path: LakePath) -> Path:
 
 @cache
 def _copies() -> Path:
-    """Return the directory of this process for copies, which is removed at its end."""
+    """Returns the directory of this process for copies, which is removed at its end."""
     place = mkdtemp(prefix="holdfast-tables-")
     atexit.register(rmtree, place, ignore_errors=True)
     return Path(place)
 
 
 def keep(lake: LakePath, sources: Sequence[str | Path], given: Sequence[Declaration]) -> None:
-    """Copy the given files into the lake. Raises LakeError if two have the same name."""
+    """Copies the given files into the lake. Raises LakeError if two have the same name."""
     names = [each.name for each in given]
     if len(set(names)) != len(names):
         raise LakeError(f"two files of --tables have the same name: {', '.join(names)}")
@@ -121,7 +121,7 @@ def keep(lake: LakePath, sources: Sequence[str | Path], given: Sequence[Declarat
 def differences(
     lake: LakePath, kept: Sequence[Declaration], sources: Sequence[str | Path]
 ) -> list[str]:
-    """Return what differs between the kept declarations and given ones, one line each."""
+    """Returns what differs between the kept declarations and given ones, one line each."""
     found = []
     given = {declaration_of(source).name: source for source in sources}
     for each in kept:
@@ -135,7 +135,7 @@ def differences(
 def changed_tables(
     before: Mapping[str, Table], after: Mapping[str, Table], stored: Collection[str]
 ) -> list[str]:
-    """Return the stored tables that two catalogues declare differently, in order."""
+    """Returns the stored tables that two catalogues declare differently, in order."""
     return [
         name
         for name in stored
@@ -147,7 +147,7 @@ def changed_tables(
 
 
 def meaning(value: object, seen: tuple[object, ...] = ()) -> object:
-    """Return something that is equal for two declarations that make the same rows.
+    """Returns something that is equal for two declarations that make the same rows.
 
     A function is its code and constants, with those of the functions and plain values of its own
     file that it uses. Comments, names of files and line numbers do not count.

@@ -9,7 +9,7 @@ from holdfast.pipeline.lake.table import RECORDS, StreamFold
 
 
 def encodings_of(catalog: Catalog, name: str) -> Mapping[str, str]:
-    """Return the encodings of a table's files, see WriteSpec."""
+    """Returns the encodings of a table's files, see WriteSpec."""
     if name == RECORDS:
         return ENCODINGS
     table = catalog.table(name)

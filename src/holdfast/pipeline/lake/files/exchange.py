@@ -22,7 +22,7 @@ NOT_SUPPORTED: Final = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 def replace_in(
     place: Path, added: Mapping[str, Path], without: Collection[str], scratch: Path
 ) -> bool:
-    """Add files to a directory under new names and remove some names, atomically and durably.
+    """Adds files to a directory under new names and removes some names, atomically and durably.
 
     The added files are linked, so they also stay where they are. `scratch` is a path on the same
     file system that does not exist before or after the call. A crash may leave the old or the new
@@ -62,7 +62,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two directories, atomically and durably.
+    """Exchanges the names of two directories, atomically and durably.
 
     Returns False if the file system or the operating system cannot do it; the call then had no
     effect.

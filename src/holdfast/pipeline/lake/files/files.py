@@ -23,7 +23,7 @@ from holdfast.pipeline.lake.objects.paths import (
 
 
 def write_atomically(path: LakePath, data: bytes) -> None:
-    """Write a file durably and atomically: readers see the old or the new content."""
+    """Writes a file durably and atomically: readers see the old or the new content."""
     if isinstance(path, ObjectPath):
         path.write_bytes(data)
         return
@@ -32,7 +32,7 @@ def write_atomically(path: LakePath, data: bytes) -> None:
 
 
 def write_new(path: LakePath, data: bytes) -> None:
-    """Write a file like `replace_file`, if it does not exist yet.
+    """Writes a file like `replace_file`, if it does not exist yet.
 
     Raises FileExistsError. Of two processes that create it at the same time one succeeds, unless
     the file system has no hard links. In an object store, two contents must not be equal.
@@ -64,12 +64,12 @@ def _written(path: Path, data: bytes) -> Path:
 
 
 def open_new(path: LakePath) -> IO[bytes]:
-    """Open a file for writing. That of an object is a temporary one until `complete`."""
+    """Opens a file for writing. That of an object is a temporary one until `complete`."""
     return tempfile.TemporaryFile() if isinstance(path, ObjectPath) else open(path, "wb")
 
 
 def complete(file: IO[bytes], path: LakePath) -> int:
-    """Make the content of a file of `open_new` durable and close it. Returns its bytes."""
+    """Makes the content of a file of `open_new` durable and closes it. Returns its bytes."""
     file.flush()
     size = file.seek(0, os.SEEK_END)
     if isinstance(path, ObjectPath):
@@ -81,12 +81,12 @@ def complete(file: IO[bytes], path: LakePath) -> int:
 
 
 def readable(path: LakePath) -> Any:
-    """Return a file as pyarrow reads it."""
+    """Returns a file as pyarrow reads it."""
     return ObjectReader(path) if isinstance(path, ObjectPath) else path
 
 
 def sync_names(root: LakePath, directory: str) -> None:
-    """Make the names below `root/directory`, and the path to it from `root`, durable.
+    """Makes the names below `root/directory`, and the path to it from `root`, durable.
 
     The contents of the files must be synced already.
     """
@@ -104,7 +104,7 @@ def sync_names(root: LakePath, directory: str) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
+    """Makes the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -113,7 +113,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def move_all(moves: Sequence[tuple[LakePath, LakePath]]) -> None:
-    """Move each file to its place, and replace an existing one.
+    """Moves each file to its place, and replaces an existing one.
 
     Files that were moved before are skipped, so the call may be repeated after a crash. Raises
     LakeError if a file is in neither place.
@@ -134,7 +134,7 @@ def move_all(moves: Sequence[tuple[LakePath, LakePath]]) -> None:
 
 
 def _move_files(moves: Sequence[tuple[Path, Path]]) -> list[Path]:
-    """Rename files, and return the targets of which nothing is there."""
+    """Renames files, and returns the targets of which nothing is there."""
     touched: set[Path] = set()
     lost = []
     for source, target in moves:
@@ -166,7 +166,7 @@ def _make_durable_directory(directory: Path) -> None:
 
 
 def remove_all(paths: Iterable[LakePath]) -> None:
-    """Remove those of the files that exist. Directories that become empty stay."""
+    """Removes those of the files that exist. Directories that become empty stay."""
     found = list(paths)
     remove_objects(path for path in found if isinstance(path, ObjectPath))
     for path in found:
@@ -175,7 +175,7 @@ def remove_all(paths: Iterable[LakePath]) -> None:
 
 
 def remove_tree(directory: LakePath) -> None:
-    """Remove a directory with everything in it, if it exists."""
+    """Removes a directory with everything in it, if it exists."""
     if isinstance(directory, ObjectPath):
         remove_objects(each.path for each in directory.objects())
         return

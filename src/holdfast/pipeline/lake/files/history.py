@@ -35,7 +35,7 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def note_change(lake: LakePath, commit: Commit) -> None:
-    """Write the entry of a commit, if it changes columns and has none yet."""
+    """Writes the entry of a commit, if it changes columns and has none yet."""
     if commit.version > 1 and not commit.change:
         return
     entries = _read(lake, commit.table)
@@ -48,7 +48,7 @@ def note_change(lake: LakePath, commit: Commit) -> None:
 
 
 def history(lake: LakePath, table: str) -> list[TableChange]:
-    """Return the changes of a table, oldest first.
+    """Returns the changes of a table, oldest first.
 
     Those of an older version of the pipeline are taken from the commits that are still there.
     """
@@ -81,7 +81,7 @@ def _entry(commit: Commit, before: list[TableChange]) -> TableChange:
 
 
 def _difference(before: list[tuple[str, str]], after: list[tuple[str, str]]) -> str:
-    """Describe how columns differ; empty if they are the same."""
+    """Describes how columns differ; empty if they are the same."""
     old, new = dict(before), dict(after)
     parts = [f"added {name} {kind}" for name, kind in new.items() if name not in old]
     parts += [f"removed {name}" for name in old if name not in new]

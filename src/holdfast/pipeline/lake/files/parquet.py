@@ -14,7 +14,7 @@ from holdfast.pipeline.lake.objects.paths import LakePath
 
 @contextmanager
 def parquet_file(path: LakePath, **options: Any) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file. Raises LakeError, also later, if its content is damaged."""
+    """Opens a Parquet file. Raises LakeError, also later, if its content is damaged."""
     try:
         with pq.ParquetFile(readable(path), **options) as file:
             yield file

@@ -39,7 +39,7 @@ class BusyError(LakeError):
 
 
 def lock_directory(lake: LakePath) -> Path:
-    """Return the directory of a lake's locks, which is made if needed."""
+    """Returns the directory of a lake's locks, which is made if needed."""
     if isinstance(lake, Path):
         place = lake / LOCKS
         place.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def lock_directory(lake: LakePath) -> Path:
 
 @contextmanager
 def reading(lake: LakePath, table: str) -> Iterator[None]:
-    """Hold the shared lock while reading a table's files. Raises TimeoutError."""
+    """Holds the shared lock while reading a table's files. Raises TimeoutError."""
     with _locked(lake, table, fcntl.LOCK_SH, REPLACING_MAX_S) as got:
         if not got:
             raise TimeoutError(
@@ -66,7 +66,7 @@ def reading(lake: LakePath, table: str) -> Iterator[None]:
 
 @contextmanager
 def exclusively(lake: LakePath, table: str) -> Iterator[None]:
-    """Hold the exclusive lock while replacing a table's files.
+    """Holds the exclusive lock while replacing a table's files.
 
     Raises BusyError if steps read the table without a pause.
     """

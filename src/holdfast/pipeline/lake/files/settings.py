@@ -50,7 +50,7 @@ class LakeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_settings(lake: LakePath) -> LakeSettings | None:
-    """Read the settings of a lake. None for one that is not made yet. Raises LakeError.
+    """Reads the settings of a lake. None for one that is not made yet. Raises LakeError.
 
     A first run that was killed may leave names with a dot or an underscore, and no settings.
     """
@@ -76,7 +76,7 @@ def read_settings(lake: LakePath) -> LakeSettings | None:
 
 
 def _check_outside(lake: LakePath) -> None:
-    """Check that a new lake is not inside another one. Raises LakeError."""
+    """Checks that a new lake is not inside another one. Raises LakeError."""
     above = lake.parent
     with suppress(CredentialsError):  # these may be for the lake's own names only
         while above.name:
@@ -90,7 +90,7 @@ class _Version(msgspec.Struct):
 
 
 def write_settings(lake: LakePath, settings: LakeSettings, *, is_new: bool = False) -> None:
-    """Write the settings of a lake, and make its directory if needed.
+    """Writes the settings of a lake, and makes its directory if needed.
 
     Raises LakeError if a new lake has been made by another run in the meantime.
     """
@@ -110,7 +110,7 @@ def write_settings(lake: LakePath, settings: LakeSettings, *, is_new: bool = Fal
 
 
 def store_name(lake: LakePath, settings: LakeSettings | None, wanted: str | None) -> str:
-    """Return the store of a lake: its own, else the wanted one. Raises LakeError if they differ."""
+    """Returns a lake's store: its own, else the wanted one. Raises LakeError if they differ."""
     if wanted is not None and wanted not in STORES:
         raise LakeError(f"there is no store {wanted!r}; there are {', '.join(STORES)}")
     there = settings.store if settings is not None else None
@@ -120,7 +120,7 @@ def store_name(lake: LakePath, settings: LakeSettings | None, wanted: str | None
 
 
 def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the data source for a text: servers, or the path of a data
+    """Returns the options of the data source for a text: servers, or the path of a data
     directory. Raises LakeError for another URL than https://host:port."""
     if not isinstance(source, str):
         return dict(source)

@@ -13,14 +13,14 @@ Integers = npt.NDArray[np.int64]
 
 
 def in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the rows sorted by some columns of texts, whole numbers, dates and times."""
+    """Returns the rows sorted by some columns of texts, whole numbers, dates and times."""
     return in_groups(table, keys)[0]
 
 
 def in_groups(
     table: pa.Table, keys: Sequence[str], order: Sequence[str] = ()
 ) -> tuple[pa.Table, Integers]:
-    """Return the rows sorted by keys and then by other columns, and the first row of each group
+    """Returns the rows sorted by keys and then by other columns, and the first row of each group
     with equal keys."""
     table = table.unify_dictionaries().combine_chunks()
     ranks = [ranks_of(table.column(name)) for name in (*keys, *order)]
@@ -36,7 +36,7 @@ def in_groups(
 
 
 def ranks_of(column: pa.ChunkedArray) -> Integers:
-    """Return whole numbers in the order of the values. That of a null is the least."""
+    """Returns whole numbers in the order of the values. That of a null is the least."""
     kind = column.type
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
         array = column.combine_chunks()
@@ -61,7 +61,7 @@ def ranks_of(column: pa.ChunkedArray) -> Integers:
 
 
 def _are_sorted(ranks: Sequence[Integers]) -> bool:
-    """Return whether no row is less than the one before it."""
+    """Returns whether no row is less than the one before it."""
     tied = np.ones(max(0, len(ranks[0]) - 1), np.bool_)
     for rank in ranks:
         if np.any(tied & (rank[1:] < rank[:-1])):

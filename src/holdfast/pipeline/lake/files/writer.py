@@ -69,7 +69,7 @@ class PartitionFile:
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Append rows."""
+        """Appends rows."""
         while batch.num_rows:
             # The number of rows in a group does not depend on the sizes of the batches.
             part = batch.slice(0, ROW_GROUP_ROWS - self._waiting_rows)
@@ -82,7 +82,7 @@ class PartitionFile:
                 self._write_group()
 
     def close(self) -> File:
-        """Complete the file and make it durable."""
+        """Completes the file and makes it durable."""
         if self._waiting:
             self._write_group()
         assert self._writer is not None
@@ -99,7 +99,7 @@ class PartitionFile:
         )
 
     def abandon(self) -> None:
-        """Close the file without completing it. It has no effect after `close`."""
+        """Closes the file without completing it. It has no effect after `close`."""
         if self._file is not None:
             self._file.close()
 
@@ -142,7 +142,7 @@ class PartitionFile:
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    """Return the Parquet columns that get an encoding: plain columns, and members of structs."""
+    """Returns the Parquet columns that get an encoding: plain columns, and members of structs."""
     result = []
     for column in schema:
         if pa.types.is_struct(column.type):
@@ -163,7 +163,7 @@ class PartitionedWriter:
         self._names = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows to the files of their partitions."""
+        """Appends rows to the files of their partitions."""
         if not batch.num_rows:
             return
         for values, part in split(batch, self.spec.partition_by):
@@ -174,14 +174,14 @@ class PartitionedWriter:
             file.add(part)
 
     def close(self) -> list[File]:
-        """Complete all open files, and return all files so far."""
+        """Completes all open files, and returns all files so far."""
         for file in self._open.values():
             self._done.append(file.close())
         self._open.clear()
         return self._done
 
     def abandon(self) -> None:
-        """Close the open files without completing them."""
+        """Closes the open files without completing them."""
         for file in self._open.values():
             file.abandon()
 
@@ -199,7 +199,7 @@ class PartitionedWriter:
 def write_files(
     batches: Iterable[pa.RecordBatch], spec: WriteSpec, prefix: str
 ) -> Iterator[pa.RecordBatch]:
-    """Write all batches inside a task, and yield the files as rows of FILE_SCHEMA."""
+    """Writes all batches inside a task, and yields the files as rows of FILE_SCHEMA."""
     writer = PartitionedWriter(spec, prefix)
     try:
         for batch in batches:
@@ -214,7 +214,7 @@ def write_files(
 def split(
     batch: pa.RecordBatch, columns: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yield the rows of each partition without the partition columns.
+    """Yields the rows of each partition without the partition columns.
 
     Partitions come in the order of their first rows, and rows stay in order.
     """
@@ -244,20 +244,20 @@ def split(
 
 
 def with_date(batch: pa.RecordBatch, time: str) -> pa.RecordBatch:
-    """Append the column `date`: the UTC day of a time column."""
+    """Appends the column `date`: the UTC day of a time column."""
     day = pc.cast(batch.column(time).view(pa.timestamp("us")), pa.date32())
     return batch.append_column("date", day)
 
 
 def partition_text(value: object) -> str | None:
-    """Return a partition value as commits and paths (before escaping) have it."""
+    """Returns a partition value as commits and paths (before escaping) have it."""
     if value is None or value == "":
         return None
     return str(value)
 
 
 def partition_path(partition: Mapping[str, str | None]) -> str:
-    """Return a path like `date=2026-11-21/hour=7/`, escaped as Hive does. Empty without partition
+    """Returns a path like `date=2026-11-21/hour=7/`, escaped as Hive does. Empty without partition
     columns."""
     return "".join(
         f"{name}={NULL_PARTITION if value is None else escape(value)}/"
@@ -266,5 +266,5 @@ def partition_path(partition: Mapping[str, str | None]) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape a text for the name of a partition directory."""
+    """Escapes a text for the name of a partition directory."""
     return _SPECIAL.sub(lambda match: f"%{ord(match.group()):02X}", text)

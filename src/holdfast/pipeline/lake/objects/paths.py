@@ -72,14 +72,14 @@ class ObjectPath:
         return ObjectPath(self.root, self.key.rpartition("/")[0])
 
     def absolute(self) -> "ObjectPath":
-        """Return the path itself."""
+        """Returns the path itself."""
         return self
 
     def mkdir(self, **_: bool) -> None:
-        """Do nothing: an object store has no directories."""
+        """Does nothing: an object store has no directories."""
 
     def exists(self) -> bool:
-        """Return whether there is an object of this name."""
+        """Returns whether there is an object of this name."""
         try:
             self.size()
         except FileNotFoundError:
@@ -87,7 +87,7 @@ class ObjectPath:
         return True
 
     def size(self) -> int:
-        """Return the bytes of an object that is not empty. Raises FileNotFoundError.
+        """Returns the bytes of an object that is not empty. Raises FileNotFoundError.
 
         The request is no HEAD, because its response has no body that says what is wrong.
         """
@@ -98,25 +98,25 @@ class ObjectPath:
             return found.meta["size"]
 
     def is_dir(self) -> bool:
-        """Return whether there is an object below this name."""
+        """Returns whether there is an object below this name."""
         return any(True for _ in self.objects())
 
     def read_bytes(self) -> bytes:
-        """Return the content. Raises FileNotFoundError."""
+        """Returns the content. Raises FileNotFoundError."""
         import obstore
 
         with _errors(self):
             return bytes(obstore.get(client(self.root), self.key).bytes())
 
     def write_bytes(self, data: bytes) -> None:
-        """Write an object, in place of one that is there. Readers see the old or the new one."""
+        """Writes an object, in place of one that is there. Readers see the old or the new one."""
         import obstore
 
         with _errors(self):
             obstore.put(client(self.root), self.key, data, use_multipart=False)
 
     def create(self, data: bytes) -> None:
-        """Write an object if there is none of this name. Raises FileExistsError.
+        """Writes an object if there is none of this name. Raises FileExistsError.
 
         A request whose response was lost is repeated, and finds the object that it made itself. So
         the content decides who has created the object: two writers must not write the same.
@@ -137,7 +137,7 @@ class ObjectPath:
                 raise FileExistsError(f"{self} exists") from None
 
     def upload(self, file: IO[bytes]) -> None:
-        """Write the content of a local file, from its beginning. The object appears complete."""
+        """Writes the content of a local file, from its beginning. The object appears complete."""
         import obstore
 
         file.seek(0)
@@ -145,14 +145,14 @@ class ObjectPath:
             obstore.put(client(self.root), self.key, file, chunk_size=PART_BYTES)
 
     def copy_to(self, target: "ObjectPath") -> None:
-        """Copy the object inside the store. Raises FileNotFoundError."""
+        """Copies the object inside the store. Raises FileNotFoundError."""
         import obstore
 
         with _errors(self):
             obstore.copy(client(self.root), self.key, target.key)
 
     def objects(self) -> "Iterator[ListedObject]":
-        """Yield the objects below this name in the order of their names, as far as they go."""
+        """Yields the objects below this name in the order of their names, as far as they go."""
         import obstore
 
         with _errors(self):
@@ -163,7 +163,7 @@ class ObjectPath:
                     )
 
     def iterdir(self) -> "Iterator[ObjectPath]":
-        """Yield the next parts of the names below this one."""
+        """Yields the next parts of the names below this one."""
         import obstore
 
         with _errors(self):
@@ -201,25 +201,25 @@ class ObjectReader(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Return True."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
+        """Returns True."""
         return True
 
     def tell(self) -> int:
-        """Return the position in bytes."""
+        """Returns the position in bytes."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Set the position in bytes and return it."""
+        """Sets the position in bytes and returns it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read up to the size of a buffer, and return the number of bytes."""
+        """Reads up to the size of a buffer, and returns the number of bytes."""
         import obstore
 
         length = min(len(buffer), self._size - self._at)
@@ -235,7 +235,7 @@ class ObjectReader(io.RawIOBase):
 
 
 def location(path: str | LakePath) -> LakePath:
-    """Return a path as an ObjectPath if it is a URL of an object store, else as a Path.
+    """Returns a path as an ObjectPath if it is a URL of an object store, else as a Path.
 
     Raises LakeError for a URL of another scheme, and for one without a name below the bucket.
     """
@@ -266,14 +266,14 @@ def location(path: str | LakePath) -> LakePath:
 
 
 def directory_of(lake: LakePath) -> Path:
-    """Return the path of a lake on a file system. Raises LakeError for one in an object store."""
+    """Returns the path of a lake on a file system. Raises LakeError for one in an object store."""
     if isinstance(lake, ObjectPath):
         raise LakeError(f"{lake} is in an object store, whose tables cannot be registered yet")
     return lake
 
 
 def remove_objects(paths: Iterable[ObjectPath]) -> None:
-    """Remove objects with few requests. Those that are not there are no error."""
+    """Removes objects with few requests. Those that are not there are no error."""
     import obstore
 
     by_root: dict[str, list[ObjectPath]] = {}
@@ -293,13 +293,13 @@ def remove_objects(paths: Iterable[ObjectPath]) -> None:
 
 
 def move_objects(moves: Sequence[tuple[ObjectPath, ObjectPath]]) -> list[ObjectPath]:
-    """Copy each object to its place and then remove the sources.
+    """Copies each object to its place and then removes the sources.
 
     Returns the targets of which neither is there. Several processes may do the same moves.
     """
 
     def move(pair: tuple[ObjectPath, ObjectPath]) -> bool:
-        """Copy one object. Returns False if neither name is there."""
+        """Copies one object. Returns False if neither name is there."""
         source, target = pair
         try:
             source.copy_to(target)
@@ -314,14 +314,14 @@ def move_objects(moves: Sequence[tuple[ObjectPath, ObjectPath]]) -> list[ObjectP
 
 
 def has_plain_http() -> bool:
-    """Return whether the environment names an endpoint without TLS."""
+    """Returns whether the environment names an endpoint without TLS."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT")
     return any(os.environ.get(name, "").startswith("http://") for name in names)
 
 
 @lru_cache(maxsize=16)
 def client(root: str) -> "ObjectStore":
-    """Return the client of a bucket, with the credentials and the endpoint of the environment."""
+    """Returns the client of a bucket, with the credentials and the endpoint of the environment."""
     from obstore.store import from_url
 
     more: dict[str, Any] = {}
@@ -347,7 +347,7 @@ def client(root: str) -> "ObjectStore":
 
 @contextmanager
 def _errors(path: ObjectPath) -> Iterator[None]:
-    """Turn the errors of a store into those of files, with a text of one line."""
+    """Turns the errors of a store into those of files, with a text of one line."""
     from obstore import exceptions
 
     try:

@@ -24,7 +24,7 @@ LEFT_S: Final = 3600.0
 
 
 def check_object_store(lake: ObjectPath) -> None:
-    """Check the store of a lake. Raises LakeError for one that cannot keep a lake."""
+    """Checks the store of a lake. Raises LakeError for one that cannot keep a lake."""
     place = lake / PROBES / secrets.token_hex(8)
     try:
         with ThreadPoolExecutor(WRITERS) as writers:

@@ -30,7 +30,7 @@ FILES_PER_TASK: Final = 8
 def object_frame(
     spark: "SparkSession", lake: ObjectPath, schema: Any, files: Sequence[File]
 ) -> "DataFrame":
-    """Return the rows of some files. A column that a file lacks is null there."""
+    """Returns the rows of some files. A column that a file lacks is null there."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     arrow = to_arrow_schema(schema, timezone="UTC")
@@ -39,7 +39,7 @@ def object_frame(
         return spark.createDataFrame(pa.Table.from_batches(batches, arrow), schema)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the files of one Spark task."""
+        """Yields the rows of the files of one Spark task."""
         for batch in batches:
             for text in batch.column(0).to_pylist():
                 yield from read_file(lake, msgspec.json.decode(text, type=File), arrow)
@@ -51,7 +51,7 @@ def object_frame(
 
 
 def read_file(lake: ObjectPath, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file with all columns of a schema, those of its partition included."""
+    """Yields the rows of a file with all columns of a schema, those of its partition included."""
     with parquet_file(lake / file.path, pre_buffer=True) as opened:
         there = [name for name in schema.names if name in opened.schema_arrow.names]
         for batch in opened.iter_batches(READ_ROWS, columns=there, use_threads=False):
@@ -68,7 +68,7 @@ def read_file(lake: ObjectPath, file: File, schema: pa.Schema) -> Iterator[pa.Re
 
 
 def hive_files(place: LakePath) -> list[File]:
-    """Return the Parquet files of a directory of the lake with directories as Hive names them."""
+    """Returns the Parquet files of a directory of the lake with directories as Hive names them."""
     paths: Iterable[LakePath] = (
         (each.path for each in place.objects())
         if isinstance(place, ObjectPath)

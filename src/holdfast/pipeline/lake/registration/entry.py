@@ -46,19 +46,19 @@ class ListedTable:
 
 
 def unit_of(column: Column) -> str:
-    """Return the unit of a column: the declared one, or that of its name; empty if none."""
+    """Returns the unit of a column: the declared one, or that of its name; empty if none."""
     found = [unit for ending, unit in _UNITS.items() if column.name.endswith(ending)]
     return column.unit or (found[-1] if found else "")
 
 
 def comment_of(column: Column) -> str:
-    """Return the description of a column with its unit."""
+    """Returns the description of a column with its unit."""
     unit = unit_of(column)
     return f"{column.description} [{unit}]" if unit else column.description
 
 
 def newest_commit(lake: Path, name: str) -> tuple[CommitLog, Commit | None]:
-    """Return the newest commit of a table whose files are all in their places."""
+    """Returns the newest commit of a table whose files are all in their places."""
     log = CommitLog(lake, name)
     last = log.last()
     if last is None or is_applied(lake, last):
@@ -69,7 +69,7 @@ def newest_commit(lake: Path, name: str) -> tuple[CommitLog, Commit | None]:
 def listed(
     lake: Path, catalog: Catalog, source: Mapping[str, str], name: str
 ) -> ListedTable | None:
-    """Return a table as of its newest commit. None if it has never been written."""
+    """Returns a table as of its newest commit. None if it has never been written."""
     log, commit = newest_commit(lake, name)
     if commit is None:
         return None

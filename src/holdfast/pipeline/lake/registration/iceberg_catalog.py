@@ -47,7 +47,7 @@ class IcebergCatalog:
     def __init__(
         self, lake: Path, name: str, namespace: str, properties: Mapping[str, str]
     ) -> None:
-        """Connect. Raises LakeError.
+        """Connects. Raises LakeError.
 
         pyiceberg looks up what `properties` do not have in its own configuration: ~/.pyiceberg.yaml
         and the variables PYICEBERG_CATALOG__<NAME>__<PROPERTY>.
@@ -65,7 +65,7 @@ class IcebergCatalog:
         self._catalog: Catalog = self._try(lambda: load_catalog(name, **properties))
 
     def _try(self, work: Callable[[], Any]) -> Any:
-        """Call the catalog. Raises LakeError for whatever it raises."""
+        """Calls the catalog. Raises LakeError for whatever it raises."""
         try:
             return work()
         except LakeError:
@@ -79,14 +79,14 @@ class IcebergCatalog:
             raise LakeError(f"catalog {self.name}: {type(error).__name__}: {what}") from error
 
     def update(self, table: ListedTable) -> bool:
-        """Bring the catalog's table to the commit of a listed one. False if it had that already.
+        """Brings the catalog's table to the commit of a listed one. False if it had that already.
 
         Raises LakeError.
         """
         return bool(self._try(lambda: self._update(table)))
 
     def remove(self, name: str) -> bool:
-        """Remove a table from the catalog, and no file. False if it is not there.
+        """Removes a table from the catalog, and no file. False if it is not there.
 
         Raises LakeError, also for a table that is not of this lake.
         """
@@ -128,7 +128,7 @@ class IcebergCatalog:
         return False
 
     def _open(self, listed: ListedTable) -> "Table":
-        """Return the catalog's table, and make it if needed. A made one is of version 0."""
+        """Returns the catalog's table, and makes it if needed. A made one is of version 0."""
         from pyiceberg.exceptions import TableAlreadyExistsError
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.transforms import IdentityTransform
@@ -156,11 +156,11 @@ class IcebergCatalog:
             return self._catalog.load_table(identifier)
 
     def _is_rest(self) -> bool:
-        """Return whether the catalog chooses the places of metadata itself."""
+        """Returns whether the catalog chooses the places of metadata itself."""
         return type(self._catalog).__name__ == "RestCatalog"
 
     def _change(self, transaction: "Transaction", listed: ListedTable) -> None:
-        """Put the difference of columns, files and properties into a transaction."""
+        """Puts the difference of columns, files and properties into a transaction."""
         table = transaction._table
         there = {task.file.file_path: task.file for task in table.scan().plan_files()}
         _add_columns(transaction, listed)
@@ -189,7 +189,7 @@ class IcebergCatalog:
 
 
 def _is_same(data: "DataFile | None", file: File | None, upto: int) -> bool:
-    """Return whether an entry of the catalog, which is at version `upto`, is of this file.
+    """Returns whether an entry of the catalog, which is at version `upto`, is of this file.
 
     A gold file of a parquet lake is replaced by a later one at the same path. It may have the same
     size, but other bounds.
@@ -214,7 +214,7 @@ def _schema(listed: ListedTable) -> "Schema":
 
 
 def _add_columns(transaction: "Transaction", listed: ListedTable) -> None:
-    """Add columns that the catalog's table lacks, and update the comments."""
+    """Adds columns that the catalog's table lacks, and updates the comments."""
     there = {field.name: field for field in transaction.table_metadata.schema().fields}
     wanted = _schema(listed)
     changes = [field for field in wanted.fields if field.name not in there]
@@ -231,7 +231,7 @@ def _add_columns(transaction: "Transaction", listed: ListedTable) -> None:
 def _data_file(
     table: "Table", metadata: Any, listed: ListedTable, path: str, file: File
 ) -> "DataFile":
-    """Return the catalog's entry of a file, with counts and bounds from its footer."""
+    """Returns the catalog's entry of a file, with counts and bounds from its footer."""
     import pyarrow.parquet as pq
     from pyiceberg.conversions import partition_to_py
     from pyiceberg.io.pyarrow import (

@@ -27,8 +27,8 @@ NAMESPACE: Final = "holdfast"
 
 
 def register(lake: Path, catalog: Catalog, wanted: Registration) -> Iterator[tuple[str, int]]:
-    """Register tables in an Iceberg catalog, beside those that are there, and let the lake remember
-    it.
+    """Registers tables in an Iceberg catalog, beside those that are there, and lets the lake
+    remember it.
 
     Yields each table with its version in the catalog. Raises LakeError and TableError.
     """
@@ -51,7 +51,7 @@ def register(lake: Path, catalog: Catalog, wanted: Registration) -> Iterator[tup
 
 
 def unregister(lake: Path, catalog: Catalog, wanted: Registration) -> Iterator[tuple[str, bool]]:
-    """Remove tables of a lake from an Iceberg catalog: some, or all, which forgets the catalog.
+    """Removes tables of a lake from an Iceberg catalog: some, or all, which forgets the catalog.
 
     Yields each table and whether it was there. No file is removed. Raises LakeError.
     """
@@ -77,7 +77,7 @@ def _stored(settings: LakeSettings, wanted: Registration) -> Registration | None
 def _remember(
     lake: Path, settings: LakeSettings, wanted: Registration, now: Sequence[Registration]
 ) -> None:
-    """Store what the lake has of the catalog and namespace of a registration."""
+    """Stores what the lake has of the catalog and namespace of a registration."""
     others = [each for each in settings.catalogs if not _is_same(each, wanted)]
     changed = msgspec.structs.replace(settings, catalogs=[*others, *now])
     if changed != settings:
@@ -96,12 +96,12 @@ def _is_same(one: Registration, other: Registration) -> bool:
 
 
 def connect(lake: Path, registration: Registration) -> IcebergCatalog:
-    """Connect to the catalog of a registration. Raises LakeError."""
+    """Connects to the catalog of a registration. Raises LakeError."""
     return IcebergCatalog(lake, registration.name, registration.namespace, registration.properties)
 
 
 def check_properties(registration: Registration) -> None:
-    """Check that the properties of a registration are no secrets. Raises LakeError.
+    """Checks that the properties of a registration are no secrets. Raises LakeError.
 
     The lake keeps them in a file that others may read.
     """
@@ -138,7 +138,7 @@ class CatalogUpdates:
         self._has: dict[tuple[str, str], Sequence[tuple[str, int]]] = {}
 
     def update(self) -> dict[str, BaseException]:
-        """Bring all catalogs to the newest commits, and return the errors by catalog.
+        """Brings all catalogs to the newest commits, and returns the errors by catalog.
 
         A catalog that fails does not stop the run: the next update makes up for it.
         """

@@ -32,7 +32,7 @@ def register_in_spark(
     database: str,
     names: Sequence[str] = (),
 ) -> Iterator[tuple[str, int]]:
-    """Register tables of a parquet lake in a database of the session's catalog.
+    """Registers tables of a parquet lake in a database of the session's catalog.
 
     Yields each table with its version. Raises LakeError and TableError.
     """
@@ -55,7 +55,7 @@ def register_in_spark(
 def unregister_in_spark(
     spark: SparkSession, lake: Path, database: str, names: Sequence[str]
 ) -> Iterator[tuple[str, bool]]:
-    """Remove tables from a database. Yields each, and whether it was there. Raises LakeError."""
+    """Removes tables from a database. Yields each, and whether it was there. Raises LakeError."""
     for name in names:
         full = f"{quoted(database)}.{quoted(name)}"
         is_there = spark.catalog.tableExists(full)
@@ -102,11 +102,11 @@ def _check_own(spark: SparkSession, lake: Path, full: str) -> None:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL."""
+    """Returns a name as SQL."""
     return f"`{name.replace('`', '``')}`"
 
 
 def text(value: str) -> str:
-    """Return a text as a literal of Spark's SQL."""
+    """Returns a text as a literal of Spark's SQL."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

@@ -27,7 +27,7 @@ NESTING_MAX: Final = 64
 
 
 def schema_of(columns: Sequence[tuple[str, str]]) -> Any:
-    """Return Iceberg's schema of columns, all of them optional. Raises LakeError for a type that
+    """Returns Iceberg's schema of columns, all of them optional. Raises LakeError for a type that
     cannot be read, or that Iceberg lacks."""
     ids = count(1)
     fields = [_field(next(ids), name, _TypeText(name, kind, ids).parse()) for name, kind in columns]
@@ -51,7 +51,7 @@ class _TypeText:
         self._at = 0
 
     def parse(self) -> Any:
-        """Return the type. Raises LakeError."""
+        """Returns the type. Raises LakeError."""
         found = self._type(0)
         if self._at != len(self._tokens):
             raise self._error()

@@ -42,7 +42,7 @@ class DeltaStore(TableStore):
         self._options = _storage_options(lake)
 
     def forget(self, table: str) -> None:
-        """Remove a table and its quarantine."""
+        """Removes a table and its quarantine."""
         quarantine = self._open(QUARANTINE) if isinstance(self.lake, Path) else None
         if quarantine is not None:
             quarantine.delete(f"\"table\" = '{table}'")
@@ -53,7 +53,7 @@ class DeltaStore(TableStore):
         return (table.transaction_version(commit.lineage) or 0) >= commit.version
 
     def publish(self, part: StorePart, commit: Commit) -> None:
-        """Add one part of a commit to its Delta table, unless the table has it already.
+        """Adds one part of a commit to its Delta table, unless the table has it already.
 
         Another driver may publish the same commit at the same time. Delta then refuses the second
         transaction with the same mark, and the next attempt finds the first one. Raises
@@ -120,7 +120,7 @@ class DeltaStore(TableStore):
         return table
 
     def _begins_again(self, part: StorePart, commit: Commit) -> bool:
-        """Return whether a commit is the first one after the end of a table of its name."""
+        """Returns whether a commit is the first one after the end of a table of its name."""
         if part.output != ROWS or commit.version == 1 or not isinstance(self.lake, ObjectPath):
             return False
         return CommitLog(self.lake, commit.table).read(commit.version - 1).forgotten
@@ -145,7 +145,7 @@ class DeltaStore(TableStore):
 
 
 def _storage_options(lake: LakePath) -> dict[str, str] | None:
-    """Return the options of delta-rs besides those that it takes from the environment."""
+    """Returns the options of delta-rs besides those that it takes from the environment."""
     if not isinstance(lake, ObjectPath):
         return None
     options = {"conditional_put": "etag"} if lake.root.startswith("s3:") else {}
@@ -162,7 +162,7 @@ def _properties(commit: Commit) -> CommitProperties:
 def add_action(
     root: LakePath, lake: LakePath, file: File, output: str, commit: Commit
 ) -> AddAction:
-    """Return Delta's action for an added file."""
+    """Returns Delta's action for an added file."""
     return AddAction(
         path=str(lake / file.path)[len(str(root)) + 1 :],
         size=file.bytes,
@@ -174,8 +174,8 @@ def add_action(
 
 
 def statistics(file: File) -> dict[str, object]:
-    """Return Delta's statistics of a file. Times are rounded outwards to milliseconds, so that none
-    lies outside."""
+    """Returns Delta's statistics of a file. Times are rounded outwards to milliseconds, so that
+    none lies outside."""
     return {
         "numRecords": file.rows,
         "minValues": {name: _time(least // 1000) for name, (least, _) in file.times.items()},

@@ -57,16 +57,16 @@ class IcebergStore(TableStore):
         self._session = session
 
     def check(self) -> None:
-        """Check that the session has Iceberg's library. Raises LakeError."""
+        """Checks that the session has Iceberg's library. Raises LakeError."""
         _ = self._java
 
     def publish(self, part: StorePart, commit: Commit) -> None:
-        """Add one part of a commit to its Iceberg table, unless the table has it already."""
+        """Adds one part of a commit to its Iceberg table, unless the table has it already."""
         with self._sole_writer(part.name):
             self._commit(part, commit)
 
     def forget(self, table: str) -> None:
-        """Remove a table and its quarantine."""
+        """Removes a table and its quarantine."""
         last = CommitLog(self.lake, table).last()
         with self._sole_writer(QUARANTINE):
             quarantine = self._load(QUARANTINE)
@@ -79,7 +79,7 @@ class IcebergStore(TableStore):
         super().forget(table)
 
     def _sole_writer(self, name: str) -> AbstractContextManager[None]:
-        """Return the lock for writing to a table.
+        """Returns the lock for writing to a table.
 
         Several processes write to the quarantine, and Iceberg cannot detect a concurrent rename on
         a plain file system. Each other table has only one writer, by the table's lock.
@@ -110,7 +110,7 @@ class IcebergStore(TableStore):
         return self._java.hadoop.HadoopTables(context._jsc.hadoopConfiguration())
 
     def _load(self, name: str) -> Any:
-        """Return Iceberg's table, or None if there is none."""
+        """Returns Iceberg's table, or None if there is none."""
         location = _location(self.lake / name)
         return self._tables.load(location) if self._tables.exists(location) else None
 
@@ -165,7 +165,7 @@ class IcebergStore(TableStore):
     def _change(
         self, transaction: Any, commit: Commit, part: StorePart, removed: Sequence[File]
     ) -> None:
-        """Make the snapshot of a commit."""
+        """Makes the snapshot of a commit."""
         table = transaction.table()
         if commit.merges:
             update = transaction.newRewrite()
@@ -206,7 +206,7 @@ class IcebergStore(TableStore):
         return builder.build()
 
     def _metrics(self, table: Any, file: File) -> Any:
-        """Return counts and bounds of the columns, from the file's footer."""
+        """Returns counts and bounds of the columns, from the file's footer."""
         java = self._java
         mapping = java.mapping.NameMappingParser.fromJson(table.properties().get(MAPPING))
         source = table.io().newInputFile(_location(self.lake / file.path))
@@ -215,5 +215,5 @@ class IcebergStore(TableStore):
 
 
 def _location(path: LakePath) -> str:
-    """Return a path with a scheme, because Spark's default file system may be another one."""
+    """Returns a path with a scheme, because Spark's default file system may be another one."""
     return f"file://{path}"

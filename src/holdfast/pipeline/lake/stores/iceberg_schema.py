@@ -27,7 +27,7 @@ NAMES: Final = {
 
 
 def schema_json(columns: Sequence[tuple[str, str]]) -> str:
-    """Return the JSON schema of columns, all of them optional.
+    """Returns the JSON schema of columns, all of them optional.
 
     Raises LakeError for a type that Iceberg lacks, and TableError.
     """
@@ -35,7 +35,7 @@ def schema_json(columns: Sequence[tuple[str, str]]) -> str:
 
 
 def iceberg_type(kind: DataType, ids: Iterator[int]) -> Any:
-    """Return Iceberg's form of a type. `ids` yields numbers that are unique in the schema. Raises
+    """Returns Iceberg's form of a type. `ids` yields numbers that are unique in the schema. Raises
     LakeError."""
     if isinstance(kind, StructType):
         fields = [

@@ -10,7 +10,7 @@ from holdfast.pipeline.lake.stores.store import ParquetStore, TableStore
 
 
 def open_store(name: str, lake: LakePath, session: Callable[[], SparkSession]) -> TableStore:
-    """Return the store of a lake. Raises LakeError if it cannot be used here."""
+    """Returns the store of a lake. Raises LakeError if it cannot be used here."""
     if name == "delta":
         try:
             from holdfast.pipeline.lake.stores.delta import DeltaStore

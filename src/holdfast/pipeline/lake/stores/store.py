@@ -61,19 +61,19 @@ class TableStore:
         """The version of each table that this process has applied last."""
 
     def check(self) -> None:
-        """Check that the store can write here. Raises LakeError, which says what is missing."""
+        """Checks that the store can write here. Raises LakeError, which says what is missing."""
 
     def final_path(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
-        """Return the final path of a staged file, below the lake.
+        """Returns the final path of a staged file, below the lake.
 
         `replaced` means that it is the only file of a gold partition.
         """
         return numbered_path(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
-        """Make the commit visible. The call is idempotent, and is repeated after a crash."""
+        """Makes the commit visible. The call is idempotent, and is repeated after a crash."""
         move_staged(self.lake, commit)
         for part in parts_of(commit, before):
             self.publish(part, commit)
@@ -84,11 +84,11 @@ class TableStore:
         self.applied[commit.table] = commit.version
 
     def publish(self, part: "StorePart", commit: Commit) -> None:
-        """Add one part of a commit to its table, unless the table has it already."""
+        """Adds one part of a commit to its table, unless the table has it already."""
         raise NotImplementedError
 
     def forget(self, table: str) -> None:
-        """Remove a table and its quarantine, as if it had never been written.
+        """Removes a table and its quarantine, as if it had never been written.
 
         In an object store this is a commit. Raises RaceError.
         """
@@ -111,13 +111,13 @@ class ParquetStore(TableStore):
     def final_path(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
-        """Return the final path of a staged file."""
+        """Returns the final path of a staged file."""
         if replaced and output == ROWS and isinstance(self.lake, Path):
             return f"{table}/{partition_path(file.partition)}data.parquet"
         return numbered_path(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
-        """Move the files of a commit to their places and remove the replaced ones."""
+        """Moves the files of a commit to their places and removes the replaced ones."""
         if (commit.merges or is_replacement(commit)) and isinstance(self.lake, Path):
             self._exchange(self.lake, commit)
         move_staged(self.lake, commit)
@@ -129,7 +129,7 @@ class ParquetStore(TableStore):
         self.applied[commit.table] = commit.version
 
     def _exchange(self, lake: Path, commit: Commit) -> None:
-        """Replace merged or replaced files, atomically in each directory, if the file system can.
+        """Replaces merged or replaced files, atomically in each directory, if the file system can.
 
         Otherwise this has no effect. The caller then moves the new files before it removes the
         others, and a program that lists the directory in between sees rows twice.
@@ -151,7 +151,7 @@ class ParquetStore(TableStore):
 
 
 def newest_applied(store: TableStore, log: CommitLog) -> Commit | None:
-    """Return the newest commit of a table, and apply it if another driver has recorded it.
+    """Returns the newest commit of a table, and applies it if another driver has recorded it.
 
     A step calls this before it makes the next version. The other driver may have died between the
     two. Counter-example: version 5 is recorded and not applied, and this process makes version 6.
@@ -176,7 +176,7 @@ class StorePart(NamedTuple):
 
 
 def parts_of(commit: Commit, before: Commit | None) -> Iterator[StorePart]:
-    """Yield the parts of a commit: one for the table, and one for the common quarantine table."""
+    """Yields the parts of a commit: one for the table, and one for the common quarantine table."""
     if commit.quarantine or commit.forgotten or commit.released:
         columns = names_of(quarantine_columns())
         yield StorePart(QUARANTINE, QUARANTINED, columns, QUARANTINE_PARTITIONS, commit.quarantine)
@@ -185,13 +185,13 @@ def parts_of(commit: Commit, before: Commit | None) -> Iterator[StorePart]:
 
 
 def partition_of(commit: Commit, output: str, file: File) -> dict[str, str | None]:
-    """Return a file's values of the partition columns of a StorePart."""
+    """Returns a file's values of the partition columns of a StorePart."""
     partition = dict(file.partition)
     return {"table": commit.table, **partition} if output == QUARANTINED else partition
 
 
 def removed_by(lake: LakePath, commit: Commit, output: str) -> list[File]:
-    """Return the files of rows or of the quarantine that a commit removes."""
+    """Returns the files of rows or of the quarantine that a commit removes."""
     if output == QUARANTINED:
         return commit.released
     if not commit.removed:
@@ -201,7 +201,7 @@ def removed_by(lake: LakePath, commit: Commit, output: str) -> list[File]:
 
 
 def forget_files(lake: Path, table: str) -> None:
-    """Remove quarantine, rows, commits and state. The rows vanish at once, by a rename."""
+    """Removes quarantine, rows, commits and state. The rows vanish at once, by a rename."""
     remove_tree(lake / QUARANTINE / f"table={table}")
     if (lake / table).exists():
         grave = lake / WORK / table
@@ -212,7 +212,7 @@ def forget_files(lake: Path, table: str) -> None:
 
 
 def ending(log: CommitLog, last: Commit) -> Commit:
-    """Return the commit that ends a table in an object store."""
+    """Returns the commit that ends a table in an object store."""
     return msgspec.structs.replace(
         last,
         version=last.version + 1,
@@ -233,14 +233,14 @@ def ending(log: CommitLog, last: Commit) -> Commit:
 
 
 def remove_quarantine(lake: LakePath, commit: Commit) -> None:
-    """Remove the quarantine files of a forgotten table, and none of the table that followed it."""
+    """Removes the quarantine files of a forgotten table, and none of the table that followed it."""
     if isinstance(lake, ObjectPath):
         found = (each.path for each in (lake / f"{QUARANTINE}/table={commit.table}").objects())
         remove_all(each for each in found if int(each.name.split("-")[0]) < commit.version)
 
 
 def numbered_path(output: str, table: str, version: int, index: int, file: File) -> str:
-    """Return a path that no other file has or had.
+    """Returns a path that no other file has or had.
 
     A quarantine file gets a random part, because the quarantine outlives its table: the versions of
     a rebuilt table begin again at 1.
@@ -252,12 +252,12 @@ def numbered_path(output: str, table: str, version: int, index: int, file: File)
 
 
 def files_of(commit: Commit) -> list[File]:
-    """Return all files that a commit adds."""
+    """Returns all files that a commit adds."""
     return [*commit.files, *commit.quarantine, *commit.state]
 
 
 def move_staged(lake: LakePath, commit: Commit) -> None:
-    """Move the staged files of a commit to their places. Raises LakeError."""
+    """Moves the staged files of a commit to their places. Raises LakeError."""
     moves = [(lake / file.staged, lake / file.path) for file in files_of(commit) if file.staged]
     try:
         move_all(moves)
@@ -270,14 +270,14 @@ def move_staged(lake: LakePath, commit: Commit) -> None:
 
 
 def remove_old_state(lake: LakePath, commit: Commit, before: Commit | None) -> None:
-    """Remove the state files of the commit before."""
+    """Removes the state files of the commit before."""
     if before is not None:
         kept = {file.path for file in commit.state}
         remove_all(lake / file.path for file in before.state if file.path not in kept)
 
 
 def is_applied(lake: LakePath, commit: Commit) -> bool:
-    """Return whether all files of a commit are in their places. Removals may still be
+    """Returns whether all files of a commit are in their places. Removals may still be
     outstanding."""
     if commit.merges or (is_replacement(commit) and isinstance(lake, Path)):
         return all((lake / file.path).exists() for file in commit.files)
@@ -290,12 +290,12 @@ def is_applied(lake: LakePath, commit: Commit) -> bool:
 
 
 def check_lake_path(lake: LakePath) -> None:
-    """Check the lake's path. Raises LakeError for characters that Spark takes for a pattern."""
+    """Checks the lake's path. Raises LakeError for characters that Spark takes for a pattern."""
     bad = sorted(set(str(lake)) & set("*?[]{}\\,"))
     if bad:
         raise LakeError(f"the lake's path {lake} has {' '.join(bad)}: choose another directory")
 
 
 def paths_of(lake: LakePath, files: Iterable[File]) -> list[str]:
-    """Return the full paths of files."""
+    """Returns the full paths of files."""
     return [str(lake / file.path) for file in files]

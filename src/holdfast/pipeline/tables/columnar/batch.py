@@ -87,7 +87,7 @@ class ColumnBatch:
         return Names(found, np.array([codes[name] for name in names], np.int32))
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Yield the begin and end of consecutive messages of one stream.
+        """Yields the begin and end of consecutive messages of one stream.
 
         A span has one group, topic, device, producer and epoch, or only messages of no group. No
         message in it was stored so long after the one before that the state would be dropped
@@ -105,16 +105,16 @@ class ColumnBatch:
         return pairwise(begins)
 
     def is_group(self, row: int) -> bool:
-        """Return whether a message is in a group."""
+        """Returns whether a message is in a group."""
         return bool(self._group[row] >= 0)
 
     def length_in_order(self, state: StreamState, begin: int, end: int) -> int:
-        """Return how many messages of a span, from `begin` on, can be marked together."""
+        """Returns how many messages of a span, from `begin` on, can be marked together."""
         producer, ids, numbers = self._numbers(begin, end)
         return length_in_order(state, producer, ids, numbers, end - begin)
 
     def mark(self, state: StreamState, begin: int, end: int) -> None:
-        """Mark messages for which `length_in_order` holds."""
+        """Marks messages for which `length_in_order` holds."""
         group = self.groups[self._group[begin]]
         producer, ids, numbers = self._numbers(begin, end)
         payloads = self.rows.payloads[begin:end]
@@ -137,7 +137,7 @@ class ColumnBatch:
         marks.marked[begin:end] = True
 
     def _is_topic(self, row: int) -> bool:
-        """Return whether the stream of a message is its topic."""
+        """Returns whether the stream of a message is its topic."""
         stream, topic = self.rows.streams, self.rows.topics
         return bool(stream.names[stream.codes[row]] == topic.names[topic.codes[row]])
 
@@ -152,7 +152,7 @@ class ColumnBatch:
     def _numbers(
         self, begin: int, end: int
     ) -> tuple[MarkedProducer | None, Sequence[str] | None, Integers | None]:
-        """Return the producer, ids and numbers of messages of a span."""
+        """Returns the producer, ids and numbers of messages of a span."""
         group = self.groups[self._group[begin]]
         at = slice(int(self._position[begin]), int(self._position[end - 1]) + 1)
         producers = self.rows.producers
@@ -172,7 +172,7 @@ class ColumnBatch:
         )
 
     def readings(self) -> Iterator[pa.RecordBatch]:
-        """Yield the readings of the marked messages, one batch per group."""
+        """Yields the readings of the marked messages, one batch per group."""
         for group in self.groups:
             found = readings(self.rows, self._devices, self.marks, group)
             if found is not None:
@@ -180,7 +180,7 @@ class ColumnBatch:
 
 
 def _changes(codes: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-    """Return where an element differs from the one before. The first element counts as
+    """Returns where an element differs from the one before. The first element counts as
     different."""
     changes = np.ones(len(codes), np.bool_)
     np.not_equal(codes[1:], codes[:-1], out=changes[1:])
@@ -188,7 +188,7 @@ def _changes(codes: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
 
 
 def _renamed(old: Names, names: Sequence[str]) -> Names:
-    """Replace each name of a column by another. Several names may become one."""
+    """Replaces each name of a column by another. Several names may become one."""
     found = sorted(set(names), key=str.encode)
     codes = {name: code for code, name in enumerate(found)}
     return Names(found, np.array([codes[name] for name in names], np.int32)[old.codes])

@@ -44,7 +44,7 @@ class Marks:
 
 
 def readings(rows: Rows, devices: Names, marks: Marks, group: FieldGroup) -> pa.RecordBatch | None:
-    """Return the readings of the marked messages of a group, or None if there are none."""
+    """Returns the readings of the marked messages of a group, or None if there are none."""
     places = np.flatnonzero(marks.marked[group.rows])
     if not len(places):
         return None
@@ -89,7 +89,7 @@ def _ids(group: FieldGroup, places: Integers, cell: Integers) -> pa.Array:
 
 
 def _ranks(names: Sequence[str]) -> Integers:
-    """Return the rank of each name."""
+    """Returns the rank of each name."""
     ranks = np.empty(len(names), np.int64)
     # Names are compared by bytes, as Spark and Arrow compare texts.
     ranks[sorted(range(len(names)), key=lambda index: names[index].encode())] = np.arange(
@@ -99,7 +99,7 @@ def _ranks(names: Sequence[str]) -> Integers:
 
 
 def _cells(devices: Codes, ranks: Integers) -> tuple[Integers, Codes]:
-    """Return the message and the metric of each reading, as indexes.
+    """Returns the message and the metric of each reading, as indexes.
 
     The order is device by device, metric by metric, message by message.
     """
@@ -127,7 +127,7 @@ def _optional(values: Integers, rows: Integers) -> pa.Array:
 def _values(
     values: Sequence[Values], places: Integers, cell: Integers, metric: Codes
 ) -> dict[str, pa.Array]:
-    """Return the value columns.
+    """Returns the value columns.
 
     `places` are the indexes of the messages in the group. `cell` and `metric` come from `_cells`.
     """

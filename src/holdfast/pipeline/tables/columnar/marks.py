@@ -50,7 +50,7 @@ def length_in_order(
     numbers: Integers | None,
     length: int,
 ) -> int:
-    """Return how many of `length` messages, from the first on, can be marked together.
+    """Returns how many of `length` messages, from the first on, can be marked together.
 
     Their producer's sequences, ids and numbers must be new, and the numbers must be in order.
     """
@@ -88,7 +88,7 @@ def _growing(state: StreamState, numbers: Integers) -> int:
 
 
 def _before(state: StreamState, numbers: Integers) -> int:
-    """Return the number before the first one. If the run begins here, no number is missing between
+    """Returns the number before the first one. If the run begins here, no number is missing between
     them."""
     return state.high if state.run is not None else int(numbers[0]) - 1
 
@@ -101,7 +101,7 @@ def _are_new_numbers(state: StreamState, numbers: Integers) -> int:
 
 
 def _until(fine: Mask) -> int:
-    """Return the index of the first element that is false."""
+    """Returns the index of the first element that is false."""
     if fine.all():
         return len(fine)
     return int(fine.argmin())
@@ -116,7 +116,7 @@ def remember(
     *,
     any_content: bool,
 ) -> None:
-    """Note that these messages have come. `length_in_order` must hold for all of them.
+    """Notes that these messages have come. `length_in_order` must hold for all of them.
 
     With `any_content` a repeated id is a repetition whatever the payload.
     """
@@ -138,7 +138,7 @@ def remember(
 
 
 def follow_all(state: StreamState, numbers: Integers, begun: int, store_us: Integers) -> Places:
-    """Apply `stream.follow` to each number in turn. `begun` names the run if it begins one."""
+    """Applies `stream.follow` to each number in turn. `begun` names the run if it begins one."""
     gaps = np.diff(numbers, prepend=_before(state, numbers)) - 1
     if state.run is None:
         state.run, state.raw, state.gaps = begun, 0, []
@@ -151,7 +151,7 @@ def follow_all(state: StreamState, numbers: Integers, begun: int, store_us: Inte
 
 
 def mark_late(state: StreamState, device: str, event_us: Integers, lateness_us: int) -> Mask:
-    """Apply `stream.is_late` to each event time of a device in turn."""
+    """Applies `stream.is_late` to each event time of a device in turn."""
     newest = state.latest.get(device)
     least = np.iinfo(np.int64).min
     # The newest event time before each message.
@@ -168,6 +168,6 @@ def mark_late(state: StreamState, device: str, event_us: Integers, lateness_us: 
 
 
 def _trim(known: dict[_Key, Any], most: int) -> None:
-    """Remove the oldest entries."""
+    """Removes the oldest entries."""
     while len(known) > most:
         del known[next(iter(known))]

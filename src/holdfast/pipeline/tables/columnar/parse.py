@@ -48,7 +48,7 @@ class Values:
     truths: Mask | None = None
 
     def of_kind(self, kind: int) -> Mask | bool:
-        """Return which messages have a value of this kind. True: all, False: none."""
+        """Returns which messages have a value of this kind. True: all, False: none."""
         return self.kind == kind if self.kinds is None else self.kinds == kind
 
 
@@ -82,7 +82,7 @@ class Way(NamedTuple):
 
 
 def read_flat(payloads: Sequence[bytes | None], ways: Sequence[Way | None]) -> list[FieldGroup]:
-    """Return the groups of messages that can be read together.
+    """Returns the groups of messages that can be read together.
 
     `ways` has the way of each payload, None for one to leave alone. Messages in no group are left
     to the decoders.
@@ -110,7 +110,7 @@ class AlikeMessages(NamedTuple):
     columns: Sequence[list[Any]]
 
     def add(self, rows: Sequence[int], documents: Sequence[Any]) -> None:
-        """Append messages."""
+        """Appends messages."""
         self.rows.extend(rows)
         if self.names is None:
             self.columns[0].extend(documents)
@@ -127,7 +127,7 @@ def _add_alike(
     payloads: Sequence[bytes | None],
     ways: Sequence[Way | None],
 ) -> None:
-    """Add payloads to their groups. `begin` is the row of the first payload."""
+    """Adds payloads to their groups. `begin` is the row of the first payload."""
     first = ways[0]
     if first is None or ways.count(first) < len(ways):
         payloads = [None if way is None else payload
@@ -184,7 +184,7 @@ def _documents(payloads: Sequence[bytes | None]) -> list[Any]:
 
 
 def _has_each_once(payload: bytes | None, keys: int) -> bool:
-    """Return whether an object certainly has no key twice. `keys` are those that were found."""
+    """Returns whether an object certainly has no key twice. `keys` are those that were found."""
     assert payload is not None
     ends = payload.count(b'":')
     return ends == keys or (ends < keys and len(KEY_END.findall(payload)) == keys)
@@ -238,7 +238,7 @@ def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
 
 
 def _extract_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, good: Mask) -> bool:
-    """Apply `decoders.json_payload.extract_fields` to all messages.
+    """Applies `decoders.json_payload.extract_fields` to all messages.
 
     It clears `good` for a message whose field differs in kind from the others. It returns False if
     no message can be read together.
@@ -310,7 +310,7 @@ def _fit(texts: Sequence[str], length_max: int) -> Mask:
 
 
 def _values(column: Sequence[Any]) -> tuple[Values, Mask] | None:
-    """Return the values and which of them are valid, or None if that cannot be decided here."""
+    """Returns the values and which of them are valid, or None if that cannot be decided here."""
     kinds = set(map(type, column))
     everyone = np.ones(len(column), np.bool_)
     if kinds <= {int, float}:
@@ -345,7 +345,7 @@ def _doubles(column: Sequence[Any]) -> npt.NDArray[np.float64] | None:
 
 
 def _chosen(group: FieldGroup, good: Mask) -> FieldGroup | None:
-    """Return the good messages of a group."""
+    """Returns the good messages of a group."""
     if good.all():
         return group
     at = np.flatnonzero(good)
