@@ -150,7 +150,8 @@ def open_session(
     if not connection.is_internal:
         expiry_s = _expiry(state, packet, answer)
     _announce(state, connection, packet, answer)
-    if not _connack(connection, False, answer):
+    reply = _connack(connection, False, answer)
+    if not reply:
         refuse(
             state,
             connection,
@@ -188,7 +189,7 @@ def open_session(
         _open_here(state, connection, packet, expiry_s, answer)
         return
     connection.state = OPENING
-    opening = AcceptedConnect(packet, expiry_s, answer)
+    opening = AcceptedConnect(packet, expiry_s, answer, reply)
     if not packet.clean_start:
         opening.filters = checksum_asked(connection, known)
     state.cluster.open_session(connection, client_id, opening)
@@ -334,10 +335,14 @@ def refuse_other_user(state: NodeState, connection: Connection) -> None:
 class AcceptedConnect:
     """An accepted CONNECT that waits for this node to own its session."""
 
-    def __init__(self, packet: Connect, expiry_s: int, answer: Properties) -> None:
+    def __init__(
+        self, packet: Connect, expiry_s: int, answer: Properties, reply: bytes = b""
+    ) -> None:
+        """`reply`: the CONNACK with these properties if no session is present, when encoded."""
         self.clean_start = packet.clean_start
         self.expiry_s = expiry_s
         self.reply_properties = answer
+        self.reply = reply
         self.will = will_of(packet)
         self.filters: str | None = None
         """See `checksum_asked`."""
@@ -357,7 +362,9 @@ def finish_open(
     _attach(state, connection, session, opening.will, opening.expiry_s)
     _apply_limits(state, connection, session)
     session.recorded = opening.expiry_s > 0 or session.will is not None
-    reply = _connack(connection, present, opening.reply_properties)
+    reply = opening.reply
+    if present or not reply:
+        reply = _connack(connection, present, opening.reply_properties)
     ConnackPromise(connection, session, reply, earlier_expiry_s).release(state)
     expel_if_banned(state, connection)
 

@@ -4,8 +4,8 @@ This node requests the ownership of a session from the coordinator, and releases
 connection ends.
 
 Invariants
-- A resumed session begins only after this node has passed a read barrier (`reads.read_barrier`).
-  Everything that the previous owner has acknowledged is then applied here too.
+- A resumed session begins only after this node has passed a read barrier (`reads.read_barrier`),
+  unless it is alone. Everything that the previous owner has acknowledged is then applied here too.
 - A session that a record names does not begin while this node is unsure of its ownership
   (`ownership_lease`). The other nodes may have closed or even ended the session already. A client
   that receives Session Present must find its session.
@@ -271,10 +271,12 @@ class SessionAcquisition:
             self._refuse(asking)
             return
         self._send_no_more(asking)
-        if frame.present:
-            asking.positions = positions_of(frame.session, self._state.config.partitions)
-        if frame.present or not self._is_in_log(asking):
-            asking.barrier = self._barriers.begin()
+        if not self._context.is_alone:
+            # A node that is alone has applied what was appended before the reply.
+            if frame.present:
+                asking.positions = positions_of(frame.session, self._state.config.partitions)
+            if frame.present or not self._is_in_log(asking):
+                asking.barrier = self._barriers.begin()
         self._finish_if_ready(asking)
 
     def _decide_again(self, asking: PendingOpen, filters: list[str]) -> None:
