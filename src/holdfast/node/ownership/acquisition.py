@@ -29,7 +29,7 @@ from holdfast.addresses import server_reference
 from holdfast.node import frames
 from holdfast.node.connections.close import log_close, refuse
 from holdfast.node.connections.session_open import AcceptedConnect, finish_open, refuse_other_user
-from holdfast.node.context import ClusterContext
+from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.frame_kinds import SESSION_OPEN, BadFrame
 from holdfast.node.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
 from holdfast.node.node_state import NodeState
@@ -37,7 +37,7 @@ from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.live_sessions import LiveSessions
 from holdfast.node.ownership.own_reports import OwnReports
 from holdfast.node.ownership.releases import FEATURE
-from holdfast.node.ownership.requests import NEVER, NOTHING, PendingOpen, positions_of
+from holdfast.node.ownership.requests import NOTHING, PendingOpen, positions_of
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.rights import proves_names
 from holdfast.node.session.connection import CLOSED, OPENING, Connection

@@ -28,7 +28,7 @@ from typing import Final
 
 from holdfast.log.record import Record
 from holdfast.node import frames
-from holdfast.node.context import ClusterContext
+from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.frames import CloseFrame, OpenFrame, decode_frame
 from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.closings import Closings
@@ -39,7 +39,6 @@ from holdfast.node.ownership.releases import Releases
 from holdfast.node.ownership.replies import HomeAnswers
 from holdfast.node.ownership.reports import SessionReports
 from holdfast.node.ownership.requests import (
-    NEVER,
     OpenedPromise,
     SessionRequest,
     SessionRequests,

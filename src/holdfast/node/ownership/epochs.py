@@ -38,9 +38,9 @@ from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.context import ClusterContext
+from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.node_state import NodeState
-from holdfast.node.ownership.requests import NEVER, OpenedPromise
+from holdfast.node.ownership.requests import OpenedPromise
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import ReserveRecord, encode_session
 

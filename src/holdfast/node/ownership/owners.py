@@ -73,11 +73,6 @@ class Owners:
         self._given: OrderedDict[str, int] = OrderedDict()
         self.epochs = EpochReservations(state, context, replicated, go_on)
 
-    def __len__(self) -> int:
-        """Returns the number of clients with an owner that no record names, or not yet, with those
-        that a sweep has still to remove."""
-        return len(self._owners)
-
     def _find(self, client_id: str) -> Owner | None:
         """Returns the owner by this table or, if it has none, this node for a session that is
         connected here and needs no record."""

@@ -19,11 +19,12 @@ An owner that does not reply in time loses the session all the same. So does one
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.node.context import NEVER
 from holdfast.node.frames import CloseFrame
 from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.owners import Owner, Owners
 from holdfast.node.ownership.replies import HomeAnswers
-from holdfast.node.ownership.requests import NEVER, SessionRequest, SessionRequests
+from holdfast.node.ownership.requests import SessionRequest, SessionRequests
 from holdfast.node.reads.read_index import MetadataReads
 from holdfast.node.sweep import Sweep
 

@@ -8,6 +8,7 @@ from typing import Final
 from msgspec import UNSET
 
 from holdfast.node.connections.session_open import AcceptedConnect
+from holdfast.node.context import NEVER
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.frames import OpenedFrame, OpenFrame
 from holdfast.node.node_state import NodeState
@@ -17,7 +18,6 @@ from holdfast.node.session.state import decode_cursor
 from holdfast.node.state.session_records import SessionEntry
 
 NOTHING: Final = -1
-NEVER: Final = float("inf")
 STALE_MAX: Final = 100
 
 

@@ -102,11 +102,10 @@ class LocalCommit:
         is here, and has all of them: what was appended for it before is folded when it is resumed,
         because records are folded in append order.
         """
-        if record.kind == log_record.RELEASE:
+        flags = record.flags & log_record.STATE_FLAGS
+        is_message = record.kind == log_record.MESSAGE and flags == log_record.FLAG_PACKET_ID
+        if is_message or record.kind == log_record.RELEASE:
             return self._state.was_put_back
-        if record.kind == log_record.MESSAGE:
-            flags = record.flags & log_record.STATE_FLAGS
-            return flags != 0 and (flags != log_record.FLAG_PACKET_ID or self._state.was_put_back)
         return is_recognised(record)
 
     def _add(self, step: object) -> None:
