@@ -210,6 +210,41 @@ async def test_a_dispute_and_a_restore_skip_starts(tmp_path: Path) -> None:
             await unagreed.begin("")
 
 
+async def begin_and_load(log: MemberLog) -> None:
+    await log.begin("")
+    await log.load()
+
+
+@in_loop
+async def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    async with loop_broker(tmp_path) as broker:
+        log = log_of(broker)
+        await log.begin("")
+        values = values_at(broker)
+        for key, data, words in (
+            (b"starts", b"no", "the starts of the log"),
+            (b"position:" + ORIGIN, b"short", "records in the log"),
+            (IDENTITY, b"no", "identity in the log"),
+        ):
+            before = values.get(key)
+            values[key] = data
+            with pytest.raises(MemberStoreError, match=words):
+                await begin_and_load(log_of(broker))
+            values.pop(key)
+            if before is not None:
+                values[key] = before
+        directory = tmp_path / "federation"
+        del values[IDENTITY]
+        file = IdentityFile(directory)
+        file.begin()
+        (directory / "log-starts").write_bytes(b"no")
+        with pytest.raises(BadIdentity, match="in use by another process"):
+            await log_of(broker).begin("")
+        file.release()
+        with pytest.raises(MemberStoreError, match=r"log-starts.*remove it if it is damaged"):
+            await log_of(broker).begin("")
+
+
 @in_loop
 async def test_files_of_before_are_adopted_whatever_fails(tmp_path: Path) -> None:
     """The process ends after each of its steps, and begins again."""

@@ -25,6 +25,10 @@ class FederationView(Protocol):
         """The running federator, or None."""
 
     @property
+    def is_up(self) -> bool:
+        """Whether the member runs, here or at another node of the cluster."""
+
+    @property
     def node(self) -> str:
         """The node of a cluster that runs the member, as far as this one knows; "": none."""
 

@@ -61,6 +61,7 @@ class SidecarFederation:
     def __init__(self, federator: Federator, edge: MqttEdge) -> None:
         self.federator = federator
         self.node = ""
+        self.is_up = True
         self._edge = edge
 
     def status(self) -> dict[str, object]:

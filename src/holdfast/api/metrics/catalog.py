@@ -226,7 +226,7 @@ FEDERATION: Final = {
         "federation_edge_messages": "Messages between the member and its broker, by outcome.",
     }),
     **_table(GAUGE, "", {
-        "federation_up": "1 while the federator runs.",
+        "federation_up": "1 while the federator runs, here or at another node.",
         "federation_epoch": "Starts of this member.",
         "federation_members": "Members that are known, this one included.",
         "federation_links": "Links that are up.",

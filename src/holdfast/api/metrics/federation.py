@@ -34,7 +34,7 @@ class FederationCollector(Collector):
             return
         federator = federation.federator
         running = gauge("federation_up")
-        running.add_metric([], int(federator is not None))
+        running.add_metric([], int(federation.is_up))
         yield running
         if federator is None:
             return

@@ -83,6 +83,12 @@ class BrokerFederation:
         """The node that runs the member, as far as this one knows; "": none at present."""
         return self._broker.node.state.cluster.member.node(self._broker.loop.time())
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the member runs: here, or at another node, which reports its own failures."""
+        others = self._broker.node.state.cluster.member.others_with_table()
+        return self._federator is not None or self.node in (others or ())
+
     async def start(self) -> None:
         """Starts the federator once. Raises `FederatorError` if that fails.
 

@@ -256,10 +256,16 @@ class MemberLog:
 
     def _stored_identity(self) -> StoredIdentity | None:
         data = self._values().values.get(IDENTITY)
-        return None if data is None else msgspec.json.decode(data, type=StoredIdentity)
+        try:
+            return None if data is None else msgspec.json.decode(data, type=StoredIdentity)
+        except msgspec.DecodeError as error:
+            raise MemberStoreError(f"the member's identity in the log: {error}") from error
 
     def _stored_starts(self) -> list[LogStart]:
-        return decode_starts(self._values().values.get(STARTS, b"[]"))
+        try:
+            return decode_starts(self._values().values.get(STARTS, b"[]"))
+        except ValueError as error:
+            raise MemberStoreError(f"the member's records in the log: {error}") from error
 
     async def _store(self, values: Values) -> None:
         """Appends values, and waits until they are committed and in force."""
@@ -314,7 +320,13 @@ class MemberLog:
             values += values_of_stored(kept, time.time())
             if STARTS_FILE in names:
                 path = directory / STARTS_FILE
-                values.append((STARTS, await asyncio.to_thread(path.read_bytes)))
+                starts = await asyncio.to_thread(path.read_bytes)
+                try:
+                    decode_starts(starts)
+                except ValueError as error:
+                    text = f"{path}: {error}: remove it if it is damaged"
+                    raise MemberStoreError(text) from error
+                values.append((STARTS, starts))
             await self._store(values)
             complete = msgspec.structs.replace(found, is_adopting=False)
             await self._begin(start + 1, complete)
