@@ -1,9 +1,17 @@
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkRuntimeError
 
-from holdfast.pipeline.session import JavaError, java_home, java_version, make_launcher
+from holdfast.pipeline.session import (
+    JavaError,
+    SparkLog,
+    java_home,
+    java_version,
+    make_launcher,
+)
 
 
 def fake_java(folder: Path, version: str) -> Path:
@@ -73,3 +81,21 @@ def test_launcher_leaves_one_option_out(tmp_path: Path) -> None:
     assert process.stdout.split("\n")[:-1] == ["-Xmx1g", "a b", "", "*", "$HOME"]
     assert make_launcher(java, tmp_path / "cache") == home
     assert [path.name for path in (home / "bin").iterdir()] == ["java"]
+
+
+def test_the_cause_of_a_java_that_ends_is_told_with_its_file() -> None:
+    """The last line is one of a stack: it says nothing."""
+    log = SparkLog()
+
+    def end() -> None:
+        os.write(2, b"Exception: unresolved dependency: com.x#y\n\tat a.b.C.main(C:1)\n")
+        os.write(2, b"\t... 12 more\n")
+        raise PySparkRuntimeError("JAVA_GATEWAY_EXITED")
+
+    with pytest.raises(JavaError) as told, log.catching():
+        end()
+    cause, _, path = str(told.value).partition(". All that it said is in ")
+    assert cause == "Java ended at its start: Exception: unresolved dependency: com.x#y"
+    assert "at a.b.C.main" in Path(path).read_text()
+    Path(path).unlink()
+    log.close()

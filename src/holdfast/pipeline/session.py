@@ -246,6 +246,7 @@ def lake_session(
     return builder.getOrCreate()
 
 
+_STACK: Final = re.compile(r"\s*(at |\.\.\. \d+ more)")
 LOG_BYTES_MAX: Final = 1 << 20
 """The most bytes of Spark's output that a user gets."""
 
@@ -269,8 +270,12 @@ class SparkLog:
         try:
             yield
         except PySparkRuntimeError as error:
-            last = self._text().decode(errors="replace").strip().splitlines()[-1:]
-            raise JavaError(f"Java ended at its start: {' '.join(last) or error}") from None
+            lines = self._text().decode(errors="replace").splitlines()
+            told = [each for each in lines if each.strip() and not _STACK.match(each)][-1:]
+            raise JavaError(
+                f"Java ended at its start: {' '.join(told) or error}. All that it said is in "
+                f"{self.keep()}"
+            ) from None
         finally:
             os.dup2(saved, 2)
             os.close(saved)
