@@ -9,7 +9,6 @@ import pytest
 
 from holdfast.log.reading.scan import SegmentScan
 from holdfast.node.state import node_recovery
-from holdfast.node.state.snapshot_entries import snapshot_entries
 from holdfast.node.state.state_records import log_progress
 from tests.model.test_sessions import TOPICS, Subscriber, World
 from tests.support.seeds import block_of_seeds, run_seeds
@@ -55,8 +54,8 @@ class GroupWorld(World):
         """As Maintenance.take_snapshot does."""
         bench = self.bench
         if self.begun is None:
-            offsets = list(bench.journal.high_watermark)
-            self.begun = (offsets, snapshot_entries(bench.node.state))
+            offsets = list(bench.node.state.delivered)
+            self.begun = (offsets, bench.core.cluster.replicated.snapshot())
             self.entries = []
         for _ in range(self.random.randint(1, 4)):
             entry = next(self.begun[1], None)

@@ -490,15 +490,18 @@ def group_bytes(group: WriteGroup) -> bytes:
 def survivors(
     log: list[bytes], in_flight: list[WriteGroup], partitions: int, chance: random.Random
 ) -> list[bytes]:
-    """The batches that recovery finds. Of the groups only one is being written."""
+    """The batches that the recovery of a replica finds. Of the groups only one is being written."""
     written = [group_bytes(group) for group in in_flight]
     complete = chance.randint(0, len(written))
     content = SimContent(b"".join([*log, *written[:complete]]))
+    synced_bytes = len(content.now)
     if complete < len(written):
         content.write(len(content.now), written[complete])
     left = content.surviving(chance.choice(["torn", "sectors"]), chance)
     file = SimContent(left)
-    scan = scan_segment(SimReadFile(file), 0, [0] * partitions, open_end=True)
+    scan = scan_segment(
+        SimReadFile(file), 0, [0] * partitions, replica=True, synced_bytes=synced_bytes
+    )
     assert not scan.damage
     return split(left[: scan.end])
 
