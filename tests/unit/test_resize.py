@@ -18,6 +18,7 @@ from holdfast.node.cluster_port import (
     AGREED_REPLICATION,
     AGREED_USERS,
     GIVES_UP_RECORDS,
+    MEMBER_TABLE,
     RECORD_FEATURES,
     WILL_OFFSETS,
 )
@@ -50,6 +51,7 @@ from holdfast.process.join import with_directory
 from holdfast.security.peer_identity import (
     ANSWERS_APART,
     LEVELS,
+    OF_LEVELS,
     PROGRAM,
     STANDS_APART,
     TEXT_CHARACTERS_MAX,
@@ -164,7 +166,7 @@ def test_all_features_fit_into_the_handshake() -> None:
         disk_position.FEATURE,
         ANSWERS_APART,
         questions.FEATURE,
-        *RECORD_FEATURES,
+        *(each for each in RECORD_FEATURES if each not in OF_LEVELS),
         WILL_OFFSETS,
         releases.FEATURE,
         reports.FEATURE,
@@ -177,18 +179,22 @@ def test_all_features_fit_into_the_handshake() -> None:
         attendance.FEATURE,
         incomplete.FEATURE,
         attendance.RECOVERS,
+        MEMBER_TABLE,
         generation.word_of(generation.ACCEPTED * 2 - 1),
         STANDS_APART,
     ]
     text = ",".join(names)
     assert len(text) <= TEXT_CHARACTERS_MAX
-    assert features_in(text) == {*names, AGREED_REPLICATION}
+    assert features_in(text) == {*names, *OF_LEVELS}
+    assert AGREED_REPLICATION in OF_LEVELS
+    assert {*RECORD_FEATURES} <= features_in(text)
 
 
 def test_a_level_stands_for_those_below_it() -> None:
     assert AGREED_REPLICATION in LEVELS[0]
     assert features_in("a,v1") == {"a", "v1", *LEVELS[0]}
-    assert features_in("v999") >= {*LEVELS[0]}
+    assert features_in("v999") >= OF_LEVELS
+    assert features_in(level_word()) >= OF_LEVELS
     for text in ("", "v0", "v", "v1x", "will-offsets", "v1000"):
         assert not features_in(text) & {*LEVELS[0]}
 

@@ -113,7 +113,7 @@ DELAYED_MESSAGES: Final = "delayed-messages"
 QUEUES: Final = "queues"
 GROUP_MEMBERS: Final = "group-members"
 MEMBER_VALUES: Final = "federation-records"
-MEMBER_TABLE: Final = "federation-table"
+MEMBER_TABLE: Final = "ft"
 """The feature of a node whose configuration has [federation]."""
 RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS, MEMBER_VALUES)
 """The features whose records older versions do not apply, as nodes announce them in the handshake

@@ -69,7 +69,13 @@ from holdfast.node.runtime.replacement import Replacement
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.security.passwords import PasswordFile
-from holdfast.security.peer_identity import ANSWERS_APART, PROGRAM, WIRE_LOWEST, level_word
+from holdfast.security.peer_identity import (
+    ANSWERS_APART,
+    OF_LEVELS,
+    PROGRAM,
+    WIRE_LOWEST,
+    level_word,
+)
 
 logger = logging.getLogger("holdfast")
 
@@ -240,7 +246,7 @@ class ClusterMembership:
                     disk_position.FEATURE,
                     ANSWERS_APART,
                     questions.FEATURE,
-                    *RECORD_FEATURES,
+                    *(each for each in RECORD_FEATURES if each not in OF_LEVELS),
                     WILL_OFFSETS,
                     releases.FEATURE,
                     reports.FEATURE,

@@ -4,6 +4,7 @@ range of wire versions that it speaks.
 
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from re import fullmatch
 from typing import Final
 
@@ -22,16 +23,20 @@ connection for a link."""
 STANDS_APART: Final = "stands-apart"
 """The feature of a node that was told that its disk is an older copy. It has no link until it is
 started again."""
-LEVELS: Final[tuple[tuple[str, ...], ...]] = (("resize",),)
+LEVELS: Final[tuple[tuple[str, ...], ...]] = (("resize",), ("federation-records",))
 """The features of each level, from level 1 on. The word of a level (`level_word`) stands for these
 and those of all lower levels, because the text of all features has 256 characters at most. A
 feature that a version before level 1 looks for has a word of its own as well."""
+OF_LEVELS: Final = frozenset(name for level in LEVELS for name in level)
+"""The features without a word of their own."""
 PROGRAM: Final = "program="
 """The begin of the feature with the version of a node's program, for people. It is a feature, so
 that the bytes of the handshake stay as older versions know them."""
 
 JsonFields = dict[str, object]
 _LEVEL: Final = "v"
+NODES_REMEMBERED: Final = 256
+"""The number of texts of features that are parsed once. The nodes of one version have the same."""
 _LATER_FIELDS: Final = ("features", "disk", "site", "partitions")
 """The fields of the identity that older versions do not send."""
 _DISK_PARTS: Final = 3
@@ -46,6 +51,7 @@ def level_word(level: int = len(LEVELS)) -> str:
     return f"{_LEVEL}{level}"
 
 
+@lru_cache(maxsize=NODES_REMEMBERED)
 def features_in(text: str) -> frozenset[str]:
     """The features in `PeerIdentity.features`, with those that its level stands for. A level above
     those of this version has at least their features."""

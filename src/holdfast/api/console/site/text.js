@@ -74,7 +74,6 @@ export const text = {
     leaderless: (/** @type {number} */ many) => `${many} partitions have no leader: their publishes wait.`,
     below: (/** @type {number} */ many, /** @type {number} */ min) => `${many} partitions have fewer than ${min} replicas in sync: QoS 1 and 2 are refused there.`,
     under: (/** @type {number} */ many, /** @type {number} */ factor) => `${many} partitions have fewer than ${factor} replicas in sync.`,
-    moving: (/** @type {number} */ many) => `${many} partitions get new replicas.`,
     suspected: (/** @type {string} */ node) => `Node ${node} has not been heard.`, isSuspected: "not heard",
     parts: { leader: "leads", insync: "in sync", behind: "behind", absent: "no replica" },
     partition: "Partition", leader: "Leader", replicas: "Replicas", epoch: "Epoch", committed: "Committed up to", inSync: "in sync", inSyncSet: "In sync",

@@ -33,7 +33,7 @@ export function verdict(found) {
     else if (each.suspected) warn.push(own.suspected(each.node));
   }
   if (found.under_replicated) warn.push(own.under(found.under_replicated, found.replication_factor));
-  if (found.moving) warn.push(own.moving(found.moving));
+  if (found.replication?.waits_for) warn.push(found.replication.waits_for + ".");
   if (bad.length) return ["bad", [...bad, ...warn]];
   return warn.length ? ["warn", found.below_min_insync ? warn : [...warn, own.safe]] : ["good", [own.healthy(found.replication_factor)]];
 }
