@@ -11,7 +11,7 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.log.record import SESSION, Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.context import ClusterContext
+from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.frame_kinds import INTEREST, INTEREST_ACK, SESSION_OWNED
 from holdfast.node.frames import OWNED_DECODER, OpenFrame
 from holdfast.node.node_state import NodeState
@@ -19,7 +19,6 @@ from holdfast.node.ownership import closings, reports
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.own_reports import OwnReports
 from holdfast.node.ownership.requests import (
-    NEVER,
     STALE_MAX,
     SessionRequest,
     SessionRequests,
@@ -266,7 +265,7 @@ def test_no_entry_of_a_snapshot_costs_a_walk_over_the_sessions(
 
     for number in range(50):
         bench.record(f"c{number}", "n2", 1)
-    for module in ("cluster.state.replicated", "broker.recovery.snapshot_entries"):
+    for module in ("node.state.replicated", "node.state.snapshot_entries"):
         monkeypatch.setattr(f"holdfast.{module}.session_entry", entry)
     before = 0
     for kind, _ in bench.images.snapshot():
