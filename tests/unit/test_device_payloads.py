@@ -1,9 +1,14 @@
 """Payloads of devices give the rows that their files list, by columns and one by one."""
 
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import NOISE_MAX
 from tests.support.device_payloads import Example, examples
 from tests.support.fold_log import Log
@@ -54,3 +59,22 @@ def test_noise_has_an_end_each_day_and_is_counted() -> None:
         ]  # fmt: skip
         assert found.counts == {"errors that are only counted": 2 * NOISE_MAX}
         assert "more of this code are only counted" in found.quarantine[NOISE_MAX - 1]["reason"]
+
+
+def test_cbor_without_its_package_is_told_and_nothing_else_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log(Rule("c", decode="cbor"))
+    log.add("c", b"\xa1\x61\x76\x01")
+    log.add("other", b"7")
+    monkeypatch.setitem(sys.modules, "cbor2", None)
+    found = log.read()
+    assert found.values() == [("other", "value", 7.0)]
+    assert [row["code"] for row in found.quarantine] == ["package"]
+    assert "pip install cbor2" in found.reasons()[0]
+    when = datetime(2026, 9, 21, 14, 0, tzinfo=UTC)
+    library = SimpleNamespace(loads=lambda payload: {"ts": when, 1: b"\x01", "v": Decimal("1.5")})
+    monkeypatch.setitem(sys.modules, "cbor2", library)
+    found = log.read()
+    assert found.values() == [("c", "1", "AQ=="), ("c", "v", 1.5), ("other", "value", 7.0)]
+    assert found.readings[0]["event_time"] == when
