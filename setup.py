@@ -92,7 +92,7 @@ HOT = [
     "node/session/cursor.py",
     "node/session/listener_rules.py",
     "node/session/message.py",
-    "node/session/rarities.py",
+    "node/session/rare_fields.py",
     "node/session/replay.py",
     "node/session/session.py",
     "node/session/state.py",

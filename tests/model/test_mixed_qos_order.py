@@ -6,7 +6,7 @@ import random
 import pytest
 
 from holdfast.node.config import NodeConfig
-from holdfast.node.session.rarities import inflight_ahead
+from holdfast.node.session.rare_fields import inflight_ahead
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer

@@ -37,7 +37,7 @@ from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.publish.apply import Applier
 from holdfast.node.session.message import Message
-from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Inflight, Session, tag_of
 from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.node.state.replicated import ReplicatedState

@@ -8,7 +8,7 @@ from collections import deque
 from types import GetSetDescriptorType
 from typing import Final
 
-from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Group, Session
 from holdfast.node.state.offset_ranges import FinishedOffsets
 from holdfast.node.state.replicated import ReplicatedState

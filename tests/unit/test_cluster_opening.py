@@ -32,7 +32,7 @@ from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
 from holdfast.node.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.node.session.listener_rules import ListenerRules
-from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session, new_subscription
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState

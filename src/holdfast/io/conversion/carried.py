@@ -22,7 +22,7 @@ from typing import Final
 from holdfast.log.batch import Batch
 from holdfast.log.journal.recovery import OpenedJournal
 from holdfast.log.reading.cursor import LogReader
-from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import NEVER_EXPIRES, SENT, Group, Inflight, Session
 from holdfast.node.session.state import in_sending_order
 from holdfast.node.state.offset_ranges import FinishedOffsets

@@ -31,7 +31,7 @@ from holdfast.node.delivery.subscriptions import leave_groups, remove_subscripti
 from holdfast.node.effects import DrainOlder
 from holdfast.node.node_state import NodeState, Work
 from holdfast.node.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
-from holdfast.node.session.rarities import inflight_ahead, rarities_of
+from holdfast.node.session.rare_fields import inflight_ahead, rarities_of
 from holdfast.node.session.session import NEVER_EXPIRES, Session
 from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.node.state.session_records import CloseRecord, EndRecord

@@ -23,7 +23,7 @@ from holdfast.node.session.audience import Audience, decode_audience
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.cursor import Redelivery
 from holdfast.node.session.message import Message, stored_message
-from holdfast.node.session.rarities import inflight_ahead, pop_ahead, rarities_of
+from holdfast.node.session.rare_fields import inflight_ahead, pop_ahead, rarities_of
 from holdfast.node.session.session import RECEIVED, Group, GroupMember, Inflight, Session
 from holdfast.node.state.state_records import log_changes, note_progress
 from holdfast.protocol.mqtt import reasons

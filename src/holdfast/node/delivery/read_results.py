@@ -20,7 +20,7 @@ from holdfast.node.rights import may_read, may_replay
 from holdfast.node.routing.routing import subscription_to, subscriptions_of
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.cursor import Delivery, LiveLane, Redelivery
-from holdfast.node.session.rarities import inflight_ahead
+from holdfast.node.session.rare_fields import inflight_ahead
 from holdfast.node.session.session import (
     Group,
     Session,

@@ -20,7 +20,7 @@ from holdfast.node.node_state import NodeState, Work
 from holdfast.node.rights import may_read
 from holdfast.node.session.connection import OPEN
 from holdfast.node.session.message import Message
-from holdfast.node.session.rarities import OwedRetained
+from holdfast.node.session.rare_fields import OwedRetained
 from holdfast.node.session.session import FEDERATION_KEY, Session, Subscription
 from holdfast.node.state.state_records import note_progress
 from holdfast.protocol.topics.names import has_wildcard

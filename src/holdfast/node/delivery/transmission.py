@@ -10,7 +10,7 @@ from holdfast.node.routing.routing import subscription_at, subscriptions_of
 from holdfast.node.session.additions import Additions
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.message import Message
-from holdfast.node.session.rarities import frees_first, pop_ahead
+from holdfast.node.session.rare_fields import frees_first, pop_ahead
 from holdfast.node.session.session import FREED, Group, Inflight, Session, Subscription
 from holdfast.node.state.recorded_state import WITHHELD
 from holdfast.node.state.state_records import log_changes, note_progress

@@ -41,7 +41,7 @@ from holdfast.node.ownership.requests import NOTHING, PendingOpen, positions_of
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.rights import proves_names
 from holdfast.node.session.connection import CLOSED, OPENING, Connection
-from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import continues
 from holdfast.node.state.node_recovery import NodeRecovery

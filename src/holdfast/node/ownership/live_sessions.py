@@ -10,7 +10,7 @@ from holdfast.node.frames import CloseFrame
 from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.releases import FEATURE
-from holdfast.node.session.rarities import rarities_of
+from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session
 from holdfast.node.topic_rights.kept_subscriptions import checksum_of
 from holdfast.protocol.mqtt import reasons

@@ -25,7 +25,7 @@ from holdfast.node.session.connection import Connection
 from holdfast.node.session.cursor import Cursor
 from holdfast.node.session.message import Message, queued_size
 from holdfast.node.session.no_entries import NoEntries
-from holdfast.node.session.rarities import RareState, inflight_ahead
+from holdfast.node.session.rare_fields import RareState, inflight_ahead
 from holdfast.node.session.replay import Replay
 from holdfast.node.session.will import Will
 from holdfast.protocol.topics.names import is_shared

@@ -10,7 +10,7 @@ partition.
 from typing import Final
 
 from holdfast.log.record import Record
-from holdfast.node.session.rarities import NOT_TRUSTED, rarities_of
+from holdfast.node.session.rare_fields import NOT_TRUSTED, rarities_of
 from holdfast.node.session.session import Session
 from holdfast.node.state.inbound_ids import life_of
 from holdfast.node.state.recorded_state import RecordedState

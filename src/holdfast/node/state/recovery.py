@@ -25,7 +25,7 @@ from holdfast.node.publish.delayed_table import is_waiting
 from holdfast.node.publish.delayed_timer import arm_delayed
 from holdfast.node.publish.producers import ID_BYTES_MAX
 from holdfast.node.rights import forget
-from holdfast.node.session.rarities import OwedRetained
+from holdfast.node.session.rare_fields import OwedRetained
 from holdfast.node.session.session import (
     ASSIGNED_MAX,
     Inflight,

@@ -25,7 +25,7 @@ from msgspec.json import encode
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.failure.cluster_clock import TOLERANCE_S
-from holdfast.node.session.rarities import NOT_TRUSTED, rarities_of
+from holdfast.node.session.rare_fields import NOT_TRUSTED, rarities_of
 from holdfast.node.session.session import Inflight, Session, Subscription
 from holdfast.node.session.state import CursorState
 from holdfast.node.state.client_epochs import ClientEpochs

@@ -57,7 +57,7 @@ class Rarities:
 
 
 class RareState(Cursor):
-    """A cursor that gets its rarities when one of them is set."""
+    """A cursor that gets its rare fields when one of them is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class RareState(Cursor):
 
 
 def rarities_of(session: RareState) -> Rarities:
-    """The rarities of a session, of which a module of the replicated state sets some."""
+    """The rare fields of a session, of which a module of the replicated state sets some."""
     return session._rare()
 
 
