@@ -82,7 +82,7 @@ HOT = [
     "node/admission/checks.py",
     "node/admission/client_rights.py",
     "node/admission/control.py",
-    "node/admission/expulsion.py",
+    "node/admission/ban_enforcement.py",
     "node/admission/proof.py",
     "node/admission/shares.py",
     "node/admission/meters.py",

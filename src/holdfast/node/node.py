@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
-from holdfast.node.admission.expulsion import begin_admission
+from holdfast.node.admission.ban_enforcement import begin_admission
 from holdfast.node.admission.proof import Proof
 from holdfast.node.admission.throttle import charge_bytes, release_meter, throttled_until
 from holdfast.node.config import NodeConfig

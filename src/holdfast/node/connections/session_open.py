@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Final
 
+from holdfast.node.admission.ban_enforcement import expel_if_banned
 from holdfast.node.admission.checks import may_add_session, may_enter, may_open_as
-from holdfast.node.admission.expulsion import expel_if_banned
 from holdfast.node.admission.throttle import (
     charge_open,
     give_meter,
