@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from holdfast.api.access.bans import BanRoutes, NewBan
 from holdfast.api.endpoints import ApiRefusal, Call, Caller, Values
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.process import ServedProcess
 from holdfast.node.config import NodeConfig

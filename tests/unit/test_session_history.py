@@ -11,7 +11,7 @@ from holdfast.api.endpoints import Call
 from holdfast.api.log import session_history
 from holdfast.api.log.session_history import BEFORE, CLIENT, LIMIT
 from holdfast.api.log.session_history import SessionHistoryRoutes as Routes
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes import trace_routes
 from holdfast.api.views import history

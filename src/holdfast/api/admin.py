@@ -43,7 +43,7 @@ from holdfast.api.log_routes import LogRoutes
 from holdfast.api.log_sender import LogConnections, LogSender, RequestChecks
 from holdfast.api.metrics.node import registry_for
 from holdfast.api.metrics.scrape import render
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles, stop_obstacles

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.process import FederatedProcess, FederationView
 from holdfast.federation.core.graph import FederationGraph
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import (
     CURSOR_CHARACTERS_MAX,

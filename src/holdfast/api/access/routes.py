@@ -22,7 +22,7 @@ from holdfast.api.endpoints import (
     Whole,
     bad_request,
 )
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.views.pages import AbsentNode, BadCursor, decode_place, encode_place
 from holdfast.security.access import changes
 from holdfast.security.access.access_file import NAME, AccessError, StoredToken

@@ -8,7 +8,7 @@ from msgspec import Struct
 from holdfast.api.cluster_operations import PLANNED, ClusterError, ClusterOperations, planned
 from holdfast.api.cluster_routes import REPLICATION, resize_of
 from holdfast.api.endpoints import Call, Endpoint, Text, bad_request
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode, cluster_of
 from holdfast.api.views.pages import AbsentNode
 from holdfast.node.placement.forecast import PartitionForecast

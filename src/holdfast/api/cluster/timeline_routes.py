@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from holdfast.api.cluster.figures import FigureColumns, FigureRecorder
 from holdfast.api.endpoints import Call, Endpoint, Whole
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode, cluster_of
 from holdfast.api.views.events import NoteRow, note_row
 from holdfast.api.views.pages import AbsentNode

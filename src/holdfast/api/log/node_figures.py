@@ -5,7 +5,7 @@ from typing import Final
 from msgspec import Struct
 
 from holdfast.api.endpoints import Call, Endpoint, Whole
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles

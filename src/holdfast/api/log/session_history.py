@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from holdfast.api.endpoints import Call, Endpoint, Text, Whole
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import note_row
 from holdfast.api.views.history import pieces_before

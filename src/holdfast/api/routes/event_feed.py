@@ -17,7 +17,7 @@ from msgspec import Struct
 from starlette.responses import StreamingResponse
 
 from holdfast.api.endpoints import EVENT_STREAM, ApiRefusal, Call, Endpoint
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.events import ChangeWatch, EventBatch
 from holdfast.io.event_loop.failures import watched

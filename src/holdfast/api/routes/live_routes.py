@@ -21,7 +21,7 @@ from holdfast.api.endpoints import (
     Whole,
     bad_request,
 )
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.event_feed import IDLE_S, NOTHING, sse_event, sse_response
 from holdfast.api.views.events import NoteRow, note_row

@@ -12,7 +12,7 @@ from holdfast.api.log.one_record import OneRecordRoutes
 from holdfast.api.log.record_counts import RecordCountRoutes
 from holdfast.api.log.record_routes import RecordRoutes
 from holdfast.api.log.session_history import SessionHistoryRoutes
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.pipeline.routes import PipelineRoutes
 from holdfast.api.routes.delayed_routes import DelayedRoutes

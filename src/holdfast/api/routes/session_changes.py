@@ -8,7 +8,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, bad_request
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.loopback import LoopbackClient, LoopbackRefusal
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.sessions import SessionDetail, SessionRow, is_connected

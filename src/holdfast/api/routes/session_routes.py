@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, Whole, bad_request
 from holdfast.api.log.session_history import AGES_MAX, times_of
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_changes import (
     ClientQuestion,

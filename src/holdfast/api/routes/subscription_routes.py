@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text
-from holdfast.api.nodes.everywhere import Everywhere
+from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.routes.session_changes import COMMIT_S, into
 from holdfast.api.routes.session_routes import AFTER, LIMIT, Choice, has_no_owner, place_of
