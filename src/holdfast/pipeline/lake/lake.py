@@ -50,7 +50,7 @@ from holdfast.pipeline.lake.schema import (
     stored_columns,
 )
 from holdfast.pipeline.lake.status import LakeStatus, lake_status
-from holdfast.pipeline.lake.stores.named import open_store
+from holdfast.pipeline.lake.stores.registry import open_store
 from holdfast.pipeline.lake.stores.store import (
     WORK,
     ParquetStore,
