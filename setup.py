@@ -50,7 +50,7 @@ for name in sys.argv[2:]:
 
 HOT = [
     "log/journal/active_index.py",
-    "log/journal/commit_pace.py",
+    "log/journal/group_commit_delay.py",
     "log/reading/cache.py",
     "log/reading/cursor.py",
     "log/journal/epoch_table.py",

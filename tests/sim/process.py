@@ -5,7 +5,7 @@ schedule's clock, with the simulated network and disk.
 from typing import TYPE_CHECKING, Final
 
 from holdfast.io.disk import older_copy
-from holdfast.log.journal.commit_pace import JournalWaits
+from holdfast.log.journal.group_commit_delay import JournalWaits
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.scan import Damage
 from holdfast.node.effects import Note

@@ -8,7 +8,7 @@ import pytest
 
 from bench.core import LEVEL, MESSAGES, Core, Row, _Client
 from holdfast.log import record as log_record
-from holdfast.log.journal.commit_pace import CommitPace
+from holdfast.log.journal.group_commit_delay import CommitPace
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.record import Record
 from holdfast.node.failure.health import Presence

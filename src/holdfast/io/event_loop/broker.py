@@ -20,7 +20,7 @@ from holdfast.io.event_loop.loop import COLLECT_S, COLLECTOR
 from holdfast.io.event_loop.note_ring import NOTE_LINES, NoteRing
 from holdfast.io.event_loop.password_checks import PasswordChecks
 from holdfast.io.sockets.transport import ClientTransport
-from holdfast.log.journal.commit_pace import JournalWaits
+from holdfast.log.journal.group_commit_delay import JournalWaits
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.node.connections.connect import handle_drained
 from holdfast.node.effects import (

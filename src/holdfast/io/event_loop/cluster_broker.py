@@ -14,7 +14,7 @@ from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.commands.agreed import UserAgreement
 from holdfast.io.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.io.peers.questions import PeerQuestions
-from holdfast.log.journal.commit_pace import JournalWaits
+from holdfast.log.journal.group_commit_delay import JournalWaits
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.segment_reader import Damage
 from holdfast.node.cluster_node import ClusterNode

@@ -12,7 +12,7 @@ from holdfast.config.schema import Config
 from holdfast.io.event_loop import descriptors
 from holdfast.io.event_loop.trace_export import tracer_for
 from holdfast.io.settings.security_files import SecurityFiles, authenticates_users
-from holdfast.log.journal.commit_pace import JournalWaits
+from holdfast.log.journal.group_commit_delay import JournalWaits
 from holdfast.log.journal.journal import Journal
 from holdfast.node.admission.limits import AdmissionLimits, RateLimits
 from holdfast.node.config import NodeConfig

@@ -14,7 +14,7 @@ and the rules about a node that is not fit to serve.
 from collections.abc import Iterator
 from typing import Final
 
-from holdfast.log.journal.commit_pace import CommitPace, JournalWaits
+from holdfast.log.journal.group_commit_delay import CommitPace, JournalWaits
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.node.cluster_node import ClusterNode

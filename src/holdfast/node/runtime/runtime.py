@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
-from holdfast.log.journal.commit_pace import CommitPace, JournalWaits
+from holdfast.log.journal.group_commit_delay import CommitPace, JournalWaits
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.reading.cursor import ReadResult
 from holdfast.log.reading.starts import FoundStart

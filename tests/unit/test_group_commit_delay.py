@@ -4,7 +4,7 @@ import heapq
 
 import pytest
 
-from holdfast.log.journal.commit_pace import STAY_S, TRIAL_S, CommitPace, JournalWaits
+from holdfast.log.journal.group_commit_delay import STAY_S, TRIAL_S, CommitPace, JournalWaits
 from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.record import MESSAGE, Record
