@@ -130,17 +130,17 @@ def test_another_node_finds_the_packet_ids_of_records_that_wait() -> None:
     them, a repetition that comes over another node would be stored again."""
     held = Held(Row(2, 3, is_durable=True))
     admission = held.node.cluster_node.admission
-    assert not any(tail.inbound for tail in admission._tails.values())
+    assert not any(tail.inbound for tail in admission._uncommitted.values())
     held.meet()
     waiting = held.node.cluster_node.forwarding.pending.values()
     records = [each.record for each in waiting if each.record.kind == log_record.MESSAGE]
     assert len(records) == 3 * MESSAGES
     for record in records:
-        tail = admission._tails[record.partition]
+        tail = admission._uncommitted[record.partition]
         assert admission._decide(tail, record) == REPEATED
     held.write()
     assert held.is_answered()
-    assert not any(tail.inbound for tail in admission._tails.values())
+    assert not any(tail.inbound for tail in admission._uncommitted.values())
 
 
 def test_the_high_watermark_waits_for_the_disk() -> None:

@@ -165,11 +165,11 @@ def test_nothing_later_of_a_producer_before_what_was_refused() -> None:
     assert sequencer.note_refused(b"p", 1, 5)
     assert sequencer.note_refused(b"p", 1, 6)
     sequencer.sequence = 6
-    assert sequencer.is_behind_hole()
+    assert sequencer.follows_refused()
     sequencer.sequence = 5
-    assert not sequencer.is_behind_hole()
+    assert not sequencer.follows_refused()
     sequencer.sequence = 6
-    assert not sequencer.is_behind_hole()
+    assert not sequencer.follows_refused()
 
 
 @pytest.mark.parametrize("reason", [reasons.SUCCESS, REFUSED])

@@ -12,7 +12,7 @@ from holdfast.log.batch import ATTRIBUTE_STATE, Batch
 from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_PRODUCER, MESSAGE, PRODUCER, Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.publish.producer_dedup import HOLES_MAX
+from holdfast.node.publish.producer_dedup import REFUSED_PRODUCERS_MAX
 from holdfast.node.publish.producers import (
     ProducerPosition,
     ProducerTable,
@@ -500,7 +500,7 @@ def test_holes_of_a_connection_are_bounded() -> None:
     bench = Bench(config)
     peer = bench.connect("c")
     bench.node.state.disk_full = True
-    for number in range(HOLES_MAX):
+    for number in range(REFUSED_PRODUCERS_MAX):
         assert publish(peer, f"p{number}:0:2") == 0x97
     # Those that wait already may go on waiting.
     assert publish(peer, "p0:0:1") == 0x97

@@ -84,7 +84,7 @@ class Admission(Appender):
         self._replicated = replicated
         self._may_append = may_append
         self.forwarding: RecordForwarder | None = None
-        self._tails: dict[int, UncommittedState] = {}
+        self._uncommitted: dict[int, UncommittedState] = {}
         self.text = ""
         self.reason = 0
         self.removed: Record | None = None
@@ -95,13 +95,13 @@ class Admission(Appender):
         self._results: dict[str, list[ForwardResult]] = {}
         self.repeated = 0
         self.refused = 0
-        self.strayed = 0
+        self.misrouted = 0
 
     def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
         """Rebuilds the uncommitted state of a partition from its uncommitted batches. A part of the
         first one may be applied: its commit ends within it, or a turn has applied a slice."""
         tail = UncommittedState()
-        self._tails[partition] = tail
+        self._uncommitted[partition] = tail
         applied = self._state.delivered[partition]
         for batch in uncommitted:
             for record in batch.records():
@@ -110,12 +110,12 @@ class Admission(Appender):
 
     def stop_leading(self, partition: int) -> None:
         """Drops the uncommitted state of a partition."""
-        self._tails.pop(partition, None)
+        self._uncommitted.pop(partition, None)
 
     def committed(self, partition: int, offset: int) -> None:
         """Acknowledges the repetitions that waited until the records below `offset` are committed
         and applied."""
-        tail = self._tails.get(partition)
+        tail = self._uncommitted.get(partition)
         if tail is None:
             return
         tail.forget_below(offset)
@@ -126,12 +126,12 @@ class Admission(Appender):
     def note_again(self, records: list[Record]) -> None:
         """Rebuilds the uncommitted state of all partitions from the records that are appended and
         not applied."""
-        for partition, before in self._tails.items():
-            self._tails[partition] = UncommittedState()
-            self._tails[partition].refused = before.refused
+        for partition, before in self._uncommitted.items():
+            self._uncommitted[partition] = UncommittedState()
+            self._uncommitted[partition].refused = before.refused
             assert not before.repeated, "a repetition waits though this node is alone"
         for record in records:
-            self._note(self._tails[record.partition], record)
+            self._note(self._uncommitted[record.partition], record)
 
     def append(self, pending: PendingRecord) -> None:
         """Admits a record of this node."""
@@ -145,7 +145,7 @@ class Admission(Appender):
         self._origin = self._context.node_id
         self._attempt = NO_ATTEMPT
         self.removed = None
-        tail = self._tails[record.partition]
+        tail = self._uncommitted[record.partition]
         outcome = self._decide(tail, record)
         if outcome == STORE:
             self._store(tail, record)
@@ -164,12 +164,12 @@ class Admission(Appender):
         """
         partition = batch.partition
         if partition >= len(self._context.leading) or self._context.leading[partition] != epoch:
-            self.strayed += batch.count
+            self.misrouted += batch.count
             return
         self._origin = origin
         self._attempt = attempt
         is_plain = not batch.attributes & ATTRIBUTE_STATE
-        if is_plain and not self._refusal(self._tails[partition], partition):
+        if is_plain and not self._refusal(self._uncommitted[partition], partition):
             # Plain records have no packet id or sequence, so none is a known repetition.
             self._context.journal.extend(batch)
             return
@@ -178,7 +178,7 @@ class Admission(Appender):
 
     def _append(self, origin: str, record: Record) -> None:
         partition = record.partition
-        tail = self._tails[partition]
+        tail = self._uncommitted[partition]
         assert self._context.leading[partition], "records of a partition that is not led"
         outcome = self._decide(tail, record)
         if outcome == REFUSED:
@@ -252,7 +252,7 @@ class Admission(Appender):
             return True
         before = self._retained_bytes(tail, record.topic)
         more = retained_size(message_of(record)) - before
-        tails = self._tails.values()
+        tails = self._uncommitted.values()
         more += sum([each.retained_bytes for each in tails])
         count = 0 if before else 1 + sum([each.retained_topics for each in tails])
         return self._replicated.state.has_retained_room(more, count)
@@ -322,12 +322,12 @@ class Admission(Appender):
 
     def ends_delayed(self, place: tuple[int, int]) -> bool:
         """Whether an uncommitted record ends the delayed message of this partition and offset."""
-        tail = self._tails.get(place[0])
+        tail = self._uncommitted.get(place[0])
         return tail is not None and place[1] in tail.delayed
 
     def changes_session(self, home: int, client_id: str) -> bool:
         """Whether a SESSION record of the client or queue is appended here and not applied."""
-        tail = self._tails.get(home)
+        tail = self._uncommitted.get(home)
         newest = -1 if tail is None else tail.changes.get(client_id.encode(), -1)
         return newest >= self._state.delivered[home]
 
@@ -395,10 +395,10 @@ class Admission(Appender):
     def check(self) -> None:
         """Raise `AssertionError` for an invariant that does not hold between two turns."""
         for partition, epoch in enumerate(self._context.leading):
-            assert bool(epoch) == (partition in self._tails), "the partitions led here"
+            assert bool(epoch) == (partition in self._uncommitted), "the partitions led here"
             if epoch:
                 assert self._context.journal.epochs[partition] == epoch, "appends under another"
-                self._tails[partition].check(self._state.delivered[partition])
+                self._uncommitted[partition].check(self._state.delivered[partition])
 
     def drop_results(self, node: str) -> None:
         """Drops the results for a node whose link has ended: see ClusterContext.drop_frames."""

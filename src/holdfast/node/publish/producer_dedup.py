@@ -24,7 +24,7 @@ from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import Disconnect
 from holdfast.protocol.mqtt.publish import Publish
 
-HOLES_MAX: Final = 256
+REFUSED_PRODUCERS_MAX: Final = 256
 """The most producers with a refused sequence on one connection."""
 
 UNNUMBERED: Final = 0
@@ -38,18 +38,17 @@ REPLY: Final = 2
 
 
 class Sequencer(SequenceReader):
-    """The producer sequences of one connection: the last one read, the reply to it, and the holes.
-
-    A hole is a refused sequence. Invariant: on this connection no later sequence of its producer is
-    stored before it.
+    """The producer sequences of one connection: the last one read, the reply to it, and those
+    refused. Invariant: on this connection no later sequence of a producer is stored before a
+    refused one.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.reason = reasons.SUCCESS
         self.text = ""
-        # Per producer id, the first (epoch, sequence) refused for want of space; at most HOLES_MAX.
-        self.holes: dict[bytes, tuple[int, int]] = {}
+        # Producer id -> the first (epoch, sequence) refused for want of space.
+        self.refused_sequences: dict[bytes, tuple[int, int]] = {}
 
     def reply(self, reason: int, text: str) -> int:
         """Record the reply and return ANSWER."""
@@ -57,38 +56,38 @@ class Sequencer(SequenceReader):
         self.text = text
         return REPLY
 
-    def is_behind_hole(self) -> bool:
-        """Whether the message comes after a hole of its producer. The refused message, or an
-        earlier one, fills the hole. A higher epoch starts again, so no hole affects it."""
-        hole = self.holes.get(self.producer_id)
-        if hole is None:
+    def follows_refused(self) -> bool:
+        """Whether the message comes after a refused one of its producer. The refused message, or
+        an earlier one, ends that. A higher epoch starts again, so no refusal affects it."""
+        refused = self.refused_sequences.get(self.producer_id)
+        if refused is None:
             return False
-        if self.epoch == hole[0] and self.sequence > hole[1]:
+        if self.epoch == refused[0] and self.sequence > refused[1]:
             return True
-        del self.holes[self.producer_id]
+        del self.refused_sequences[self.producer_id]
         return False
 
     def note_refused(self, producer_id: bytes, epoch: int, sequence: int) -> bool:
-        """Record a hole for a message that was accepted as STORE and that the cluster refused
-        later. False: too many producers have a hole."""
-        hole = self.holes.get(producer_id)
-        if hole is not None:
-            if hole[0] > epoch or (hole[0] == epoch and hole[1] <= sequence):
+        """Records the refusal of a message that was accepted as STORE and that the cluster refused
+        later. False: too many producers wait."""
+        refused = self.refused_sequences.get(producer_id)
+        if refused is not None:
+            if refused[0] > epoch or (refused[0] == epoch and refused[1] <= sequence):
                 return True
-        elif len(self.holes) >= HOLES_MAX:
+        elif len(self.refused_sequences) >= REFUSED_PRODUCERS_MAX:
             return False
-        self.holes[producer_id] = (epoch, sequence)
+        self.refused_sequences[producer_id] = (epoch, sequence)
         return True
 
-    def note_hole(self) -> None:
+    def note_refused_for_now(self) -> None:
         """Record that the message is refused for now."""
-        if len(self.holes) >= HOLES_MAX:
-            # A new connection starts without holes, and its client where it was.
+        if len(self.refused_sequences) >= REFUSED_PRODUCERS_MAX:
+            # A new connection starts without refusals, and its client where it was.
             raise ProtocolViolation(
                 reasons.QUOTA_EXCEEDED,
-                f"no space, and {HOLES_MAX} producers wait for it on this connection",
+                f"no space, and {REFUSED_PRODUCERS_MAX} producers wait for it on this connection",
             )
-        self.holes[self.producer_id] = (self.epoch, self.sequence)
+        self.refused_sequences[self.producer_id] = (self.epoch, self.sequence)
 
 
 def sequencer_of(connection: Connection) -> Sequencer:
@@ -141,7 +140,7 @@ def admit(
             text = f"producer epoch is fenced: {epoch} is below {place.epoch}"
             return sequencer.reply(reasons.IMPLEMENTATION_SPECIFIC_ERROR, text)
         is_stored = epoch == place.epoch and sequence <= place.sequence
-    if sequencer.holes and sequencer.is_behind_hole():
+    if sequencer.refused_sequences and sequencer.follows_refused():
         state.stats.refused_disk_full += 1
         text = "an earlier sequence of the producer was refused: send that first"
         return sequencer.reply(reasons.QUOTA_EXCEEDED, text)
@@ -150,7 +149,7 @@ def admit(
         return sequencer.reply(reasons.SUCCESS, "")
     is_single = state.cluster.is_single
     if refusal or (state.disk_full and is_single):
-        sequencer.note_hole()
+        sequencer.note_refused_for_now()
         if not refusal:
             state.stats.refused_disk_full += 1
         return sequencer.reply(reasons.QUOTA_EXCEEDED, refusal)
@@ -205,13 +204,13 @@ def _append_owner(state: NodeState, sequencer: Sequencer, partition: int, owner:
 
 
 def note_refused(state: NodeState, connection: Connection, record: Record) -> None:
-    """Record a hole if the refused message has a producer sequence. Later ones are then refused on
+    """Records the sequence of a refused message, if it has one. Later ones are then refused on
     this connection until it is stored."""
     if not record.flags & log_record.FLAG_PRODUCER:
         return
     sequencer = sequencer_of(connection)
     if not sequencer.note_refused(record.producer, record.producer_epoch, record.sequence):
-        # A new connection starts without holes, and its client where it was.
+        # A new connection starts without refusals, and its client where it was.
         if connection.version >= 5:
             packet = Disconnect(reasons.QUOTA_EXCEEDED, {})
             connection.send(encode(packet, connection.version), state.dirty)

@@ -10,7 +10,7 @@ class NoEntries(dict[K, V]):
     """A table that stays empty. An idle client has neither subscriptions nor messages, and each
     table of its own would cost it 64 bytes.
 
-    An entry in it would be one of every client, so it raises `TypeError`.
+    All clients share this table, so writing to it raises `TypeError`.
     """
 
     def __setitem__(self, key: K, value: V) -> None:

@@ -236,7 +236,7 @@ class Custody:
             stream.probing *= 2
             if stream.probing >= self._config.window_messages:
                 stream.probing = 0
-            if node in self._flying and not stream.patience.is_hasty:
+            if node in self._flying and not stream.patience.uses_short_timeout:
                 stream.retry_at = now + stream.patience.wait_s
             self._ready.add(node)
 

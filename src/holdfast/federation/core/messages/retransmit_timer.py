@@ -37,7 +37,7 @@ class RetransmitTimer:
         self._is_backed_off = False
         # The last message in flight when the path was lost, by epoch and place, until it is
         # confirmed or the first wait is over: that is short, and nothing is learnt from it.
-        self._astray: tuple[int, int] | None = None
+        self._lost_path_end: tuple[int, int] | None = None
         # The messages in flight were sent before, so none of them may be a probe.
         self._is_repeated = False
         # A message that was sent once, by epoch and place, and when.
@@ -45,9 +45,9 @@ class RetransmitTimer:
         self._probe_at = 0.0
 
     @property
-    def is_hasty(self) -> bool:
+    def uses_short_timeout(self) -> bool:
         """True if the path was lost and a confirmation does not put off the retransmission."""
-        return self._astray is not None
+        return self._lost_path_end is not None
 
     def start(self, now: float) -> None:
         """Sets the timeout when the first message goes into flight."""
@@ -62,8 +62,8 @@ class RetransmitTimer:
     def confirmed(self, epoch: int, place: int, now: float) -> None:
         """Handles a confirmation of places that were not confirmed before."""
         self._is_repeated = False
-        if self._astray is not None and self._astray <= (epoch, place):
-            self._astray = None
+        if self._lost_path_end is not None and self._lost_path_end <= (epoch, place):
+            self._lost_path_end = None
         if self._probe is not None and self._probe <= (epoch, place):
             took_s = now - self._probe_at
             self._slow_s = max(took_s, self._slow_s + (took_s - self._slow_s) / FADING)
@@ -74,8 +74,8 @@ class RetransmitTimer:
 
     def expired(self) -> None:
         """Doubles the timeout, because the messages in flight are sent again."""
-        if self._astray is not None:
-            self._astray = None
+        if self._lost_path_end is not None:
+            self._lost_path_end = None
         else:
             self.wait_s = min(2 * self.wait_s, self._config.retry_max_s)
             self._is_backed_off = True
@@ -91,7 +91,7 @@ class RetransmitTimer:
     def after_a_loss(self, epoch: int, place: int) -> float:
         """Returns the seconds to wait for messages in flight, up to this place, after the path on
         which they were sent has lost a link."""
-        self._astray = (epoch, place)
+        self._lost_path_end = (epoch, place)
         # It tells how long the path was lost, and not how long the next one takes.
         self._probe = None
         return self._config.reroute_s
@@ -99,7 +99,7 @@ class RetransmitTimer:
     def after_a_change(self) -> float:
         """Returns the seconds to wait for messages in flight after another change of the graph."""
         if self._slow_s:
-            # Its confirmation may have been lost, or a member on its way was astray.
+            # Its confirmation may have been lost, or a member on the path had an old graph.
             return max(self._config.reroute_s, SLACK * self._slow_s)
         return self._config.retry_s
 
