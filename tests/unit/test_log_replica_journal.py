@@ -505,3 +505,22 @@ def test_opening_believes_a_snapshot_over_an_older_checkpoint(tmp_path: Path) ->
     assert storage.journal.high_watermark == [3]
     assert storage.journal.next_offset == [4]
     storage.close()
+
+
+def test_records_before_a_mark_are_not_missing_at_the_next_start() -> None:
+    """A log that begins with marks has the same sequences when its indexes are read. The offsets
+    before the marks counted as records of the first segment, so the next one seemed to be lost."""
+    bench = ReplicaBench(SimDisk(), 2, segment_bytes=200)
+    bench.journal.reset(0, 10)
+    bench.journal.reset(1, 20)
+    bench.flush()
+    for number in range(4):
+        follow(bench.journal, 0, 1, b"%d" % number * 60)
+        bench.flush()
+    assert len(bench.journal.segments) > 2
+    bench.journal.check()
+    again = ReplicaBench(bench.directory.files).journal
+    again.check()
+    sequences = [(each.sequence, each.end_sequence()) for each in bench.journal.segments[:-1]]
+    assert [(each.sequence, each.end_sequence()) for each in again.segments[:-1]] == sequences
+    assert not any(segment.gaps() for segment in again.segments)

@@ -338,8 +338,9 @@ class _Opener:
         """Continues after a segment that was not scanned."""
         if self._known_start:
             for partition, end in enumerate(self._ends):
-                if head.start_offsets[partition] > end:
-                    # A whole segment is missing between the two.
+                if head.start_offsets[partition] > end and partition not in head.resets:
+                    # A whole segment is missing between the two. Where the log begins again in
+                    # this one, the records before it are void.
                     head.gaps.append(DamagedOffsets(partition, end, head.start_offsets[partition]))
                     head.missing += head.start_offsets[partition] - end
                     head.start_offsets[partition] = end
