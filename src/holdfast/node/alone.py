@@ -27,7 +27,7 @@ class Alone:
         self._in_flight: WriteGroup | None = None
 
     def review(self) -> None:
-        """Begin if possible, at the end of a turn in which no record waits."""
+        """Begins if possible, at the end of a turn in which no record waits."""
         context = self._context
         if context.is_alone or context.connected:
             return
@@ -66,22 +66,22 @@ class Alone:
         )
 
     def taken(self, group: WriteGroup) -> None:
-        """Note that the disk has the group."""
+        """Notes that the disk has the group."""
         self._in_flight = group
 
     def written(self) -> None:
-        """Fold and acknowledge what is committed now."""
+        """Folds and acknowledges what is committed now."""
         self._in_flight = None
         self._local.release()
         forget_some(self._state)
 
     def changes(self, metadata: ClusterMetadata, changed: tuple[int, ...]) -> None:
-        """End unless the new metadata leaves everything as it is."""
+        """Ends unless the new metadata leaves everything as it is."""
         if self._context.is_alone and (changed or not self._is_allowed(metadata)):
             self.end()
 
     def end(self) -> None:
-        """Go on as a node among others: every record that waits is forwarded, and appended."""
+        """Goes on as a node among others: every record that waits is forwarded, and appended."""
         context = self._context
         if not context.is_alone:
             return

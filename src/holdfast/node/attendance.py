@@ -78,7 +78,7 @@ class Attendance:
             meta.hold()
 
     def recover(self, given_up: Collection[str]) -> None:
-        """Wait for all members except these, because the disk has lost votes and entries. To be
+        """Waits for all members except these, because the disk has lost votes and entries. To be
         called before any input."""
         self.is_recovering = True
         self._given_up = frozenset(given_up)
@@ -87,7 +87,7 @@ class Attendance:
             self._meta.hold()
 
     def connected(self, node: str) -> None:
-        """Report to `node` the log that is on the disk here."""
+        """Reports to `node` the log that is on the disk here."""
         self._apart.discard(node)
         if self._context.understands(node, FEATURE):
             term, _ = self._meta.durable
@@ -98,15 +98,15 @@ class Attendance:
         self._reports.pop(node, None)
 
     def refused(self, node: str) -> None:
-        """Note that nothing listens at the address of `node`."""
+        """Notes that nothing listens at the address of `node`."""
         self._refused.add(node)
 
     def lacks_disk(self, node: str) -> None:
-        """Note that the disk of `node` is an older copy or another one, and it gets no link."""
+        """Notes that the disk of `node` is an older copy or another one, and it gets no link."""
         self._apart.add(node)
 
     def handle(self, node: str, payload: bytes) -> None:
-        """Take the report of `node`. Raises BadFrame when it is malformed."""
+        """Takes the report of `node`. Raises BadFrame when it is malformed."""
         self._reports[node] = decode_frame(DECODER, payload)
 
     def _members(self) -> list[str]:
@@ -139,7 +139,7 @@ class Attendance:
         return found
 
     def step(self, now: float) -> None:
-        """Release the peer when nobody is missing, and note when its log is as long as theirs."""
+        """Releases the peer when nobody is missing, and notes when its log is as long as theirs."""
         missing = self.missing(now)
         if missing and not self._is_noted and now >= self._present_at:
             self._is_noted = True

@@ -22,14 +22,14 @@ class Durations:
         self.sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count a duration. A negative one, by a clock that was set back, counts as 0."""
+        """Counts a duration. A negative one, by a clock that was set back, counts as 0."""
         if seconds < 0.0:
             seconds = 0.0
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return the buckets as Prometheus has them: (bound, number of durations up to it)."""
+        """Returns the buckets as Prometheus has them: (bound, number of durations up to it)."""
         total = 0
         buckets = []
         for bound, count in zip((*BOUNDS_S, None), self.counts, strict=True):
@@ -52,6 +52,6 @@ class SampledDurations:
         """Whether the next delivery is observed. Set once a turn."""
 
     def deliver(self, age_us: int) -> None:
-        """Observe a delivery, the only one of the turn."""
+        """Observes a delivery, the only one of the turn."""
         self.takes_delivery = False
         self.delivered.observe(age_us / 1e6)

@@ -81,7 +81,7 @@ class BadFrame(Exception):
 
 
 def decode_json(decoder: Decoder[T], data: bytes, what: str) -> T:
-    """Decode JSON of another node. Raises `BadFrame` when it is malformed."""
+    """Decodes JSON of another node. Raises `BadFrame` when it is malformed."""
     try:
         return decoder.decode(data)
     except (MsgspecError, UnicodeDecodeError, RecursionError) as error:

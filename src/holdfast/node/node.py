@@ -91,13 +91,13 @@ class Node:
         self._readers = SpareReader()
 
     def tick(self, now: float, wall_us: int) -> None:
-        """Set the monotonic clock (seconds) and the wall clock (microseconds), and begin a turn."""
+        """Sets the clocks, monotonic (seconds) and wall (microseconds), and begins a turn."""
         self.state.now = now
         self.state.wall_us = wall_us
         self.state.steps_left = self.state.steps_per_turn
 
     def start(self) -> None:
-        """Start the timers. Called once, after recovery, with the clock set."""
+        """Starts the timers. Called once, after recovery, with the clock set."""
         state = self.state
         state.started_us = state.wall_us
         if state.config.sys_interval_s > 0:
@@ -105,11 +105,11 @@ class Node:
         begin_admission(state)
 
     def has_room(self, remote: str, listener: str, sockets_max: int) -> bool:
-        """Make room for a connection if necessary. False: the driver closes its socket."""
+        """Makes room for a connection if necessary. False: the driver closes its socket."""
         return has_room(self.state, remote, listener, sockets_max)
 
     def handle_connected(self, remote: str, listener: ListenerRules) -> Connection:
-        """Register a new connection and start the timeout of its CONNECT."""
+        """Registers a new connection and starts the timeout of its CONNECT."""
         state = self.state
         config = state.config
         # A CONNECT needs no more; ConnackPromise raises the limit.
@@ -125,11 +125,11 @@ class Node:
     def refuse_connection(
         self, event: str, remote: str, listener: str, connections_max: int
     ) -> None:
-        """Count and log a connection without room. The driver closes its socket."""
+        """Counts and logs a connection without room. The driver closes its socket."""
         refuse_connection(self.state, event, remote, listener, connections_max)
 
     def handle_upgrade(self, connection: Connection, size_bytes: int) -> None:
-        """Count the bytes of the HTTP request that a WebSocket buffers before it is open."""
+        """Counts the bytes of the HTTP request that a WebSocket buffers before it is open."""
         limit_pending(self.state, connection, size_bytes)
 
     def handle_data(self, connection: Connection, data: bytes) -> None:
@@ -145,7 +145,7 @@ class Node:
         self._consume(connection, reader)
 
     def _consume(self, connection: Connection, reader: FrameReader) -> None:
-        """Process the input as far as possible now."""
+        """Processes the input as far as possible now."""
         try:
             if connection.state == OPEN:
                 self._process(connection, reader)
@@ -158,7 +158,7 @@ class Node:
             handle_violation(self.state, connection, error)
 
     def _process_pending(self, connection: Connection, reader: FrameReader) -> None:
-        """Process input before CONNECT is answered. A first packet that is no CONNECT ends the
+        """Processes input before CONNECT is answered. A first packet that is no CONNECT ends the
         connection at its first byte, without waiting for the rest."""
         first = reader.first_byte()
         if connection.state == NEW and first >= 0 and first != CONNECT_FIRST_BYTE:
@@ -172,7 +172,7 @@ class Node:
             limit_pending(self.state, connection, reader.waiting_bytes())
 
     def handle_resumed(self, connection: Connection) -> None:
-        """Read from the connection again. Bytes that have arrived already are processed first."""
+        """Reads from the connection again. Bytes that have arrived already are processed first."""
         if throttled_until(connection) > self.state.now or is_waiting(connection):
             return
         connection.input_paused = False
@@ -181,7 +181,7 @@ class Node:
             self._consume(connection, reader)
 
     def handle_disconnected(self, connection: Connection) -> None:
-        """Handle a closed socket, whichever side closed it. Called exactly once per connection."""
+        """Handles a closed socket, whichever side closed it. Called exactly once per connection."""
         self.state.connections -= 1
         self.state.pending_connects.leave(connection)
         clear_deadline(self.state, connection)
@@ -193,7 +193,7 @@ class Node:
             handle_connection_lost(self.state, connection)
 
     def handle_writable(self, connection: Connection) -> None:
-        """Continue when the socket takes data again after congestion."""
+        """Continues when the socket takes data again after congestion."""
         if connection.has_waiting_replies:
             connection.has_waiting_replies = False
             self.state.effects.append(ResumeInput(connection))
@@ -304,7 +304,7 @@ class Node:
     def _process_closed(
         self, connection: Connection, reader: FrameReader, packet_type: int
     ) -> None:
-        """Process a packet before the session is open: CONNECT [MQTT-3.1.0-1], then, during
+        """Processes a packet before the session is open: CONNECT [MQTT-3.1.0-1], then, during
         enhanced authentication, only AUTH and DISCONNECT."""
         state = self.state
         if connection.state == NEW and packet_type == CONNECT:
@@ -330,14 +330,14 @@ class Node:
         connecting.handle_password_checked(self.state, connection, valid)
 
     def handle_answer(self, connection: Connection, answer: Answer) -> None:
-        """Handle the reply of the sources of identity."""
+        """Handles the reply of the sources of identity."""
         connecting.handle_answer(self.state, connection, answer)
 
     def handle_rights(self, effect: AskRights, rules: ClientRules | None) -> None:
         connecting.handle_rights(self.state, effect.connection, effect.extra, rules)
 
     def handle_left(self, connection: Connection) -> None:
-        """Handle the peer's close of a connection whose input is paused."""
+        """Handles the peer's close of a connection whose input is paused."""
         if connection.state != CLOSED:
             handle_connection_lost(self.state, connection)
 
@@ -368,7 +368,7 @@ class Node:
         return timers[0].when if timers else None
 
     def handle_timers(self) -> None:
-        """Fire the due timers, at most TIMERS_PER_TURN; `timer` reports the rest.
+        """Fires the due timers, at most TIMERS_PER_TURN; `timer` reports the rest.
 
         A timer armed meanwhile never fires in the same pass, even if it is due at once. A job that
         arms its next slice would otherwise finish before the event loop gets a turn.
@@ -380,14 +380,14 @@ class Node:
                 fire(state, timer, self.sys_topics)
 
     def shut_down(self, others: str = "") -> None:
-        """Disconnect all clients and accept no new ones; durable sessions stay. [MQTT-3.14.4-3]
+        """Disconnects all clients and accepts no new ones; durable sessions stay. [MQTT-3.14.4-3]
         `others`: the addresses of other nodes, see `holdfast.addresses`."""
         self.state.closing = True
         self.relocation.send_all(others, "shutting down")
         self.relocation.finish()
 
     def redirect(self, others: str, text: str, per_s: float = 0.0) -> None:
-        """Send all clients, also those that connect later, to other nodes; "" ends that. `text`
+        """Sends all clients, also those that connect later, to other nodes; "" ends that. `text`
         is the reason that clients are given. `per_s`: the clients that leave in a second; 0: all
         leave at once."""
         self.state.redirect = others

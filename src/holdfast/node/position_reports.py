@@ -139,5 +139,5 @@ class PositionReports:
         return sum(map(min, zip(journal.high_watermark, journal.durable_offset, strict=True)))
 
     def sync_later(self) -> None:
-        """Count from now on only what is synced, because records count before that. All are now."""
+        """Counts only what is synced from now on: records count before that. All are synced now."""
         self.synced_records = self._committed()

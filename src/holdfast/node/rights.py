@@ -202,12 +202,12 @@ def has_rules(state: NodeState) -> bool:
 
 
 def forget(session: Session) -> None:
-    """Forget the rights of a session, because its user has changed."""
+    """Forgets the rights of a session, because its user has changed."""
     session.rights = None
 
 
 def attach(state: NodeState, session: Session, connection: Connection) -> None:
-    """Give the session the user and the rights of this connection."""
+    """Gives the session the user and the rights of this connection."""
     if state.admission.users is not None:
         state.admission.users.assign(session.client_id, connection.username)
     session.username = connection.username
@@ -222,7 +222,7 @@ def attach_rights_of(
     connection: Connection,
     identity: tuple[str | None, str] | None,
 ) -> str:
-    """Give a client of the admin port the rights of a user and a client id. None: of the operator,
+    """Gives a client of the admin port the rights of a user and a client id. None: of the operator,
     who may write every topic but those of the broker, also when a delayed message is due. Returns
     the reason if nobody here knows those rights, or ""."""
     rights: Rights | None = Rights(None, b"", is_given=True)
@@ -307,7 +307,7 @@ def replace_rules(
     usernames: frozenset[str] | None = None,
     done: Callable[[], None] | None = None,
 ) -> None:
-    """Give other rules to all clients: at once to those that connect, and to the `sessions` that
+    """Gives other rules to all clients: at once to those that connect, and to the `sessions` that
     this node knows as a job (`RulesChange`), which calls `done`."""
     all_sessions = state.acl is None
     state.acl = acl
@@ -323,7 +323,7 @@ def _given_rules(connection: Connection | None) -> ClientRules | None:
 
 
 def give_asked_rules(connection: Connection) -> None:
-    """Give a connection without a session the rules about whose topics a service decides."""
+    """Gives a connection without a session the rules about whose topics a service decides."""
     given = _given_rules(connection)
     if isinstance(given, AskedRules):
         connection.rights = Rights(given, connection.mount, is_given=True)

@@ -90,6 +90,6 @@ class Stats:
         self.readers_fell_behind = 0
 
     def refuse_connection(self, reason: str, count: int = 1) -> None:
-        """Count refused connections."""
+        """Counts refused connections."""
         self.connections_refused += count
         self.connection_refusals[reason] = self.connection_refusals.get(reason, 0) + count

@@ -38,7 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copy and adopt. Returns 1 if that is impossible, and then there is no copy."""
+    """Copies and adopts. Returns 1 if that is impossible, and then there is no copy."""
     logger = logging.getLogger("holdfast")
     level = logger.level
     # The warning of an adoption names the former content, which the copy does not have.
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def adopt_copy(source: Path, target: Path) -> Manifest:
-    """Make the copy, and return its manifest. Raises `ConversionError` or one of the errors of the
-    directory."""
+    """Makes the copy, and returns its manifest. Raises `ConversionError` or one of the errors of
+    the directory."""
     if (source / COMPLETE).exists():
         raise ConversionError(
             f"{source} is half adopted: start its broker once, which completes that"

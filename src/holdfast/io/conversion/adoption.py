@@ -43,7 +43,7 @@ PARTIAL: Final = "adopted.partial"
 
 
 def adopt(root: Path, node_id: str, partitions: int) -> None:
-    """Adopt the directory if it is that of a single broker, or its adoption was interrupted.
+    """Adopts the directory if it is that of a single broker, or its adoption was interrupted.
 
     Raises `StorageError`, with the old content in its place, or an adoption that the next start
     completes. Blocks while the log is written again.
@@ -76,7 +76,7 @@ def adopt(root: Path, node_id: str, partitions: int) -> None:
 
 
 def _fill(root: Path, directory: DataDirectory) -> None:
-    """Make the complete new content."""
+    """Makes the complete new content."""
     former, partial = root / BEFORE_ADOPTION, root / PARTIAL
     if former.exists() and any(former.iterdir()):
         raise ConversionError(f"{former} is not empty: move it away, so that it is not overwritten")
@@ -94,8 +94,8 @@ def _fill(root: Path, directory: DataDirectory) -> None:
 
 
 def adopt_epoch(root: Path, old: DataDirectory, number: int) -> DataDirectory:
-    """Make the content of a new epoch of a shared directory from `old`, which is that of a single
-    broker, and return it. Until the epoch counts, the next claimant begins again.
+    """Makes the content of a new epoch of a shared directory from `old`, which is that of a single
+    broker, and returns it. Until the epoch counts, the next claimant begins again.
 
     Raises `StorageError`, and `OSError`. Blocks while the log is written again.
     """
@@ -135,7 +135,7 @@ def _convert(source: Source, path: Path) -> None:
 
 
 def _exchange(root: Path) -> None:
-    """Give the new content its place. Each step may have been done before."""
+    """Gives the new content its place. Each step may have been done before."""
     former, complete = root / BEFORE_ADOPTION, root / COMPLETE
     former.mkdir(mode=0o750, exist_ok=True)
     # Both kinds of nodes quarantine in the same way, so the folder stays.
@@ -153,7 +153,7 @@ def _exchange(root: Path) -> None:
 
 
 def _move(root: Path, source: Path, target: Path, name: str) -> None:
-    """Rename, durably. A name that is missing was moved before."""
+    """Renames, durably. A name that is missing was moved before."""
     if not (source / name).exists():
         return
     (source / name).rename(target / name)

@@ -50,7 +50,7 @@ MADE_AGAIN: Final = frozenset({MANIFEST, WATERMARKS, JOURNAL, SNAPSHOTS, RAFT, A
 
 
 def fill(source: Source, root: Path) -> None:
-    """Make the directory `root` for the only node of a cluster. Raises `ConversionError` and
+    """Makes the directory `root` for the only node of a cluster. Raises `ConversionError` and
     `OSError`."""
     manifest = _manifest(source.manifest)
     directory = DataDirectory(OsFileSystem(root), manifest)
@@ -113,7 +113,7 @@ def _inbound_entry(session: CarriedSession) -> bytes:
 
 
 def _check(root: Path, source: Source, carried: CarriedState) -> None:
-    """Check that the new directory has the same state and offsets. Raises `ConversionError`."""
+    """Checks that the new directory has the same state and offsets. Raises `ConversionError`."""
     directory = open_to_read(root)
     opened = open_journal(directory, writes=False)
     recovery = recover(directory, opened, source.now_us)

@@ -61,7 +61,7 @@ class Definitions:
         return self._record(SESSION, change.client, encode_session(change), epoch)
 
     def _session(self, session: CarriedSession) -> Iterator[Record]:
-        """Open the session, as if its client had connected, and close it again.
+        """Opens the session, as if its client had connected, and closes it again.
 
         The owner in between is needed: a cluster ignores the QoS 2 records of groups that a session
         without an owner gets.

@@ -51,14 +51,14 @@ class NewLog:
         self._writer = GroupWriter(directory, durable=False)
 
     def copy(self, batches: Iterable[Batch]) -> None:
-        """Append batches. Raises `ValueError` if records are missing between two of them."""
+        """Appends batches. Raises `ValueError` if records are missing between two of them."""
         for batch in batches:
             self.journal.append_batch(batch)
             self._write(self._group_bytes)
         self._write(0)
 
     def append(self, records: Iterable[Record]) -> list[Record]:
-        """Append records behind the log, and return them with their offsets."""
+        """Appends records behind the log, and returns them with their offsets."""
         appended = []
         for record in records:
             self.journal.append(record)
@@ -68,7 +68,7 @@ class NewLog:
         return appended
 
     def finish(self, entries: Iterable[tuple[int, bytes]], now_us: int) -> None:
-        """Write a snapshot for everything, and make all of it durable."""
+        """Writes a snapshot for everything, and makes all of it durable."""
         self._writer.close()
         journal, directory = self.journal, self.directory
         directory.sync_names()
@@ -83,7 +83,7 @@ class NewLog:
         file.finish()
 
     def _write(self, bytes_min: int) -> None:
-        """Write what was appended, if it is as much."""
+        """Writes what was appended, if it is as much."""
         if self.journal.pending_bytes < bytes_min:
             return
         group = self.journal.close_write_group()
@@ -94,7 +94,7 @@ class NewLog:
             self._write_index(group)
 
     def _write_index(self, group: WriteGroup) -> None:
-        """Write the index of a segment that has ended, so that the first start need not read it."""
+        """Writes the index of a segment that has ended, so the first start need not read it."""
         sealed = group.sealed
         if sealed is not None and isinstance(sealed.index, ActiveIndex):
             data = sealed.index.encode(lambda: None)

@@ -23,7 +23,7 @@ ELECTION_S: Final = 10.0
 
 
 def found_cluster(files: FileSystem, manifest: Manifest) -> None:
-    """Write the metadata of a new cluster whose only node is that of the manifest. Its replication
+    """Writes the metadata of a new cluster whose only node is that of the manifest. Its replication
     follows the number of nodes.
 
     Raises `ValueError` for a name that no node has, and `OSError`.
@@ -75,7 +75,7 @@ def _store(manifest: Manifest, state: RaftState) -> MetaStore:
 
 
 def _run(store: MetaStore, write: Callable[[Write], object]) -> None:
-    """Carry out what the store wants from its disk, over one election timeout."""
+    """Carries out what the store wants from its disk, over one election timeout."""
     for now in (0.0, ELECTION_S):
         store.handle_timers(now)
         while store.effects:

@@ -35,7 +35,7 @@ class Source:
     """A data directory whose node has ended, with its state after the last record."""
 
     def __init__(self, path: Path, directory: DataDirectory) -> None:
-        """Read the state. Raises `ConversionError` for a directory that cannot be trusted, and
+        """Reads the state. Raises `ConversionError` for a directory that cannot be trusted, and
         `OSError`. Damage, and records that are not understood, are passed, as a broker does."""
         self.path = path
         self.directory = directory
@@ -84,7 +84,7 @@ class Source:
             yield from self._void(partition, ends, end, at_us)
 
     def _void(self, partition: int, ends: list[int], end: int, at_us: int) -> Iterator[Batch]:
-        """Void records for the offsets that damage has taken, which no other record may get."""
+        """Voids records for the offsets that damage has taken, which no other record may get."""
         self.lost += end - ends[partition]
         while ends[partition] < end:
             builder = BatchBuilder(partition, ends[partition])

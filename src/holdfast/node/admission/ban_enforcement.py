@@ -10,13 +10,13 @@ from holdfast.protocol.mqtt import reasons
 
 
 def begin_admission(state: NodeState) -> None:
-    """Count the recovered sessions, and end connections when a ban is added from now on."""
+    """Counts the recovered sessions, and ends connections when a ban is added from now on."""
     count_sessions(state)
     state.bans.watch = BanSweep(state).start
 
 
 def expel_if_banned(state: NodeState, connection: Connection) -> None:
-    """Close a client's connection if the client was banned after the check of its CONNECT."""
+    """Closes a client's connection if the client was banned after the check of its CONNECT."""
     if not len(state.bans) or connection.is_internal:
         return
     ban = find_ban(state, connection, connection.client_id, connection.username)
@@ -41,7 +41,7 @@ class BanSweep(Work):
         self.is_due = False
 
     def start(self) -> None:
-        """Look at all sessions, or once more."""
+        """Looks at all sessions, or once more."""
         self.is_due = True
         self.state.start_work(self)
 

@@ -66,7 +66,7 @@ class BanTable:
         return len(self._bans)
 
     def put(self, ban: Ban, wall_us: int) -> None:
-        """Add a ban, or replace the one of its name."""
+        """Adds a ban, or replaces the one of its name."""
         # Without a sweep, bans that nobody looks up would gather when a log of years is read.
         if not self._unswept:
             self._unswept = list(self._bans)
@@ -81,7 +81,7 @@ class BanTable:
             self.watch()
 
     def lift(self, scope: str, name: str) -> Ban | None:
-        """Remove the ban of a name and return it; None: there was none."""
+        """Removes the ban of a name and returns it; None: there was none."""
         ban = self._bans.pop((scope, name), None)
         if ban is not None:
             self._count_network(ban, -1)

@@ -154,7 +154,7 @@ def may_add_session(state: NodeState, connection: Connection, client_id: str) ->
 
 
 def note_failure(state: NodeState, connection: Connection, username: str = "") -> None:
-    """Count a failed authentication, and lock the client's names out after too many. `username`:
+    """Counts a failed authentication, and locks the client's names out after too many. `username`:
     the name that was not proved; "": that of CONNECT."""
     state.stats.authentications_failed += 1
     limits = state.admission.limits

@@ -50,7 +50,7 @@ class Rights:
         return raw.startswith(self.mount) and len(raw) > size and raw[size] != DOLLAR
 
     def learn_read(self, raw: bytes) -> bool:
-        """Look up whether the client may read a topic, and remember the result."""
+        """Looks up whether the client may read a topic, and remembers the result."""
         acl = self.acl
         allowed = self._has_below(raw) and (acl is None or acl.can_read(raw.decode()))
         self.reads_bytes += len(raw) + TOPIC_BYTES
@@ -61,17 +61,17 @@ class Rights:
         return allowed
 
     def forget_write(self, raw: bytes) -> None:
-        """Look the right to write a topic up again at the next message."""
+        """Looks the right to write a topic up again at the next message."""
         if self.writes is not None and self.writes.pop(raw, None) is not None:
             self.writes_bytes -= len(raw) + TOPIC_BYTES
 
     def forget_writes(self) -> None:
-        """Look the rights to write all topics up again."""
+        """Looks the rights to write all topics up again."""
         self.writes = None
         self.writes_bytes = 0
 
     def learn_write(self, raw: bytes, topic: str) -> bool:
-        """Look up whether the client may write a topic, and remember the result."""
+        """Looks up whether the client may write a topic, and remembers the result."""
         acl = self.acl
         allowed = self._has_below(raw) and (acl is None or acl.can_write(topic))
         self.writes_bytes += len(raw) + TOPIC_BYTES

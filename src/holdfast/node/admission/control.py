@@ -37,7 +37,7 @@ class AdmissionControl:
         self.replace(limits)
 
     def replace(self, limits: AdmissionLimits) -> None:
-        """Use other limits. The connections keep their meters until they are given others."""
+        """Uses other limits. The connections keep their meters until they are given others."""
         self.limits = limits
         self.meters.replace(limits)
         self.counts_messages = limits.counts_messages()

@@ -39,7 +39,7 @@ class LockoutTable:
         return len(self._lockouts)
 
     def add(self, lockout: LockedName) -> None:
-        """Add a lock-out, or replace the one of its name."""
+        """Adds a lock-out, or replaces the one of its name."""
         table = self._lockouts
         table.pop((lockout.scope, lockout.name), None)
         if len(table) >= LOCKOUTS_MAX:
@@ -47,7 +47,7 @@ class LockoutTable:
         table[(lockout.scope, lockout.name)] = lockout
 
     def lift(self, scope: str, name: str) -> bool:
-        """End the lock-out of a name. False: there was none."""
+        """Ends the lock-out of a name. False: there was none."""
         return self._lockouts.pop((scope, name), None) is not None
 
     def find(self, scope: str, name: str, now: float) -> LockedName | None:
@@ -78,7 +78,7 @@ class FailureCount:
         return len(self._counts)
 
     def add(self, scope: str, name: str, window_s: float, now: float) -> int:
-        """Count a failure, and return the number within the window."""
+        """Counts a failure, and returns the number within the window."""
         key = (scope, name)
         begin, count = self._counts.pop(key, (now, 0))
         if now - begin > window_s:
@@ -89,5 +89,5 @@ class FailureCount:
         return count + 1
 
     def forget(self, scope: str, name: str) -> None:
-        """Forget the failures of a name, because it is locked out now."""
+        """Forgets the failures of a name, because it is locked out now."""
         self._counts.pop((scope, name), None)

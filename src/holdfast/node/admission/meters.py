@@ -76,8 +76,8 @@ class Meter:
         return over
 
     def charge(self, messages: int, size_bytes: int) -> bool:
-        """Take what an accepted packet costs, and return whether a rate is used up now. `state` was
-        called for the present time."""
+        """Takes what an accepted packet costs, and returns whether a rate is used up now. `state`
+        was called for the present time."""
         is_used_up = False
         for bucket in self.messages:
             bucket.tokens -= messages
@@ -115,7 +115,7 @@ class MeterTable:
         return len(self._in_use) + len(self._idle)
 
     def replace(self, limits: AdmissionLimits) -> None:
-        """Use other limits for the meters made from now on. All allowances start full."""
+        """Uses other limits for the meters made from now on. All allowances start full."""
         self.limits = limits
         self._in_use = {}
         self._idle = {}
@@ -144,7 +144,7 @@ class MeterTable:
         return meter if meter.shared else None
 
     def release(self, meter: Meter, now: float) -> None:
-        """Forget a connection. Its buckets are kept until they are full."""
+        """Forgets a connection. Its buckets are kept until they are full."""
         for shared in meter.shared:
             shared.users -= 1
             # After `replace` the key may belong to another bucket.
@@ -159,7 +159,7 @@ class MeterTable:
         return shared is None or not shared.bucket.is_empty(now)
 
     def charge_connect(self, scope: str, name: str, now: float) -> None:
-        """Charge a CONNECT to a name."""
+        """Charges a CONNECT to a name."""
         per_s = self.limits.rates_of(scope, name).connects_per_s
         if per_s <= 0 or not name:
             return
@@ -188,7 +188,7 @@ class MeterTable:
         return shared.bucket
 
     def _keep(self, shared: SharedBucket, now: float) -> None:
-        """Remember an unused bucket, and drop some that are full, or one too many."""
+        """Remembers an unused bucket, and drops some that are full, or one too many."""
         idle = self._idle
         idle[shared.key] = shared
         for _ in range(SWEPT):

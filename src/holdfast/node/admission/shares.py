@@ -18,7 +18,7 @@ class Shares:
         return self._by_owner.get(owner, 0)
 
     def change(self, owner: str, amount: int) -> None:
-        """Add to the share of an owner, or take from it."""
+        """Adds to the share of an owner, or takes from it."""
         left = self.of(owner) + amount
         assert left >= 0, "a share below nothing"
         self.total += amount
@@ -32,5 +32,5 @@ class Shares:
         return self.of(owner) + amount <= most - self.total - amount
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the total is the sum of the shares."""
+        """Raises `AssertionError` unless the total is the sum of the shares."""
         assert self.total == sum(self._by_owner.values()), "the sum of the shares"

@@ -23,7 +23,7 @@ class TokenBucket:
         self.at = now
 
     def refill(self, now: float) -> None:
-        """Add the tokens gained until `now`. An earlier time changes nothing."""
+        """Adds the tokens gained until `now`. An earlier time changes nothing."""
         passed_s = now - self.at
         if passed_s > 0.0:
             self.at = now
@@ -40,7 +40,7 @@ class TokenBucket:
         return self.tokens >= self.burst
 
     def take(self, amount: float) -> None:
-        """Remove tokens as of the last `refill`, into debt if there are fewer."""
+        """Removes tokens as of the last `refill`, into debt if there are fewer."""
         self.tokens -= amount
 
     def wait_s(self) -> float:

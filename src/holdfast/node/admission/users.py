@@ -17,7 +17,7 @@ class UserSessions:
         return len(clients) < self.sessions_max or client_id in clients
 
     def assign(self, client_id: str, username: str | None) -> None:
-        """Count the session of this client for this user, and for no other. None or "": for no
+        """Counts the session of this client for this user, and for no other. None or "": for no
         user."""
         before = self._user_of.pop(client_id, "")
         if before:

@@ -10,7 +10,7 @@ from holdfast.node.session.connection import Connection
 
 
 def has_room(state: NodeState, remote: str, listener: str, sockets_max: int) -> bool:
-    """Make room for a connection if necessary. False: the driver closes its socket."""
+    """Makes room for a connection if necessary. False: the driver closes its socket."""
     pending = state.pending_connects
     if is_address_banned(state, remote):
         state.stats.refused_banned += 1
@@ -27,14 +27,14 @@ def has_room(state: NodeState, remote: str, listener: str, sockets_max: int) -> 
 def refuse_connection(
     state: NodeState, event: str, remote: str, listener: str, connections_max: int
 ) -> None:
-    """Count and log a connection without room. The driver closes its socket without a packet,
+    """Counts and logs a connection without room. The driver closes its socket without a packet,
     because MQTT has none before CONNECT."""
     state.stats.refuse_connection(event)
     note_no_room(state, event, remote, listener, connections_max)
 
 
 def displace_oldest(state: NodeState) -> bool:
-    """Close the oldest handshake or connection that has proved nothing. False: there is none."""
+    """Closes the oldest handshake or connection that has proved nothing. False: there is none."""
     oldest = state.pending_connects.oldest()
     if isinstance(oldest, PendingHandshake):
         # Removed now: the handshake ends later, and the next newcomer must displace another one.
@@ -47,8 +47,8 @@ def displace_oldest(state: NodeState) -> bool:
 
 
 def limit_pending(state: NodeState, connection: Connection, size_bytes: int) -> None:
-    """Close the oldest connection with bytes of a CONNECT while the connections without an answered
-    CONNECT buffer more than `pending_connect_bytes`."""
+    """Closes the oldest connection with bytes of a CONNECT while the connections without an
+    answered CONNECT buffer more than `pending_connect_bytes`."""
     pending = state.pending_connects
     pending.buffer(connection, size_bytes)
     while pending.bytes > pending.bytes_max and not connection.closing:

@@ -39,7 +39,7 @@ def reason_name(reason: int) -> str:
 
 
 def note_connected(state: NodeState, connection: Connection, session: Session) -> None:
-    """Note that a client's session is open."""
+    """Notes that a client's session is open."""
     if connection.is_internal:
         return
     if state.admission.observer is not None:
@@ -62,7 +62,7 @@ def note_connected(state: NodeState, connection: Connection, session: Session) -
 def note_refused(
     state: NodeState, connection: Connection, reason: int, text: str, claimed: str = ""
 ) -> None:
-    """Note that a client's CONNECT is refused, with the client id and user name that it sent.
+    """Notes that a client's CONNECT is refused, with the client id and user name that it sent.
     `claimed`: the name in its authentication data; "": that of CONNECT."""
     client_id, username = connection.client_id, claimed or connection.username
     packet = connection.connect
@@ -86,7 +86,7 @@ def note_refused(
 def note_no_room(
     state: NodeState, event: str, remote: str, listener: str, connections_max: int
 ) -> None:
-    """Note that a socket is closed unread, because a limit on connections is reached."""
+    """Notes that a socket is closed unread, because a limit on connections is reached."""
     fields: dict[str, object] = {
         "remote": remote,
         "listener": listener,
@@ -96,7 +96,7 @@ def note_no_room(
 
 
 def note_unopened(state: NodeState, connection: Connection, event: str) -> None:
-    """Note that the broker closes a connection whose CONNECT it has not answered."""
+    """Notes that the broker closes a connection whose CONNECT it has not answered."""
     packet = connection.connect
     fields: dict[str, object] = {
         "remote": connection.remote,
@@ -109,7 +109,7 @@ def note_unopened(state: NodeState, connection: Connection, event: str) -> None:
 def note_closed(
     state: NodeState, connection: Connection, event: str, reason: str, text: str
 ) -> None:
-    """Note that a connection ends, whichever side ended it."""
+    """Notes that a connection ends, whichever side ended it."""
     if connection.is_internal:
         return
     if state.admission.observer is not None:
@@ -128,7 +128,7 @@ def note_closed(
 def note_publish_denied(
     state: NodeState, connection: Connection, raw_topic: bytes, text: str
 ) -> None:
-    """Note that a client may not publish to a topic. `count`: how often since the last line."""
+    """Notes that a client may not publish to a topic. `count`: how often since the last line."""
     topic = raw_topic.decode()
     key = f"{connection.client_id} {topic}"
     count = state.repeats.count(key, state.now)
@@ -145,7 +145,7 @@ def note_publish_denied(
 
 
 def note_filter_denied(state: NodeState, session: Session, event: str, filter: str) -> None:
-    """Note that a client may not subscribe to a filter, or unsubscribe from it."""
+    """Notes that a client may not subscribe to a filter, or unsubscribe from it."""
     state.stats.subscriptions_denied += 1
     count = state.repeats.count(f"{session.client_id} {event} {filter}", state.now)
     connection = session.connection
@@ -161,7 +161,7 @@ def note_filter_denied(state: NodeState, session: Session, event: str, filter: s
 
 
 def note_read_denied(state: NodeState, session: Session, topic: str) -> None:
-    """Note that a message was not delivered, because its subscriber may not read the topic.
+    """Notes that a message was not delivered, because its subscriber may not read the topic.
 
     A subscription to `#` is normal where rules select the topics, so the line is for debugging.
     """

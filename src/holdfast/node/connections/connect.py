@@ -36,7 +36,7 @@ client with such an id would publish under the name of an operator."""
 
 
 def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
-    """Check a CONNECT and authenticate its client, then open its session."""
+    """Checks a CONNECT and authenticates its client, then opens its session."""
     connection.version = packet.protocol_level
     connection.is_bridge = packet.is_bridge
     connection.connect = packet
@@ -79,7 +79,7 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
 
 
 def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> None:
-    """Authenticate a client by certificate or password, or accept it as anonymous."""
+    """Authenticates a client by certificate or password, or accepts it as anonymous."""
     listener = connection.listener
     certified = connection.certificate_name
     if not listener.certifies(certified):
@@ -147,8 +147,8 @@ def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bo
 
 
 def handle_answer(state: NodeState, connection: Connection, answer: Answer) -> None:
-    """Open the session of a client that a source of identity has accepted, refuse one that it has
-    refused, and authenticate all others without a source.
+    """Opens the session of a client that a source of identity has accepted, refuses one that it has
+    refused, and authenticates all others without a source.
 
     The client may have gone while the source was asked. Then the state is another one, and the
     answer is dropped.
@@ -179,7 +179,7 @@ def handle_answer(state: NodeState, connection: Connection, answer: Answer) -> N
 def handle_rights(
     state: NodeState, connection: Connection, extra: Properties | None, rules: ClientRules | None
 ) -> None:
-    """Open the session of a client whose rights the hooks have given, or left as they are."""
+    """Opens the session of a client whose rights the hooks have given, or left as they are."""
     if connection.state != AUTHENTICATING:
         return
     if rules is not None:
@@ -193,7 +193,7 @@ def handle_rights(
 
 
 def handle_drained(state: NodeState, effect: DrainOlder) -> None:
-    """Open the session of a client whose older connection has no input left. The client may have
+    """Opens the session of a client whose older connection has no input left. The client may have
     gone meanwhile."""
     connection = effect.connection
     if connection.state == AUTHENTICATING:
@@ -202,7 +202,7 @@ def handle_drained(state: NodeState, effect: DrainOlder) -> None:
 
 
 def handle_identity_end(state: NodeState, connection: Connection) -> None:
-    """Close the connection of a client whose proof has expired."""
+    """Closes the connection of a client whose proof has expired."""
     text = "the proof of identity has expired: connect again with a new one"
     if connection.state == OPEN:
         close_connection(state, connection, reasons.MAXIMUM_CONNECT_TIME, text)
@@ -211,14 +211,14 @@ def handle_identity_end(state: NodeState, connection: Connection) -> None:
 
 
 def _resume_if_open(state: NodeState, connection: Connection) -> None:
-    """Read on, unless the session waits for the log: ConnackPromise reads on then. Packets that the
-    client has sent behind CONNECT would otherwise come before CONNACK."""
+    """Reads on, unless the session waits for the log: ConnackPromise reads on then. Packets that
+    the client has sent behind CONNECT would otherwise come before CONNACK."""
     if connection.state == OPEN:
         state.effects.append(ResumeInput(connection))
 
 
 def handle_password_checked(state: NodeState, connection: Connection, valid: bool) -> None:
-    """Open the session, or refuse the client if its password is wrong."""
+    """Opens the session, or refuses the client if its password is wrong."""
     if connection.state != AUTHENTICATING:
         return
     if not valid:

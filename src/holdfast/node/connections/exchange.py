@@ -28,7 +28,7 @@ from holdfast.security.enhanced_authentication import Continue, Factory, Failure
 
 
 def start_exchange(state: NodeState, connection: Connection, packet: Connect, method: str) -> None:
-    """Begin enhanced authentication. [MQTT-4.12.0-1]"""
+    """Begins enhanced authentication. [MQTT-4.12.0-1]"""
     offered = offered_methods(state, connection)
     factory = offered.get(method)
     if factory is None:
@@ -50,7 +50,7 @@ def offered_methods(state: NodeState, connection: Connection) -> dict[str, Facto
 
 
 def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
-    """Handle a step of the exchange, or re-authentication of an open connection. [MQTT-4.12.0-6]"""
+    """Handles a step of the exchange, or re-authenticates a connection. [MQTT-4.12.0-6]"""
     authentication = connection.authentication
     if (
         authentication is None
@@ -81,7 +81,7 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
 
 
 def _take_step(state: NodeState, connection: Connection, step: object, method: str) -> None:
-    """Act on a step of the authenticator: send AUTH, open the session, or refuse.
+    """Acts on a step of the authenticator: sends AUTH, opens the session, or refuses.
 
     On an open connection a failure ends it: the client has shown that it is not who it was.
     """
@@ -108,7 +108,7 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
 
 
 def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
-    """Send AUTH. It cannot be shortened like other packets, because its data is the exchange."""
+    """Sends AUTH. It cannot be shortened like other packets, because its data is the exchange."""
     data = encode_within(packet, connection.version, connection.packet_bytes_max)
     if not data:
         raise ProtocolViolation(

@@ -23,7 +23,7 @@ class Input(Work):
 
 
 def mount_filters(packet: Packet, mount: str) -> None:
-    """Put the prefix of the client's topics in front of the filters of a SUBSCRIBE or
+    """Puts the prefix of the client's topics in front of the filters of a SUBSCRIBE or
     UNSUBSCRIBE."""
     if isinstance(packet, Subscribe):
         for request in packet.subscriptions:

@@ -21,7 +21,7 @@ PROGRESS_BYTES_PER_S: Final = 100
 
 
 def set_deadline(state: NodeState, connection: Connection, when: float) -> None:
-    """Check the connection at this time, in place of an earlier one."""
+    """Checks the connection at this time, in place of an earlier one."""
     clear_deadline(state, connection)
     second = ceil(when)
     deadline = state.deadlines.get(second)
@@ -32,7 +32,7 @@ def set_deadline(state: NodeState, connection: Connection, when: float) -> None:
 
 
 def clear_deadline(state: NodeState, connection: Connection) -> None:
-    """Check the connection no more."""
+    """Checks the connection no more."""
     deadline = connection.deadline
     if deadline is not None:
         deadline.remove(connection)
@@ -46,7 +46,7 @@ def _forget(state: NodeState, deadline: Deadline) -> None:
 
 
 def check_deadline(state: NodeState, deadline: Deadline) -> None:
-    """Check the connections of a second that has begun, at most so many as the turn has steps. The
+    """Checks the connections of a second that has begun, at most so many as the turn has steps. The
     others follow in the next turn."""
     deadline.timer = None
     connections = deadline.connections
@@ -75,7 +75,7 @@ def _check(state: NodeState, connection: Connection) -> None:
 
 
 def start_keep_alive(state: NodeState, connection: Connection) -> None:
-    """Begin to watch a client whose session opens, and watch its CONNECT no more. [MQTT-3.1.2-22]
+    """Watches a client whose session opens, and its CONNECT no more. [MQTT-3.1.2-22]
 
     The deadline of CONNECT becomes that of the keep alive if it is earlier: it is set again then.
     """
@@ -91,7 +91,7 @@ def start_keep_alive(state: NodeState, connection: Connection) -> None:
 
 
 def _check_keep_alive(state: NodeState, connection: Connection) -> None:
-    """Close the connection if its client was silent for too long, or check again later."""
+    """Closes the connection if its client was silent for too long, or checks again later."""
     deadline = connection.last_received + _allowed_s(connection)
     waits_until = throttled_until(connection)
     if waits_until > state.now:

@@ -93,13 +93,13 @@ class PendingConnects:
         return limit > 0 and self._by_address.get(address_of(remote), 0) >= limit
 
     def enter(self, connection: Connection) -> None:
-        """Add a connection, which is silent so far."""
+        """Adds a connection, which is silent so far."""
         self._silent[connection] = self._unproved[connection] = None
         address = address_of(connection.remote)
         self._by_address[address] = self._by_address.get(address, 0) + 1
 
     def buffer(self, connection: Connection, size_bytes: int) -> None:
-        """Count the received bytes of the connection that do not form a packet yet."""
+        """Counts the received bytes of the connection that do not form a packet yet."""
         if connection in self._silent or connection in self._checking:
             self.bytes += size_bytes - self._partial.get(connection, 0)
             if size_bytes:
@@ -113,7 +113,7 @@ class PendingConnects:
                     self._holding.pop(connection, None)
 
     def receive_connect(self, connection: Connection, size_bytes: int) -> None:
-        """Count a complete CONNECT, which is kept until it is answered."""
+        """Counts a complete CONNECT, which is kept until it is answered."""
         if connection in self._silent:
             del self._silent[connection]
             self._checking[connection] = size_bytes
@@ -121,23 +121,23 @@ class PendingConnects:
             self.bytes += size_bytes
 
     def note_proof(self, connection: Connection) -> None:
-        """Note that the client is admitted, so that its connection gives way no more."""
+        """Notes that the client is admitted, so that its connection gives way no more."""
         self._unproved.pop(connection, None)
         self._holding.pop(connection, None)
 
     def begin_handshake(self, handshake: PendingHandshake) -> None:
-        """Add a handshake."""
+        """Adds a handshake."""
         self._unproved[handshake] = None
         self._handshakes += 1
 
     def end_handshake(self, handshake: PendingHandshake) -> None:
-        """Remove a handshake. Repeated calls do nothing."""
+        """Removes a handshake. Repeated calls do nothing."""
         if handshake in self._unproved:
             del self._unproved[handshake]
             self._handshakes -= 1
 
     def leave(self, connection: Connection) -> None:
-        """Remove a connection that is closed or whose CONNECT is answered. Repeated calls do
+        """Removes a connection that is closed or whose CONNECT is answered. Repeated calls do
         nothing."""
         self.note_proof(connection)
         if connection in self._silent:
@@ -156,7 +156,7 @@ class PendingConnects:
             del self._by_address[address]
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         assert self.bytes == sum(self._checking.values()) + sum(self._partial.values())
         assert not self._silent.keys() & self._checking.keys(), "silent and checked"
         assert sum(self._by_address.values()) == len(self), "the counts of the addresses"

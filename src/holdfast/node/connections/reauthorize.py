@@ -66,7 +66,7 @@ class Reauthorization(Work):
         return session.connection
 
     def _close(self, state: NodeState, connection: Connection) -> bool:
-        """Close the connection if its client has to leave, and return whether it does."""
+        """Closes the connection if its client has to leave, and returns whether it does."""
         if connection.closing:
             return False
         if connection.state == EXCHANGING:

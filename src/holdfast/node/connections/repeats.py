@@ -31,7 +31,7 @@ class Repeats:
         self._noted: dict[str, Repeat] = {}
 
     def count(self, key: str, now: float) -> int:
-        """Count an event. Returns the number since the last line if a line is due, else 0."""
+        """Counts an event. Returns the number since the last line if a line is due, else 0."""
         if len(key) > KEY_MAX:
             # Two events with one beginning share their lines with a chance of 2 to the -32.
             key = f"{key[:KEY_MAX]}#{crc32(key.encode()):08x}"

@@ -23,7 +23,7 @@ from holdfast.protocol.mqtt.packets import PUBREL
 
 
 def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
-    """Finish a QoS 1 message of the broker's."""
+    """Finishes a QoS 1 message of the broker's."""
     entry = session.inflight.get(packet_id)
     # An unknown id is a repetition after a reconnect, not an attack. [MQTT-4.3.2-5]
     if entry is None or entry.qos != 1:
@@ -34,8 +34,8 @@ def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
 def handle_pubrec(
     state: NodeState, connection: Connection, session: Session, packet_id: int, reason: int
 ) -> None:
-    """Continue with PUBREL for a QoS 2 message of the broker's, or finish it if the client refuses
-    it."""
+    """Continues with PUBREL for a QoS 2 message of the broker's, or finishes it if the client
+    refuses it."""
     entry = session.inflight.get(packet_id)
     if entry is None or entry.qos != 2:
         # The client must get PUBREL all the same, or it would keep the id for ever.
@@ -54,8 +54,8 @@ def handle_pubrec(
 
 
 def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
-    """Finish a QoS 2 message of the broker's. Before its PUBREC, the PUBCOMP replies to the PUBREL
-    of an earlier message with the id: see `send_inflight`."""
+    """Finishes a QoS 2 message of the broker's. Before its PUBREC, the PUBCOMP replies to the
+    PUBREL of an earlier message with the id: see `send_inflight`."""
     entry = session.inflight.get(packet_id)
     if entry is None or entry.qos != 2 or entry.state == SENT:
         return
@@ -63,13 +63,13 @@ def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
 
 
 def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
-    """Finish a message, and send what waits for its place in the window."""
+    """Finishes a message, and sends what waits for its place in the window."""
     finish_inflight(state, session, packet_id, entry)
     proceed(state, session)
 
 
 def proceed(state: NodeState, session: Session) -> None:
-    """Send waiting messages when the window or the socket has opened. The order is: unfinished
+    """Sends waiting messages when the window or the socket has opened. The order is: unfinished
     messages of an earlier connection, retained messages of a SUBSCRIBE, then the cursor's."""
     if session.resuming:
         return
@@ -91,7 +91,7 @@ def proceed(state: NodeState, session: Session) -> None:
 
 
 def _feed_blocked(state: NodeState, session: Session) -> None:
-    """Give messages of its shared groups to the session. The member that has waited longest comes
+    """Gives messages of its shared groups to the session. The member that has waited longest comes
     first."""
     blocked = session.blocked
     while blocked and can_send(state, session):

@@ -40,7 +40,7 @@ delay live messages."""
 
 
 def overtake(state: NodeState, session: Session, target: Subscription, message: Message) -> bool:
-    """Deliver a message of the log ahead of the replay. False: the session reads it from the log,
+    """Delivers a message of the log ahead of the replay. False: the session reads it from the log,
     because it belongs to the replay, or there is no room."""
     lane = session.lane
     if lane is None or target.replay is not None or not lane.takes(message.topic.decode()):
@@ -70,7 +70,7 @@ def is_full(session: Session, lane: LiveLane) -> bool:
 
 
 def open_lane_behind(session: Session, filters: list[str]) -> None:
-    """Open the lane of a session that replays and is behind, unless it has one. Messages of its
+    """Opens the lane of a session that replays and is behind, unless it has one. Messages of its
     other subscriptions then wait for each other only. Needs an empty outbox. `filters`: those of
     replays that are not in the session yet."""
     positions = session.positions
@@ -92,7 +92,7 @@ def open_lane_behind(session: Session, filters: list[str]) -> None:
 
 
 def read_lane(state: NodeState, session: Session, lane: LiveLane) -> bool:
-    """Request the next piece of the log for a lane that is behind. False: it is not, so the replay
+    """Requests the next piece of the log for a lane that is behind. False: it is not, so the replay
     goes on."""
     positions = lane.positions
     if positions is None:
@@ -124,7 +124,7 @@ def read_lane(state: NodeState, session: Session, lane: LiveLane) -> bool:
 
 
 def pump_lane(state: NodeState, session: Session, lane: LiveLane) -> bool:
-    """Send what waits in the lane. False: there is no room for all of it."""
+    """Sends what waits in the lane. False: there is no room for all of it."""
     while lane.queue:
         if not can_send(state, session):
             return False
@@ -141,7 +141,7 @@ def is_backed_up(session: Session) -> bool:
 
 
 def _send(state: NodeState, session: Session, delivery: Delivery) -> None:
-    """Send a message, and note that the replay has to pass its record."""
+    """Sends a message, and notes that the replay has to pass its record."""
     message = delivery.message
     if isinstance(delivery, Redelivery):
         redeliver(state, session, message)
@@ -171,7 +171,7 @@ def _send(state: NodeState, session: Session, delivery: Delivery) -> None:
 def deliver_qos0(
     state: NodeState, route: Route, targets: list[Subscription], message: Message
 ) -> None:
-    """Deliver a QoS 0 message of a topic that some of the targets read from the log. To these it
+    """Delivers a QoS 0 message of a topic that some of the targets read from the log. To these it
     comes from there if the log has it."""
     # On a full disk a QoS 0 message is delivered and not logged.
     is_logged = message.partition >= 0 or (route.logged and not state.disk_full)
@@ -201,7 +201,7 @@ def _waits(session: Session, target: Subscription, partition: int) -> bool:
 def _let_wait(
     state: NodeState, session: Session, target: Subscription, message: Message, partition: int
 ) -> None:
-    """Queue a QoS 0 message behind the records that the node has handed out, or drop and count."""
+    """Queues a QoS 0 message behind the records handed out by the node, or drops and counts."""
     if target.no_local and session.key == message.publisher:
         return
     waiting = session.waiting_qos0
@@ -218,7 +218,7 @@ def _let_wait(
 
 
 def drop_waiting(state: NodeState, session: Session) -> None:
-    """Drop the waiting QoS 0 messages of topics that no subscription reads from the log any more.
+    """Drops the waiting QoS 0 messages of topics that no subscription reads from the log any more.
     The next subscription to them would get newer messages first. [MQTT-3.10.4-2]"""
     waiting = session.waiting_qos0
     if waiting is None:
@@ -237,7 +237,7 @@ def drop_waiting(state: NodeState, session: Session) -> None:
 
 
 def send_waiting(state: NodeState, session: Session) -> bool:
-    """Send the waiting QoS 0 messages that go before the first delivery of the outbox, or all of
+    """Sends the waiting QoS 0 messages that go before the first delivery of the outbox, or all of
     them at the tail. False: there is no room now."""
     waiting = session.waiting_qos0
     assert waiting is not None

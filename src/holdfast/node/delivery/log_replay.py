@@ -37,7 +37,7 @@ INFLIGHT_MAX: Final = 65_000
 
 
 def continue_reading(state: NodeState, reader: Session | Group) -> None:
-    """Request the next piece of the log, unless enough is queued already."""
+    """Requests the next piece of the log, unless enough is queued already."""
     if reader.reading or reader.tailing:
         return
     if reader.outbox_count() > READ_RECORDS_MAX // 2 or reader.outbox_bytes >= READ_BYTES_MAX:
@@ -82,7 +82,7 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
 
 
 def feed_group(state: NodeState, group: Group, member: GroupMember | None) -> None:
-    """Send waiting messages of the group, then read on. `member`: one that has room."""
+    """Sends waiting messages of the group, then reads on. `member`: one that has room."""
     if member is not None and group.deferred:
         send_deferred(state, group, member)
     pump_group(state, group)
@@ -120,7 +120,7 @@ class GroupsResumption(Work):
 
 
 def open_groups(state: NodeState, session: Session, connection: Connection) -> None:
-    """Attach a session with a new connection to its groups."""
+    """Attaches a session with a new connection to its groups."""
     if session.groups is None:
         return
     work = GroupsResumption(session, connection)
@@ -159,7 +159,7 @@ def message_of(record: Record) -> Message:
 
 
 def resume(state: NodeState, session: Session, connection: Connection) -> None:
-    """Send everything inflight again after CONNACK of a resumed session, in its order, with its
+    """Sends everything inflight again after CONNACK of a resumed session, in its order, with its
     packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]
 
     A message that the cursor has not reached is sent when it does. A crash loses the packet ids of
@@ -200,7 +200,7 @@ def _is_ahead(session: Session, entry: Inflight) -> bool:
 
 
 def resend_passed(state: NodeState, session: Session) -> None:
-    """Resend the messages of `inflight_ahead` that the cursor has passed without queueing them: no
+    """Resends the messages of `inflight_ahead` that the cursor has passed without queueing them: no
     subscription brings them any more, or their records are lost."""
     ahead = inflight_ahead(session)
     if ahead is None or session.reading:
@@ -261,7 +261,7 @@ def _pubrel_promise(
 def handle_fetched(
     state: NodeState, effect: FetchInflight, found: list[tuple[int, Record | None]]
 ) -> None:
-    """Handle the result of a FetchInflight effect: the first of the wanted records, as many as fit
+    """Handles the result of a FetchInflight effect: the first of the wanted records, as many as fit
     into its `bytes_max`, and at least one."""
     reader = effect.reader
     if isinstance(reader, Group):
@@ -301,7 +301,7 @@ def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
 def _abandon_message(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
 ) -> None:
-    """Drop a message of an earlier connection that cannot or may not be sent again."""
+    """Drops a message of an earlier connection that cannot or may not be sent again."""
     if entry.qos == 2:
         # The client may have the message under this id, and would take another one for a
         # repetition: PUBREL frees the id on both sides. [MQTT-4.3.3-12]
@@ -318,7 +318,7 @@ def _return_to_group(
     entry: Inflight,
     by_tag: dict[int, list[Group]],
 ) -> None:
-    """Return a message that the client may not read any more to the shared group that gave it, if
+    """Returns a message that the client may not read any more to the shared group that gave it, if
     one did. `by_tag`: receives the groups of the session, for the next call."""
     message = entry.message
     assert message is not None
@@ -343,7 +343,7 @@ def _return_to_group(
 def await_pubcomp(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
 ) -> None:
-    """Finish the message of a QoS 2 entry, but keep its packet id until PUBCOMP."""
+    """Finishes the message of a QoS 2 entry, but keeps its packet id until PUBCOMP."""
     entry.state = RECEIVED
     entry.message = None
     pop_ahead(session, (entry.partition, entry.offset), packet_id)
@@ -362,9 +362,9 @@ def await_pubcomp(
 
 
 def send_unsent(state: NodeState, session: Session) -> None:
-    """Resend within the receive maximum of the new connection and the socket's room. [MQTT-3.3.4-9]
-    The rest follows as the client acknowledges and reads. Messages are fetched from the log in
-    pieces, so memory holds at most one piece and `outbox_bytes`."""
+    """Resends within the receive maximum of the new connection and the socket's room.
+    [MQTT-3.3.4-9] The rest follows as the client acknowledges and reads. Messages are fetched from
+    the log in pieces, so memory holds at most one piece and `outbox_bytes`."""
     unsent = session.unsent
     connection = session.connection
     if unsent is None or connection is None or session.resuming:
@@ -412,7 +412,7 @@ def _fetch_unsent(
 def _handle_returned(
     state: NodeState, group: Group, effect: FetchInflight, found: list[tuple[int, Record | None]]
 ) -> None:
-    """Take the fetched records that members have returned, and send them to other members."""
+    """Takes the fetched records that members have returned, and sends them to other members."""
     group.fetching = False
     for number, record in found:
         entry = effect.entries[number]

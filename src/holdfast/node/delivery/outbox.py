@@ -21,7 +21,7 @@ from holdfast.node.state.state_records import append_change
 
 
 def pump(state: NodeState, session: Session) -> None:
-    """Send from the outbox while window and socket allow. Called when either has opened."""
+    """Sends from the outbox while window and socket allow. Called when either has opened."""
     lane = session.lane
     if lane is not None and not pump_lane(state, session, lane):
         return
@@ -61,7 +61,7 @@ def pump(state: NodeState, session: Session) -> None:
 
 
 def end_drains(state: NodeState, session: Session) -> None:
-    """Let the subscriptions that replaced others be as the client wants them, once nothing waits
+    """Lets the subscriptions that replaced others be as the client wants them, once nothing waits
     from before.
 
     A durable session's change is logged, or the session would get what is published while it is
@@ -85,7 +85,7 @@ def end_drains(state: NodeState, session: Session) -> None:
 
 
 def _forget_starts(state: NodeState, session: Session) -> None:
-    """Forget where subscriptions began, once all earlier records are sent. Not before: a session
+    """Forgets where subscriptions began, once all earlier records are sent. Not before: a session
     that falls behind begins again with its oldest unsent record, which may be older."""
     session.has_starts = False
     session.lane = None
@@ -103,7 +103,7 @@ def _forget_starts(state: NodeState, session: Session) -> None:
 
 
 def _tell_end(state: NodeState, session: Session, filter: str) -> None:
-    """Tell the client that it has everything from before this moment."""
+    """Tells the client that it has everything from before this moment."""
     connection = session.connection
     if connection is None or connection.state != OPEN:
         return

@@ -28,7 +28,7 @@ class ReplayPace:
         self.is_armed = False
 
     def arm(self, state: NodeState) -> None:
-        """Give the next session its turn as soon as the bucket allows."""
+        """Gives the next session its turn as soon as the bucket allows."""
         if self.waiting and not self.is_armed:
             self.is_armed = True
             state.arm(state.now + self.bucket.wait_s(), REPLAY, None)
@@ -54,7 +54,7 @@ def may_read_on(state: NodeState, session: Session) -> bool:
 
 
 def charge_read(state: NodeState, records: list[Record]) -> None:
-    """Charge what a replay has read."""
+    """Charges what a replay has read."""
     pace = state.replay_pace
     if pace is not None:
         pace.bucket.refill(state.now)

@@ -137,7 +137,7 @@ def wishes(properties: Properties) -> int:
 
 
 def parse_start(text: str, wall_us: int) -> ReplayStart:
-    """Read a start. `wall_us`: the wall clock now. Raises `InvalidStart`."""
+    """Reads a start. `wall_us`: the wall clock now. Raises `InvalidStart`."""
     if len(text) > TEXT_MAX:
         raise InvalidStart(f"a start has at most {TEXT_MAX} characters, found {len(text)}")
     if text == "earliest":

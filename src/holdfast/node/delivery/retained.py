@@ -63,7 +63,7 @@ class SessionScans(Work):
     def add(
         self, subscription: Subscription, scan: RetainedScan[Message], owed: OwedRetained
     ) -> Scan:
-        """Start the scan of a subscription, or restart the one of its filter."""
+        """Starts the scan of a subscription, or restarts the one of its filter."""
         filter = subscription.filter
         found = self.by_filter.get(filter)
         if found is None:
@@ -140,7 +140,7 @@ def start_scan(
     *,
     is_logged: bool,
 ) -> None:
-    """Start to send the retained messages of a new subscription. `seam`: the offset per partition
+    """Starts to send the retained messages of a new subscription. `seam`: the offset per partition
     from which it gets messages live. `is_logged`: its SUBSCRIBE record says that they are owed."""
     filter = subscription.filter
     before = (session.owed or {}).get(filter)
@@ -153,7 +153,7 @@ def start_scan(
 
 
 def resume_scans(state: NodeState, session: Session) -> None:
-    """Continue the retained sets that the log says are owed, in a session with a new connection. A
+    """Continues the retained sets that the log says are owed, in a session with a new connection. A
     single node that was not restarted has their scans still."""
     scans = _scans_of(session)
     for filter, owed in list((session.owed or {}).items()):
@@ -171,7 +171,7 @@ def resume_scans(state: NodeState, session: Session) -> None:
 
 
 def send_late_retained(state: NodeState, topic: str, message: Message) -> None:
-    """Send a message as retained that was retained elsewhere, and not here, when these clients
+    """Sends a message as retained that was retained elsewhere, and not here, when these clients
     subscribed. Only connected ones receive it."""
     served: set[Session] = set()
     for value in state.subscriptions.match(topic):
@@ -185,7 +185,7 @@ def send_late_retained(state: NodeState, topic: str, message: Message) -> None:
 
 
 def send_retained(state: NodeState, subscription: Subscription, message: Message) -> None:
-    """Send a message that became retained after the subscription's scan had begun."""
+    """Sends a message that became retained after the subscription's scan had begun."""
     session = subscription.session
     if session.connection is None:
         return
@@ -204,7 +204,7 @@ def send_retained(state: NodeState, subscription: Subscription, message: Message
 
 
 def continue_scans(state: NodeState, session: Session) -> None:
-    """Send what there is room for. The part that this turn has no time for becomes Work."""
+    """Sends what there is room for. The part that this turn has no time for becomes Work."""
     scans = session.retained_scans
     if scans is None:
         return
@@ -237,14 +237,14 @@ def _current(state: NodeState, scan: Scan, entry: str | Message) -> Message | No
 
 
 def _pass(scan: Scan, entry: str | Message) -> None:
-    """Remove the first entry of the page."""
+    """Removes the first entry of the page."""
     scan.page.popleft()
     if isinstance(entry, str):
         scan.owed.after = entry
 
 
 def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
-    """Send the page of a scan. False: window or socket closed before the page's end."""
+    """Sends the page of a scan. False: window or socket closed before the page's end."""
     connection = session.connection
     if connection is None or connection.state != OPEN:
         return False

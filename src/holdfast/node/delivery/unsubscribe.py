@@ -66,7 +66,7 @@ class UnsubscribePromise(Promise):
 def handle_unsubscribe(
     state: NodeState, connection: Connection, session: Session, packet: Unsubscribe
 ) -> None:
-    """Log an UNSUBSCRIBE; UnsubscribePromise does the rest."""
+    """Logs an UNSUBSCRIBE; UnsubscribePromise does the rest."""
     packet.filters = [plain_filter(filter) for filter in packet.filters]
     promise = UnsubscribePromise(connection, session, packet)
     allowed: list[str] = []

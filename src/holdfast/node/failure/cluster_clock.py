@@ -76,7 +76,7 @@ class ClusterClock:
         return int(now * 1e6) + (self._own_us if base_us is None else base_us)
 
     def add_sample(self, node: str, wall_us: int, agreed_us: int, now: float) -> None:
-        """Take a sample of another node's clock."""
+        """Takes a sample of another node's clock."""
         now_us = int(now * 1e6)
         offset_us = wall_us - now_us
         sample = self._samples.get(node)
@@ -88,7 +88,7 @@ class ClusterClock:
         return bool(self._samples)
 
     def forget(self, nodes: Collection[str], now: float) -> None:
-        """Drop the samples of all nodes except these."""
+        """Drops the samples of all nodes except these."""
         gone = self._samples.keys() - nodes
         for node in gone:
             del self._samples[node]

@@ -137,7 +137,7 @@ class Detector:
         self._health = Health()
 
     def set_members(self, nodes: Collection[str], now: float) -> None:
-        """Set the nodes of the cluster, witnesses too. Each is expected, and its opinion counts."""
+        """Sets the nodes of the cluster, witnesses too. Each is expected; its opinion counts."""
         self._members = frozenset(nodes) - {self._node_id}
         for node in self._members:
             self._peer(node, now)
@@ -146,7 +146,7 @@ class Detector:
                 del self._peers[node]
 
     def connected(self, node: str, presence: Presence, now: float) -> None:
-        """Note a new link; the state reported over the old one is forgotten."""
+        """Notes a new link; the state reported over the old one is forgotten."""
         peer = self._peer(node, now)
         peer.presence = presence
         peer.is_refused = False
@@ -161,7 +161,7 @@ class Detector:
         self.note_frame(node, now)
 
     def closed(self, node: str, refused: bool, now: float) -> None:
-        """Note that the link ended. With `refused` the address refused a new one. That may be
+        """Notes that the link ended. With `refused` the address refused a new one. That may be
         reported later than the end itself, and repeatedly."""
         peer = self._peers.get(node)
         if peer is None:
@@ -175,7 +175,7 @@ class Detector:
             self._suspect(node, peer, "nothing listens at its address", now)
 
     def note_frame(self, node: str, now: float) -> None:
-        """Note a frame of any kind, because bulk data may delay heartbeats."""
+        """Notes a frame of any kind, because bulk data may delay heartbeats."""
         peer = self._peers.get(node)
         if peer is None or peer.presence is None:
             return
@@ -185,7 +185,7 @@ class Detector:
             self.effects.append(HeardAgain(node))
 
     def handle_heartbeat(self, node: str, payload: bytes, now: float) -> None:
-        """Process a heartbeat; one that was overtaken changes nothing.
+        """Processes a heartbeat; one that was overtaken changes nothing.
 
         Raises `BadFrame` if the payload is invalid.
         """
@@ -215,7 +215,7 @@ class Detector:
         return NEVER if peer is None else peer.acknowledged_at
 
     def loop_lag(self, lag_s: float, now: float) -> None:
-        """Note the lateness of our event loop, as the driver measured it."""
+        """Notes the lateness of our event loop, as the driver measured it."""
         self._worst_lag_s = max(self._worst_lag_s, lag_s)
         if lag_s <= self._config.lag_max_s:
             return
@@ -226,17 +226,17 @@ class Detector:
                 peer.received_at = now
 
     def resume(self, now: float) -> None:
-        """Begin to send heartbeats again. There was no other node, so the timers did not run."""
+        """Begins to send heartbeats again. There was no other node, so the timers did not run."""
         self._beat_at = self._silence_at = now
 
     def leave(self, now: float) -> None:
-        """Announce that this node stops in good order and asks to be relieved of its
+        """Announces that this node stops in good order and asks to be relieved of its
         leaderships."""
         self._is_leaving = True
         self._beat_at = now
 
     def ask_to_stop(self, now: float) -> None:
-        """Announce that this node will stop as soon as the others can do without it."""
+        """Announces that this node will stop as soon as the others can do without it."""
         self._asked = self._sequence + 1
         self._beat_at = now
 
@@ -253,17 +253,17 @@ class Detector:
         )
 
     def set_stalled(self, is_stalled: bool, now: float) -> None:
-        """Announce whether the disk of this node responds."""
+        """Announces whether the disk of this node responds."""
         self._is_stalled = is_stalled
         self._beat_at = now
 
     def set_damaged(self, now: float) -> None:
-        """Announce that the log of this node is damaged. That state does not end."""
+        """Announces that the log of this node is damaged. That state does not end."""
         self._is_damaged = True
         self._beat_at = now
 
     def set_full(self, is_full: bool, now: float) -> None:
-        """Announce whether the disk of this node is full."""
+        """Announces whether the disk of this node is full."""
         self._is_full = is_full
         self._beat_at = now
 
@@ -353,7 +353,7 @@ class Detector:
         return peer.received_at != NEVER or now >= peer.since + self._config.first_contact_s
 
     def _find_silent(self, now: float) -> None:
-        """Suspect the nodes that are silent for too long, and set the time of the next check."""
+        """Suspects the nodes that are silent for too long, and sets the time of the next check."""
         self._silence_at = now + self._config.suspect_s
         for node in self._members:
             peer = self._peers[node]

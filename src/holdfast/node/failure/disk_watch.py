@@ -22,18 +22,18 @@ class WriteClock:
         self.since = 0.0
 
     def began(self, now: float) -> None:
-        """Count one more write for the thread."""
+        """Counts one more write for the thread."""
         if not self.under_way:
             self.since = now
         self.under_way += 1
 
     def ended(self, now: float) -> None:
-        """Count the oldest write as done."""
+        """Counts the oldest write as done."""
         self.under_way -= 1
         self.since = now
 
     def waits_for_space(self, now: float) -> None:
-        """Restart the duration, because a full disk responds."""
+        """Restarts the duration, because a full disk responds."""
         self.since = now
 
 
@@ -42,7 +42,7 @@ class DiskWatch:
     `handle_timers` when `timer` is due."""
 
     def __init__(self, stall_s: float) -> None:
-        """Set the limits: a write may take `stall_s` seconds. After a stall, the disk counts as
+        """Sets the limits: a write may take `stall_s` seconds. After a stall, the disk counts as
         well when no write was overdue for `stall_s`."""
         self.is_stalled = False
         self.journal = WriteClock()
@@ -59,14 +59,14 @@ class DiskWatch:
         return self._well_at if due > self._well_at else NEVER
 
     def ended(self, clock: WriteClock, now: float) -> bool:
-        """Count the oldest write as done. Returns True if `is_stalled` has changed. The timers come
-        first, or a write that was overdue and ends now would leave no trace."""
+        """Counts the oldest write as done. Returns True if `is_stalled` has changed. The timers
+        come first, or a write that was overdue and ends now would leave no trace."""
         has_changed = self.handle_timers(now)
         clock.ended(now)
         return has_changed
 
     def handle_timers(self, now: float) -> bool:
-        """Check the writes under way. Returns True if `is_stalled` has changed."""
+        """Checks the writes under way. Returns True if `is_stalled` has changed."""
         due = self._overdue_at()
         was_stalled = self.is_stalled
         if not was_stalled and now > due + LATE_S:
@@ -88,7 +88,7 @@ class DiskWatch:
         return metadata.since + self.stall_s if metadata.under_way else NEVER
 
     def _extend_deadlines(self, late_s: float) -> None:
-        """Extend the writes under way, so that reports waiting behind the late timer arrive
+        """Extends the writes under way, so that reports waiting behind the late timer arrive
         first."""
         for clock in (self.journal, self.metadata):
             clock.since += late_s

@@ -76,7 +76,7 @@ class NodeAssignments:
         self.is_in_progress = False
 
     def check(self) -> None:
-        """Raise `AssertionError` for a record in two of the states."""
+        """Raises `AssertionError` for a record in two of the states."""
         assert not self.assigned.keys() & self.finished.keys(), "a finished record is assigned"
         assert not self.assigned.keys() & set(self.returned), "a returned record is assigned"
         assert len(set(self.done)) == len(self.done), "a record is finished twice"

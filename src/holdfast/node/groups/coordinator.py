@@ -271,7 +271,7 @@ class Coordinator:
         self._reclaimer.reclaim(lost, node)
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         sizes = dict.fromkeys(self._loads, 0)
         for home in self.homes.led.values():
             for coordination in home.groups.values():

@@ -186,7 +186,7 @@ class RecordHolders:
             assert min(stake.count, stake.load.size_bytes) >= 0, "fewer records than none"
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         counts = dict.fromkeys(self._weights.nodes, 0)
         for node, _ in self.assigned.values():
             counts[node] += 1

@@ -466,7 +466,7 @@ class Coordination:
         return None
 
     def check(self) -> None:
-        """Raise `AssertionError` for a record in two of the states, or a finished one in any."""
+        """Raises `AssertionError` for a record in two of the states, or a finished one in any."""
         holders = self.holders
         holders.check()
         assert self.returned_bytes == sum(

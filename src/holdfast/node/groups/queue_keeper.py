@@ -48,7 +48,7 @@ def make_keeper(key: str, owner: str | None = None, is_past: bool = False) -> Ke
 
 
 def check_queue(key: str, start: list[int], partitions: int) -> None:
-    """Raise `ValueError` unless these are the key and the start of a queue."""
+    """Raises `ValueError` unless these are the key and the start of a queue."""
     split_shared(key)
     if not is_queue(key) or len(start) != partitions:
         raise ValueError(f"a queue {key[:100]!r} that starts at {len(start)} offsets")

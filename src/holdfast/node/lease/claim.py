@@ -48,7 +48,7 @@ class Claim:
 
 
 def claim(directory: LeaseDirectory, info: HolderInfo) -> Claim | None:
-    """Carry out steps 1 and 2. Returns None if another node was faster."""
+    """Carries out steps 1 and 2. Returns None if another node was faster."""
     epoch = directory.next_epoch()
     lock = directory.begin_claim(epoch, info)
     if lock is None:
@@ -62,7 +62,7 @@ def claim(directory: LeaseDirectory, info: HolderInfo) -> Claim | None:
 
 
 def require_newest(directory: LeaseDirectory, epoch: int) -> None:
-    """Check that no newer epoch was claimed.
+    """Checks that no newer epoch was claimed.
 
     Raises `LeaseLost` if one was.
     """
@@ -72,7 +72,7 @@ def require_newest(directory: LeaseDirectory, epoch: int) -> None:
 
 
 def link_epoch(root: FileSystem, manifest: Manifest, old: Epoch, number: int) -> DataDirectory:
-    """Carry out step 3: fill the new epoch's folder with every file that the old one has now.
+    """Carries out step 3: fills the new epoch's folder with every file that the old one has now.
 
     They have everything that the old holder promised, because the claim came before.
     Snapshots come before segments. So a snapshot that is linked is covered by the journal that is
@@ -153,7 +153,7 @@ def seal(
     last_segment: int | None,
     end_bytes: int,
 ) -> None:
-    """Carry out steps 5 and 6: the journal ends at `end_bytes` of its last segment (None: it has
+    """Carries out steps 5 and 6: the journal ends at `end_bytes` of its last segment (None: it has
     none).
 
     Raises `LeaseLost` if a newer epoch was claimed, and `OSError`.

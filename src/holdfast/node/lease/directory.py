@@ -91,7 +91,7 @@ class LeaseDirectory:
         return 1 + max([self.newest_claimed(), *begun, *epoch_folders(self.root)])
 
     def begin_claim(self, epoch: int, info: HolderInfo) -> Lock | None:
-        """Create the claim file and return the claimant's lock; None if another node was faster."""
+        """Creates the claim file and returns its lock; None if another node was faster."""
         name = claim_name(epoch)
         try:
             file = self.root.open_write(name, create=True)
@@ -115,7 +115,7 @@ class LeaseDirectory:
         return lock
 
     def announce_epoch(self, epoch: int) -> None:
-        """Write the epoch's page to `epochs`, durably. Older holders are fenced when this
+        """Writes the epoch's page to `epochs`, durably. Older holders are fenced when this
         returns."""
         file = self.root.open_write(CLAIMED_NAME, create=False)
         try:
@@ -138,7 +138,7 @@ class LeaseDirectory:
     # Beats
 
     def create_beat(self, epoch: int) -> WriteFile:
-        """Create the beat file of an epoch."""
+        """Creates the beat file of an epoch."""
         return self.root.open_write(f"{LEASE}/{_digits(epoch)}.beat", create=True)
 
     def read_beat(self, epoch: int) -> LeaseBeat:
@@ -155,7 +155,7 @@ class LeaseDirectory:
     # Hand-over
 
     def request_handover(self, epoch: int) -> None:
-        """Ask the holder of this epoch to hand over."""
+        """Asks the holder of this epoch to hand over."""
         self._write_json(HANDOVER, {"epoch": epoch})
 
     def handover_requested(self, epoch: int) -> bool:
@@ -169,16 +169,16 @@ class LeaseDirectory:
     # Nodes
 
     def lock_node(self, node_id: str) -> Lock | None:
-        """Lock the node id. Returns None if a node of this id runs on the directory already."""
+        """Locks the node id. Returns None if a node of this id runs on the directory already."""
         self.root.make_folder(NODES)
         return self.root.lock(f"{NODES}/{node_id}.lock")
 
     def write_node(self, info: HolderInfo) -> None:
-        """Publish the description of a running node, which a power cut ends, too."""
+        """Publishes the description of a running node, which a power cut ends, too."""
         self._write_json(f"{NODES}/{info.node_id}.json", asdict(info), sync=False)
 
     def mark_form(self, info: HolderInfo) -> None:
-        """Announce that the node serves as a cluster of one."""
+        """Announces that the node serves as a cluster of one."""
         replace_file(self.root, f"{NODES}/{info.node_id}.one", [_form(info)], sync=False)
 
     def nodes_without_form(self) -> list[str]:
@@ -193,7 +193,7 @@ class LeaseDirectory:
         ]
 
     def remove_node(self, node_id: str) -> None:
-        """Remove the description of a node that stops."""
+        """Removes the description of a node that stops."""
         for ending in ("json", "one"):
             with suppress(FileNotFoundError):
                 self.root.remove(f"{NODES}/{node_id}.{ending}")
@@ -217,7 +217,7 @@ class LeaseDirectory:
     # Housekeeping
 
     def forget_before(self, epoch: int) -> None:
-        """Remove the claims and beats of older epochs. `epochs` keeps their numbers."""
+        """Removes the claims and beats of older epochs. `epochs` keeps their numbers."""
         for name in self.root.list(LEASE):
             if name.endswith((".claim", ".beat")) and 0 < _epoch_of(name) < epoch:
                 try:
@@ -245,7 +245,7 @@ class LeaseDirectory:
 
 
 def write_beat(file: WriteFile, counter: int, flags: int) -> None:
-    """Renew the lease: write the counter and the flags."""
+    """Renews the lease: writes the counter and the flags."""
     file.write(0, [_BEAT.pack(counter, flags)])
 
 

@@ -32,12 +32,12 @@ class Tenure:
         self._lost = ""
 
     def renewed(self, began_at: float) -> None:
-        """Note that a renewal that began at `began_at` is in the file. The start counts, because a
+        """Notes that a renewal that began at `began_at` is in the file. The start counts, because a
         standby may have seen the beat as early as that."""
         self._renewed_at = max(self._renewed_at, began_at)
 
     def check(self, now: float) -> None:
-        """Check the fence and the time of the last renewal.
+        """Checks the fence and the time of the last renewal.
 
         Raises `LeaseLost`, from then on always, if another node took over or the lease ran out.
         """
@@ -56,7 +56,7 @@ class Tenure:
         return now - self._renewed_at > self._times.timeout_s
 
     def check_fence(self) -> None:
-        """Check the fence alone.
+        """Checks the fence alone.
 
         Raises `LeaseLost` if another epoch is the newest. Raises `OSError` if the check failed: the
         holder then must not promise.

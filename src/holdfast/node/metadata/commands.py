@@ -178,7 +178,7 @@ class _Refusal(Exception):
 
 
 def apply(metadata: ClusterMetadata | None, command: Command) -> Applied:
-    """Apply a command. The function is pure and never raises, so every node gets the same
+    """Applies a command. The function is pure and never raises, so every node gets the same
     result."""
     try:
         if isinstance(command, InitCluster):
@@ -481,10 +481,10 @@ def _check_in_sync(old: PartitionInfo, new: PartitionInfo, wiped: set[str]) -> N
 
 
 def _after_wipe(partitions: list[PartitionInfo], wiped: set[str], version: int) -> list[int]:
-    """Give each partition of the wiped nodes a new version, in place, and return those partitions.
-    A proposal of their leaders may rest on the progress of the old disk. Smallest counter-example:
-    A has proposed B as in sync, B returns with an empty disk, and the proposal arrives after
-    that."""
+    """Gives each partition of the wiped nodes a new version, in place, and returns those
+    partitions. A proposal of their leaders may rest on the progress of the old disk. Smallest
+    counter-example: A has proposed B as in sync, B returns with an empty disk, and the proposal
+    arrives after that."""
     touched = []
     for number, partition in enumerate(partitions):
         if wiped.isdisjoint(partition.members):

@@ -58,7 +58,7 @@ def review(
     node: str, mark: int, features: Mapping[str, str], connected: Collection[str],
     metadata: ClusterMetadata,
 ) -> GenerationReview:  # fmt: skip
-    """Review the mark of this node. `features`: those of the other nodes."""
+    """Reviews the mark of this node. `features`: those of the other nodes."""
     agreed = metadata.generation or NOT_RESTORED
     if mark in agreed.restored:
         return GenerationReview(is_answered=True)

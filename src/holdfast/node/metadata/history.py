@@ -64,7 +64,7 @@ class ClusterHistory:
         changed: Iterable[int],
         at_us: int,
     ) -> None:
-        """Keep a change of the metadata. `changed` has every partition that may differ."""
+        """Keeps a change of the metadata. `changed` has every partition that may differ."""
         if not self.is_current:
             return
         nodes = () if before.nodes is after.nodes else _node_changes(before, after)

@@ -48,8 +48,8 @@ def partitions_held(metadata: ClusterMetadata, node: str) -> int:
 
 
 def drain(metadata: ClusterMetadata, node: str) -> Command | None:
-    """Take everything from the node, leaderships first; a dead node is given up. Returns None if it
-    is draining already.
+    """Takes everything from the node, leaderships first; a dead node is given up. Returns None if
+    it is draining already.
 
     Raises `OperationError` if too few data nodes would remain.
     """
@@ -67,7 +67,7 @@ def drain(metadata: ClusterMetadata, node: str) -> Command | None:
 
 
 def undrain(metadata: ClusterMetadata, node: str) -> Command | None:
-    """Give the node its share again. Returns None if it is not draining.
+    """Gives the node its share again. Returns None if it is not draining.
 
     Raises `OperationError` if there is no such node.
     """
@@ -82,7 +82,7 @@ def _with_state(info: NodeInfo, state: str) -> Command:
 
 
 def remove(metadata: ClusterMetadata, node: str) -> Command:
-    """Remove a node that stores nothing, whatever its phase. It must not be a voter when the
+    """Removes a node that stores nothing, whatever its phase. It must not be a voter when the
     command is applied.
 
     Raises `OperationError` if the node still stores partitions or is up, or if no data node that is
@@ -115,8 +115,8 @@ def _up_without(metadata: ClusterMetadata, node: str) -> list[str]:
 
 
 def rebalance(metadata: ClusterMetadata) -> Command | None:
-    """Give every partition to its preferred leader at once, if that is up and in sync. Returns None
-    if all of those lead already."""
+    """Gives every partition to its preferred leader at once, if that is up and in sync. Returns
+    None if all of those lead already."""
     up = {node for node, info in metadata.nodes.items() if info.state == NodePhase.UP}
     changes = tuple(
         (number, info.version, with_leader(info, info.replicas[0]))
@@ -133,7 +133,7 @@ def resize(
     *,
     is_automatic: bool = False,
 ) -> Command | None:
-    """Want another replication factor, another `min_insync`, or both (0: as now), or let both
+    """Wants another replication factor, another `min_insync`, or both (0: as now), or lets both
     follow the number of data nodes. Returns None if that is wanted already.
 
     Raises `OperationError` if the cluster cannot have it.
@@ -196,7 +196,7 @@ def unsafe_recover(
     replaced: Collection[str] = (),
     generation: int = 0,
 ) -> Command:
-    """Make the node lead partitions with the records it has; acknowledged records of other nodes
+    """Makes the node lead partitions with the records it has; acknowledged records of other nodes
     may be lost. By default it takes the leaderless partitions of which it is a replica, and all
     lost ones. A node among `replaced` (see lost_partitions) only gives up its old disk, and is
     admitted with the new one. `generation`: the new one of the log, or 0 if a node is of a version

@@ -61,7 +61,7 @@ class Proposals:
     """The requests under way by request id, oldest first."""
 
     def __init__(self, node_id: str, nonce: str) -> None:
-        """Start without requests. `nonce` differs for each start of the process, so ids are never
+        """Starts without requests. `nonce` differs for each start of the process, so ids are never
         reused."""
         self._prefix = f"{node_id}.{nonce}."
         self._count = 0
@@ -77,7 +77,7 @@ class Proposals:
         return len(self._pending) >= PENDING_MAX
 
     def add(self, request: int, command: bytes, now: float) -> None:
-        """Add a request, due at once."""
+        """Adds a request, due at once."""
         pending = PendingProposal(
             request, f"{self._prefix}{request}", command, now, now + TIMEOUT_S
         )
@@ -87,12 +87,12 @@ class Proposals:
         return list(self._pending)
 
     def finish(self, request_id: str) -> int | None:
-        """Remove a finished request and return its number; None if it is no longer under way."""
+        """Removes a finished request and returns its number; None if it is no longer under way."""
         pending = self._pending.pop(request_id, None)
         return None if pending is None else pending.request
 
     def pop_expired(self, now: float) -> list[int]:
-        """Remove the expired requests and return their numbers."""
+        """Removes the expired requests and returns their numbers."""
         expired = [pending for pending in self._pending.values() if now >= pending.until]
         for pending in expired:
             del self._pending[pending.request_id]
@@ -106,13 +106,13 @@ class Proposals:
         return due
 
     def retry_soon(self, request_id: str, now: float) -> None:
-        """Retry the request after SOON_S at most."""
+        """Retries the request after SOON_S at most."""
         pending = self._pending.get(request_id)
         if pending is not None:
             pending.retry_at = min(pending.retry_at, now + SOON_S)
 
     def retry_all(self, now: float) -> None:
-        """Retry all requests now, because the leader has changed."""
+        """Retries all requests now, because the leader has changed."""
         for pending in self._pending.values():
             pending.retry_at = now
 

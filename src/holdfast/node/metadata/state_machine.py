@@ -60,7 +60,7 @@ class MetaState:
         self._recent: dict[str, Accepted | RequestRefused] = {}
 
     def apply(self, data: bytes) -> str:
-        """Apply an entry and return its request id; `outcome` has the result.
+        """Applies an entry and returns its request id; `outcome` has the result.
 
         Raises `BadFrame` if the entry is invalid.
         """
@@ -85,7 +85,7 @@ class MetaState:
         return self._recent.get(request_id)
 
     def set_voters(self, voters: Sequence[str]) -> bool:
-        """Take over the voters, given as Raft peer ids. Returns True if the metadata changed."""
+        """Takes over the voters, given as Raft peer ids. Returns True if the metadata changed."""
         if self.metadata is None:
             return False
         before = self.metadata

@@ -66,7 +66,7 @@ class MetaStore:
         now: float,
         timing: RaftTiming | None = None,
     ) -> None:
-        """Start with `state`, as loaded from the disk; it is empty for a new node. `nonce` is a
+        """Starts with `state`, as loaded from the disk; it is empty for a new node. `nonce` is a
         random text that differs for each start of the process."""
         self.node_id = node_id
         self.effects: list[MetaEffect] = []
@@ -145,7 +145,7 @@ class MetaStore:
         node: NodeInfo,
         now: float,
     ) -> int:
-        """Found a cluster of this node alone and return the request. Other nodes are admitted
+        """Founds a cluster of this node alone and returns the request. Other nodes are admitted
         later. Raises `ValueError` if this node already belongs to a cluster."""
         if not self._raft.is_new:
             raise ValueError("this node belongs to a cluster already")
@@ -164,7 +164,7 @@ class MetaStore:
         return request
 
     def propose(self, command: Command, now: float) -> int:
-        """Propose a command and return the request. A ProposalDone names it within TIMEOUT_S."""
+        """Proposes a command and returns the request. A ProposalDone names it within TIMEOUT_S."""
         request = self._proposals.next_request()
         if self._proposals.is_full():
             refused = RequestRefused("too many changes are under way on this node")
@@ -176,7 +176,7 @@ class MetaStore:
         return request
 
     def admit(self, info: NodeInfo, now: float) -> int | None:
-        """Enter a node that asks to join, or has come back, perhaps with other addresses. Returns
+        """Enters a node that asks to join, or has come back, perhaps with other addresses. Returns
         None if nothing is to be done. A known node with another disk is left to the controller."""
         if self.metadata is None:
             return None
@@ -189,12 +189,12 @@ class MetaStore:
         return self.propose(PutNode(wanted, known.version), now)
 
     def remove(self, node_id: str, now: float) -> int:
-        """Remove a node that stores nothing; a voter stops voting first."""
+        """Removes a node that stores nothing; a voter stops voting first."""
         known = self.metadata.nodes.get(node_id) if self.metadata is not None else None
         return self.propose(RemoveNode(node_id, known.version if known else 0), now)
 
     def transfer_leadership(self, now: float, nodes: Collection[str] = ()) -> bool:
-        """Let another voter lead, one of these nodes if there are any. Returns False if that is
+        """Lets another voter lead, one of these nodes if there are any. Returns False if that is
         impossible."""
         raft = self._raft
         others = [
@@ -209,7 +209,7 @@ class MetaStore:
         return done
 
     def set_stalled(self, is_stalled: bool, now: float) -> None:
-        """Note whether the disk of this node responds. While it does not, another node must lead,
+        """Notes whether the disk of this node responds. While it does not, another node must lead,
         because this one's heartbeats would hide that it confirms nothing."""
         self._is_stalled = is_stalled
         self._raft.set_may_lead(not is_stalled)
@@ -217,28 +217,28 @@ class MetaStore:
             self.transfer_leadership(now)
 
     def hold(self) -> None:
-        """Take part in nothing until `release`. To be called before any input."""
+        """Takes part in nothing until `release`. To be called before any input."""
         self._raft.hold()
 
     def release(self, term: int, floor: tuple[int, int], now: float) -> None:
-        """Take part under a later term than `term`, with no less than the log that ends at
+        """Takes part under a later term than `term`, with no less than the log that ends at
         `floor`."""
         self._raft.release(term, floor, now)
         self._drain(now)
 
     def stand_apart(self, now: float) -> None:
-        """Decide nothing more. The only voter of a cluster would agree with itself alone."""
+        """Decides nothing more. The only voter of a cluster would agree with itself alone."""
         self._raft.resign(now)
         self._drain(now)
 
     def leader_down(self, node_id: str, now: float) -> None:
-        """Elect early: that node's process is dead, because its address refuses connections."""
+        """Elects early: that node's process is dead, because its address refuses connections."""
         if node_id == self.leader_id and not self.is_leader:
             self._raft.leader_down(now)
             self._drain(now)
 
     def handle_frame(self, node_id: str, kind: int, payload: bytes, now: float) -> None:
-        """Process a frame of the metadata. Raises `BadFrame` if the payload is invalid."""
+        """Processes a frame of the metadata. Raises `BadFrame` if the payload is invalid."""
         if kind == RAFT:
             sender, receiver, message = decode_message(payload)
             if node_of(sender) != node_id:
@@ -276,7 +276,7 @@ class MetaStore:
         return self._due
 
     def persisted(self, now: float) -> None:
-        """Note that the oldest Persist is done, and send the messages that waited for it."""
+        """Notes that the oldest Persist is done, and sends the messages that waited for it."""
         ready = self._unwritten.pop(0)
         self._send_messages(ready.messages_after)
         self._raft.persisted(ready, now)
@@ -299,7 +299,7 @@ class MetaStore:
                 self._proposals.retry_soon(pending.request_id, now)
 
     def _append_request(self, request_id: str, encoded: bytes, now: float) -> bool:
-        """Append the request as the leader. Returns False if this node cannot."""
+        """Appends the request as the leader. Returns False if this node cannot."""
         command = decode_command(encoded)
         if not self.is_leader:
             return False

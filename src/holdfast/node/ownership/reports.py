@@ -262,7 +262,7 @@ class SessionReports(Work):
         return CLOSE_STEPS
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         for key, report in self._reports.items():
             home = key[1]
             assert self._context.leads(home), "a report to a node that does not lead"

@@ -157,7 +157,7 @@ class Controller:
         return commands
 
     def note_outcome(self, command: Command, now: float) -> None:
-        """Note that a command was accepted or refused. Changes that are still needed may be
+        """Notes that a command was accepted or refused. Changes that are still needed may be
         proposed again after `retry_s`."""
         until = now + self._config.retry_s
         if isinstance(command, SetReplication):
@@ -338,7 +338,7 @@ class Controller:
         standing: NodeConditions,
         free: Iterable[int],
     ) -> list[Change]:
-        """Add missing replicas, first where the fewest are in sync."""
+        """Adds missing replicas, first where the fewest are in sync."""
         partitions = metadata.partitions
         room = self._config.moves_max - len(self._pending_partitions)
         room -= sum(1 for info in partitions if not standing.absent.issuperset(info.adding))
@@ -361,7 +361,7 @@ class Controller:
     def _prefer_leaders(
         self, metadata: ClusterMetadata, standing: NodeConditions, free: Iterable[int], now: float
     ) -> list[Change]:
-        """Return some partitions to their preferred leaders."""
+        """Returns some partitions to their preferred leaders."""
         steady = self._steady(standing, now)
         movable = [
             number

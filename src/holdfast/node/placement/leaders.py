@@ -8,13 +8,13 @@ class Leadership:
     """The leader of each partition. The caller assigns fixed leaders, then takes `balanced`."""
 
     def __init__(self, nodes: Sequence[str], replicas: Sequence[Sequence[str]]) -> None:
-        """Start without leaders. `replicas` is by partition, none of them empty."""
+        """Starts without leaders. `replicas` is by partition, none of them empty."""
         self._replicas = replicas
         self._leaders = [""] * len(replicas)
         self._led: dict[str, set[int]] = {node: set() for node in nodes}
 
     def assign(self, partition: int, node: str) -> None:
-        """Make the node lead the partition."""
+        """Makes the node lead the partition."""
         old = self._leaders[partition]
         if old:
             self._led[old].remove(partition)
@@ -33,7 +33,7 @@ class Leadership:
         return self._leaders
 
     def _relieve_one(self) -> bool:
-        """Move one leadership from a most loaded node towards a less loaded one. Returns False if
+        """Moves one leadership from a most loaded node towards a less loaded one. Returns False if
         no chain of moves improves anything."""
         most = max(map(len, self._led.values()))
         least = min(map(len, self._led.values()))
@@ -45,8 +45,8 @@ class Leadership:
         return False
 
     def _hand_over(self, start: str, most: int) -> bool:
-        """Find and carry out the shortest chain of moves from `start` to a node with at least two
-        leaderships fewer. Each node of the chain passes one partition to the next, so only the
+        """Finds and carries out the shortest chain of moves from `start` to a node with at least
+        two leaderships fewer. Each node of the chain passes one partition to the next, so only the
         loads of its ends change."""
         reached: dict[str, tuple[str, int]] = {start: ("", -1)}
         queue = deque([start])

@@ -122,13 +122,13 @@ class _Placing:
         return max(replicas, key=lambda node: len(self._assigned[node]))
 
     def drop(self) -> None:
-        """Drop the most loaded replicas where there are too many, because one is being moved."""
+        """Drops the most loaded replicas where there are too many, because one is being moved."""
         for partition, replicas in enumerate(self._replicas):
             while len(replicas) > self._copies:
                 self._remove(partition, self._most_loaded(partition))
 
     def fill(self) -> None:
-        """Add missing replicas in ring order, on nodes with room."""
+        """Adds missing replicas in ring order, on nodes with room."""
         for partition, replicas in enumerate(self._replicas):
             if len(replicas) == self._copies:
                 continue
@@ -143,7 +143,7 @@ class _Placing:
                 self._add(partition, min(others, key=lambda node: len(self._assigned[node])))
 
     def even_out(self) -> None:
-        """Move replicas to nodes with too few, first from nodes with too many."""
+        """Moves replicas to nodes with too few, first from nodes with too many."""
         held = self._assigned
         enough = sum(map(len, held.values())) // len(held)
         for keep in (self._share, enough):
@@ -161,7 +161,7 @@ class _Placing:
             self._move(self._nearest(held[high] - held[low], low)[0], high, low)
 
     def _raise(self, low: str, enough: int, keep: int) -> None:
-        """Give `low` the nearest partitions until it has enough; other nodes keep at least
+        """Gives `low` the nearest partitions until it has enough; other nodes keep at least
         `keep`."""
         held = self._assigned
         others = set(range(len(self._replicas))) - held[low]

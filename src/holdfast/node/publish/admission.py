@@ -393,7 +393,7 @@ class Admission(Appender):
         self._results.setdefault(origin, []).append(answer)
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         for partition, epoch in enumerate(self._context.leading):
             assert bool(epoch) == (partition in self._uncommitted), "the partitions led here"
             if epoch:

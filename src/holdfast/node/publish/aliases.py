@@ -8,7 +8,7 @@ from holdfast.protocol.mqtt.publish import Publish
 
 
 def resolve_alias(state: NodeState, connection: Connection, publish: Publish) -> None:
-    """Replace a topic alias by its topic, or set it. An alias lasts as long as its connection."""
+    """Replaces a topic alias by its topic, or sets it. An alias lasts as long as its connection."""
     alias = publish.topic_alias
     if not alias:
         if connection.version >= 5:

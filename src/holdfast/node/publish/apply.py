@@ -213,7 +213,7 @@ class Applier(Work):
         return count_max - left
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         log = self._log
         for partition, batches in enumerate(log.uncommitted):
             applied = self._state.delivered[partition]

@@ -27,12 +27,12 @@ class CommandPort:
     """The driver's way to run commands. Only the driver may touch files and hash passwords."""
 
     def run(self, effect: RunCommands) -> None:
-        """Run the commands of a message, and report the response with
+        """Runs the commands of a message, and reports the response with
         `finish_commands`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Run no more commands."""
+        """Runs no more commands."""
         raise NotImplementedError
 
 
@@ -48,7 +48,7 @@ COMMAND_BYTES_MAX: Final = 256 << 10
 def take_command(
     state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
 ) -> bool:
-    """Pass the commands of a message to the driver. Returns False if the topic is another one, or
+    """Passes the commands of a message to the driver. Returns False if the topic is another one, or
     the client may not send commands. Raises `MessageRefused` for too large a message.
 
     The message is acknowledged by `finish_commands`. A client that loses its connection before the
@@ -77,7 +77,7 @@ def take_command(
 
 
 def finish_commands(state: NodeState, effect: RunCommands, response: bytes) -> None:
-    """Send the response and the acknowledgement, and read the client's next packets. The changes
+    """Sends the response and the acknowledgement, and reads the client's next packets. The changes
     are on disk and in force. An empty response is not sent: the commands were not run."""
     connection = effect.connection
     session = connection.session
@@ -94,7 +94,7 @@ def finish_commands(state: NodeState, effect: RunCommands, response: bytes) -> N
 
 
 def _respond(state: NodeState, session: Session, response: bytes) -> None:
-    """Send the response to the client of the commands, if it has subscribed to it and may read it,
+    """Sends the response to the client of the commands, if it has subscribed to it and may read it,
     and to no other client."""
     topic = RESPONSE_TOPIC.encode()
     if not may_read(session, topic):

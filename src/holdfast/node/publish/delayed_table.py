@@ -153,14 +153,14 @@ class DelayedTable:
         return self._counts.get(client_id, 0)
 
     def apply(self, record: Record) -> None:
-        """Apply a record with FLAG_DELAYED, or of kind DELAYED. Raises `InvalidDelay`."""
+        """Applies a record with FLAG_DELAYED, or of kind DELAYED. Raises `InvalidDelay`."""
         if is_waiting(record):
             self.add(Delayed(record))
         else:
             self.remove((record.partition, record.sequence))
 
     def add(self, message: Delayed) -> None:
-        """Add a message, unless the table has it."""
+        """Adds a message, unless the table has it."""
         place = message.place
         if place in self.by_place:
             return
@@ -172,7 +172,7 @@ class DelayedTable:
         self._push(message, message.due_us)
 
     def remove(self, place: Place) -> bool:
-        """Remove a message that is over. False: there is none."""
+        """Removes a message that is over. False: there is none."""
         message = self.by_place.pop(place, None)
         if message is None:
             return False
@@ -187,7 +187,7 @@ class DelayedTable:
         return True
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the counts and sizes are the sums over the messages."""
+        """Raises `AssertionError` unless the counts and sizes are the sums over the messages."""
         sizes = [message.size_bytes for message in self.by_place.values()]
         assert self.bytes.total == sum(sizes), "the bytes of delayed messages"
         assert sum(self._counts.values()) == len(sizes), "the counts of the clients"
@@ -196,7 +196,7 @@ class DelayedTable:
         self.bytes.check()
 
     def drop_partition(self, partition: int) -> None:
-        """Remove all messages of a partition."""
+        """Removes all messages of a partition."""
         # In a cluster each message that waits has an entry: one that is tried has its next one.
         for _, offset in self._due.pop(partition, ()):
             self.remove((partition, offset))

@@ -15,7 +15,7 @@ A wall clock that is set meanwhile delays it no longer than that."""
 
 
 def arm_delayed(state: RecordedState) -> None:
-    """Start the timer for the earliest delayed message, unless there is one in time."""
+    """Starts the timer for the earliest delayed message, unless there is one in time."""
     table = state.delayed
     due_us = table.earliest_us()
     if due_us is None:

@@ -311,7 +311,7 @@ class RecordForwarder:
         self._targets[partition] = ""
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         count = 0
         for partition, queue in enumerate(self._queues):
             number = 0

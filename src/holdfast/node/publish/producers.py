@@ -69,7 +69,7 @@ class SequenceReader:
         self._head = b""
 
     def read(self, properties: bytes, at: int) -> bool:
-        """Parse the value into the fields. `properties` is a checked block, `at` is where
+        """Parses the value into the fields. `properties` is a checked block, `at` is where
         PROPERTY_HEAD was first found in it. False: those bytes belong to other properties. An
         invalid value raises `InvalidSequence`."""
         if at:
@@ -216,7 +216,7 @@ class ProducerTable:
     def advance(
         self, producer_id: bytes, place: ProducerPosition, epoch: int, sequence: int, stored_us: int
     ) -> None:
-        """Move a position to a record that was appended."""
+        """Moves a position to a record that was appended."""
         self.by_id.move_to_end(producer_id)
         place.epoch = epoch
         place.sequence = sequence
@@ -233,7 +233,7 @@ class ProducerTable:
         stored_us: int,
         client_id: bytes = b"",
     ) -> None:
-        """Move a position to a record of the client (b"": unknown) that was appended, or is
+        """Moves a position to a record of the client (b"": unknown) that was appended, or is
         replayed in log order."""
         producer = self.by_id.get(producer_id)
         place = None if producer is None else producer.position(partition)
@@ -242,7 +242,7 @@ class ProducerTable:
         self.advance(producer_id, place, epoch, sequence, stored_us)
 
     def bind(self, producer_id: bytes, partition: int, owner: str, stored_us: int) -> None:
-        """Bind a producer, new in this partition or not, to a user; "" releases it."""
+        """Binds a producer, new in this partition or not, to a user; "" releases it."""
         producer = self.by_id.get(producer_id)
         place = None if producer is None else producer.position(partition)
         if place is None:
@@ -267,7 +267,7 @@ class ProducerTable:
                 yield encode_producer(producer_id, places)
 
     def restore(self, data: bytes) -> None:
-        """Add the positions of a snapshot's entry. Raises `struct.error` or `ValueError` for other
+        """Adds the positions of a snapshot's entry. Raises `struct.error` or `ValueError` for other
         bytes."""
         producer_id, entry = decode_producer(data)
         for place in entry.positions():
@@ -276,14 +276,14 @@ class ProducerTable:
                 self.bind(producer_id, place.partition, place.owner, place.stored_us)
 
     def forget(self, record: Record) -> None:
-        """Apply a FORGOTTEN record. It is void if the position has moved since it was chosen."""
+        """Applies a FORGOTTEN record. It is void if the position has moved since it was chosen."""
         producer = self.by_id.get(record.producer)
         place = None if producer is None else producer.position(record.partition)
         if place is not None and forgets(record, place.epoch, place.sequence, place.stored_us):
             self.remove(record.producer, record.partition)
 
     def expired(self, wall_us: int) -> list[tuple[bytes, ProducerPosition]]:
-        """Choose some positions of producers that have expired."""
+        """Chooses some positions of producers that have expired."""
         found: list[tuple[bytes, ProducerPosition]] = []
         for _ in range(EXPIRED_MAX):
             oldest = next(iter(self.by_id), None)
@@ -293,7 +293,7 @@ class ProducerTable:
         return found
 
     def excess(self, newest: bytes = b"") -> list[tuple[bytes, ProducerPosition]]:
-        """Choose some positions to forget, until the rest fits. `newest` stays, even if it exceeds
+        """Chooses some positions to forget, until the rest fits. `newest` stays, even if it exceeds
         the limit alone."""
         found: list[tuple[bytes, ProducerPosition]] = []
         for _ in range(min(CHOSEN_MAX, len(self.by_id) - 1)):
@@ -303,7 +303,7 @@ class ProducerTable:
         return found
 
     def _choose(self, producer_id: bytes) -> list[tuple[bytes, ProducerPosition]]:
-        """Let a producer leave. It goes behind the others, so that they are looked at first."""
+        """Lets a producer leave. It goes behind the others, so that they are looked at first."""
         producer = self.by_id[producer_id]
         chosen = [place for place in producer.positions() if not place.is_leaving]
         for place in chosen:
@@ -321,7 +321,7 @@ class ProducerTable:
             self.leaving_count += 1 if is_leaving else -1
 
     def remove(self, producer_id: bytes, partition: int) -> None:
-        """Forget one position of a producer."""
+        """Forgets one position of a producer."""
         producer = self.by_id.get(producer_id)
         place = None if producer is None else producer.position(partition)
         if producer is None or place is None:
@@ -337,7 +337,7 @@ class ProducerTable:
         self._count(producer, -1)
 
     def _assign_holder(self, producer_id: bytes, producer: Producer, key: bytes) -> None:
-        """Assign the producer to the holder."""
+        """Assigns the producer to the holder."""
         count = len(producer.positions())
         self._unassign_holder(producer_id, producer)
         holder = self.holders.get(key)
@@ -427,7 +427,7 @@ class ProducerTable:
             assert self.position_count >= 0, "fewer positions than none"
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the counts are the sums over the producers."""
+        """Raises `AssertionError` unless the counts are the sums over the producers."""
         places = [place for each in self.by_id.values() for place in each.positions()]
         total = len(places)
         assert self.position_count == total, "the positions of all producers"

@@ -66,7 +66,7 @@ class PromiseQueues:
             del self._queues[connection]
 
     def check(self) -> None:
-        """Raise `AssertionError` for a queue whose first promise waits for nothing."""
+        """Raises `AssertionError` for a queue whose first promise waits for nothing."""
         for connection, queue in self._queues.items():
             assert queue, "an empty queue"
             assert queue[0].waiting > 0, "the first promise waits for nothing"

@@ -24,7 +24,7 @@ class TopicSamples:
         self._seen = 0
 
     def add(self, topic: bytes, client_id: str, size_bytes: int) -> None:
-        """Note a publish."""
+        """Notes a publish."""
         self._seen += 1
         self._left -= 1
         if self._left > 0 or len(self._samples) >= SAMPLES_MAX:
@@ -35,7 +35,7 @@ class TopicSamples:
         self._left = 1 + (self._random >> 8) % (2 * self._stride - 1)
 
     def take(self) -> tuple[list[tuple[bytes, str, int]], float]:
-        """Return the samples since the last call, and the number of publishes that each stands
+        """Returns the samples since the last call, and the number of publishes that each stands
         for."""
         samples, seen = self._samples, self._seen
         self._samples, self._seen = [], 0

@@ -17,7 +17,7 @@ _VALUE: Final = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f
 
 
 def traceparent_of(properties: bytes) -> str:
-    """Return the context in the encoded properties of a PUBLISH, or "" without a valid one.
+    """Returns the context in the encoded properties of a PUBLISH, or "" without a valid one.
 
     The version ff is not valid. Later versions begin like 00, and so do their values here.
     """
@@ -31,7 +31,7 @@ def traceparent_of(properties: bytes) -> str:
 
 
 def with_traceparent(properties: bytes, value: str) -> bytes:
-    """Return the properties with the context behind the others."""
+    """Returns the properties with the context behind the others."""
     return properties + _HEAD + value.encode("ascii")
 
 
@@ -45,10 +45,10 @@ class PublishTracer:
     def begin(
         self, topic: str, properties: bytes, client_id: str, qos: int, size_bytes: int
     ) -> bytes:
-        """Begin the span of a message that its client may publish, and return its properties."""
+        """Begins the span of a message that its client may publish, and returns its properties."""
         raise NotImplementedError
 
     def end(self, span: object, partition: int, offset: int, error: str) -> None:
-        """Report a span: the message is acknowledged, or refused for the reason `error`.
+        """Reports a span: the message is acknowledged, or refused for the reason `error`.
         `partition` and `offset`: of its record; -1 without one, and for `offset` in a cluster."""
         raise NotImplementedError

@@ -101,7 +101,7 @@ class UncommittedState:
         self.retained_topics += count
 
     def check(self, applied: int) -> None:
-        """Raise `AssertionError` for an invariant that does not hold. `applied`: the first offset
+        """Raises `AssertionError` for an invariant that does not hold. `applied`: the first offset
         that the replicated state does not have."""
         offsets = {offset for offset, _, _ in self._entries}
         assert all(offset >= applied for offset in offsets), "an applied record is uncommitted"

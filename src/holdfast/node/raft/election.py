@@ -12,7 +12,7 @@ from holdfast.node.raft.state import CANDIDATE, TRIAL, Raft
 
 
 def start_trial(raft: Raft, now: float) -> None:
-    """Ask the voters whether they would elect this peer."""
+    """Asks the voters whether they would elect this peer."""
     raft.arm_election(now)
     raft.leader = ""
     if not raft.may_stand:
@@ -28,7 +28,7 @@ def start_trial(raft: Raft, now: float) -> None:
 
 
 def start_election(raft: Raft, now: float, is_transfer: bool = False) -> None:
-    """Stand for election in a new term, if this peer may."""
+    """Stands for election in a new term, if this peer may."""
     if not raft.may_stand:
         return
     raft.arm_election(now)
@@ -50,7 +50,7 @@ def _request_votes(raft: Raft, request: VoteRequest) -> None:
 
 
 def stand_soon(raft: Raft, now: float) -> None:
-    """Stand for election soon, because the leader is known to be down. The delay grows with the
+    """Stands for election soon, because the leader is known to be down. The delay grows with the
     number of voters that come before this one."""
     timing = raft.timing
     others = [voter for voter in raft.log.membership.voters if voter != raft.leader]
@@ -62,7 +62,7 @@ def stand_soon(raft: Raft, now: float) -> None:
 
 
 def handle_vote_request(raft: Raft, sender: str, request: VoteRequest, now: float) -> None:
-    """Grant or deny a vote, or the promise of one."""
+    """Grants or denies a vote, or the promise of one."""
     if not request.is_transfer and raft.has_live_leader(now):
         # Its term is not adopted either: that would depose a working leader.
         if request.is_trial or request.term <= raft.term:
@@ -93,7 +93,7 @@ def _reply(raft: Raft, sender: str, reply: VoteReply) -> None:
 
 
 def handle_vote_reply(raft: Raft, sender: str, reply: VoteReply, now: float) -> None:
-    """Count a granted vote; adopt a higher term."""
+    """Counts a granted vote; adopts a higher term."""
     if not reply.is_granted:
         if reply.term > raft.term:
             raft.become_follower(reply.term, "", now)
@@ -106,7 +106,7 @@ def handle_vote_reply(raft: Raft, sender: str, reply: VoteReply, now: float) -> 
 
 
 def own_vote_is_durable(raft: Raft, now: float) -> None:
-    """Count this candidate's vote for itself."""
+    """Counts this candidate's vote for itself."""
     if raft.role == CANDIDATE:
         _count(raft, raft.peer, now)
 

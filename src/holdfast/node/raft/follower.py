@@ -5,7 +5,7 @@ from holdfast.node.raft.state import Raft, RaftFailure
 
 
 def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
-    """Check that the logs agree before the entries, append the new ones, and reply."""
+    """Checks that the logs agree before the entries, appends the new ones, and replies."""
     if not _follow(raft, sender, message.term, now):
         return
     log = raft.log
@@ -38,7 +38,7 @@ def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
 
 
 def handle_install(raft: Raft, sender: str, message: Install, now: float) -> None:
-    """Take over a snapshot, unless the log already has its last entry."""
+    """Takes over a snapshot, unless the log already has its last entry."""
     if not _follow(raft, sender, message.term, now):
         return
     snapshot = message.snapshot
@@ -51,7 +51,7 @@ def handle_install(raft: Raft, sender: str, message: Install, now: float) -> Non
 
 
 def _follow(raft: Raft, sender: str, term: int, now: float) -> bool:
-    """Follow the sender. Returns False if it is deposed; it then receives the newer term.
+    """Follows the sender. Returns False if it is deposed; it then receives the newer term.
 
     Raises `RaftFailure` if the term has another leader.
     """

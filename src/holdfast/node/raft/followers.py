@@ -31,7 +31,7 @@ class Follower:
     """True if a message must be sent, at least a heartbeat."""
 
     def accepted(self, index: int, now: float) -> None:
-        """Take an acknowledgement: the logs agree up to `index`."""
+        """Takes an acknowledgement: the logs agree up to `index`."""
         self.match = max(self.match, index)
         if self.match >= self.awaited or now >= self.retry_at:
             self.awaited = 0
@@ -39,8 +39,8 @@ class Follower:
         assert 0 <= self.match < self.next, "match < next"
 
     def refused(self, index: int, agreeing: int, now: float) -> None:
-        """Take a refusal. `index` is the `prev` that the follower does not have. The logs may agree
-        up to `agreeing`."""
+        """Takes a refusal. `index` is the `prev` that the follower does not have. The logs may
+        agree up to `agreeing`."""
         if index != self.next - 1:
             # This is the reply to an earlier message.
             return
@@ -62,7 +62,7 @@ class Followers:
         self.set_membership(membership, last_index, now)
 
     def set_membership(self, membership: Membership, last_index: int, now: float) -> None:
-        """Track exactly the peers of this membership."""
+        """Tracks exactly the peers of this membership."""
         self.membership = membership
         self.by_peer = {
             member: self.by_peer.get(member) or Follower(last_index + 1, now)

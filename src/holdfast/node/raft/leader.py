@@ -19,7 +19,7 @@ INSTALL_RETRY_S: Final = 1.0
 
 
 def become_leader(raft: Raft, now: float) -> None:
-    """Lead the current term."""
+    """Leads the current term."""
     assert raft.durable_term == raft.term, "the vote for itself is not durable"
     raft.role = LEADER
     raft.leader = raft.peer
@@ -35,7 +35,7 @@ def become_leader(raft: Raft, now: float) -> None:
 
 
 def append_membership(raft: Raft, membership: Membership, now: float) -> int:
-    """Append a membership and return its index. It is in force at once (Raft thesis, section
+    """Appends a membership and returns its index. It is in force at once (Raft thesis, section
     4.1)."""
     assert raft.followers is not None
     entry = raft.append(EntryKind.MEMBERS, membership.encode())
@@ -56,7 +56,7 @@ def may_change_members(raft: Raft) -> bool:
 
 
 def advance_commit(raft: Raft, now: float) -> None:
-    """Commit what a majority has on disk, if that is of this term. A leader that is no longer a
+    """Commits what a majority has on disk, if that is of this term. A leader that is no longer a
     voter tells the others that the change is committed, and steps down. Untold, they would learn
     that only from the next leader's own entry."""
     followers = raft.followers
@@ -74,7 +74,7 @@ def advance_commit(raft: Raft, now: float) -> None:
 
 
 def handle_append_reply(raft: Raft, sender: str, reply: AppendReply, now: float) -> None:
-    """Take a follower's reply to entries, a heartbeat or a snapshot."""
+    """Takes a follower's reply to entries, a heartbeat or a snapshot."""
     followers = raft.followers
     if followers is None or reply.term != raft.term:
         return
@@ -92,7 +92,7 @@ def handle_append_reply(raft: Raft, sender: str, reply: AppendReply, now: float)
 
 
 def start_transfer(raft: Raft, target: str, now: float) -> None:
-    """Begin to hand over. The leader accepts no proposals until that succeeds or times out."""
+    """Begins to hand over. The leader accepts no proposals until that succeeds or times out."""
     assert raft.followers is not None
     raft.transfer_to = target
     raft.transfer_until = now + raft.timing.election_max_s
@@ -107,7 +107,7 @@ def _finish_transfer(raft: Raft, member: str, follower: Follower) -> None:
 
 
 def handle_leader_timers(raft: Raft, now: float) -> None:
-    """Step down without a majority; send the heartbeats that are due."""
+    """Steps down without a majority; sends the heartbeats that are due."""
     followers = raft.followers
     assert followers is not None
     if raft.transfer_to and now >= raft.transfer_until:
@@ -122,7 +122,7 @@ def handle_leader_timers(raft: Raft, now: float) -> None:
 
 
 def send_appends(raft: Raft, now: float) -> None:
-    """Send entries, a new commit index or a heartbeat to every follower that needs one."""
+    """Sends entries, a new commit index or a heartbeat to every follower that needs one."""
     followers = raft.followers
     if followers is None:
         return

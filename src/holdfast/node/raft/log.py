@@ -189,7 +189,7 @@ class RaftLog:
         return found
 
     def append(self, entry: LogEntry) -> None:
-        """Append the entry; a membership is in force at once."""
+        """Appends the entry; a membership is in force at once."""
         if entry.index != self.last_index + 1:
             raise ValueError(f"entry {entry.index} does not follow {self.last_index}")
         assert entry.term >= self.last_term, "terms fall along the log"
@@ -198,7 +198,7 @@ class RaftLog:
         self._entries.append(entry)
 
     def truncate(self, index: int) -> None:
-        """Drop that entry and those after it, and the memberships that they put in force."""
+        """Drops that entry and those after it, and the memberships that they put in force."""
         del self._entries[index - self.base_index - 1 :]
         while self._memberships[-1][0] >= index:
             self._memberships.pop()
@@ -213,7 +213,7 @@ class RaftLog:
         return index
 
     def restore(self, snapshot: RaftSnapshot) -> None:
-        """Restart the log after another peer's snapshot."""
+        """Restarts the log after another peer's snapshot."""
         self.snapshot = snapshot
         self.base_index = snapshot.index
         self._base_term = snapshot.term
@@ -221,7 +221,7 @@ class RaftLog:
         self._memberships = [(snapshot.index, snapshot.membership)]
 
     def compact(self, snapshot: RaftSnapshot, keep: int) -> None:
-        """Drop the entries that the snapshot covers, except the last `keep` of them."""
+        """Drops the entries that the snapshot covers, except the last `keep` of them."""
         assert snapshot.index <= self.last_index, "the snapshot covers more than the log"
         assert self.snapshot is None or self.snapshot.index <= snapshot.index, "an older snapshot"
         self.snapshot = snapshot

@@ -67,7 +67,7 @@ class RaftNode:
         now: float,
         timing: RaftTiming | None = None,
     ) -> None:
-        """Start with `state`, as loaded from the disk. `random` returns uniform values in [0,
+        """Starts with `state`, as loaded from the disk. `random` returns uniform values in [0,
         1)."""
         self._raft = Raft(member, state, timing or RaftTiming(), random)
         self._raft.arm_election(now)
@@ -75,7 +75,7 @@ class RaftNode:
             self._raft.election_at = now
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         self._raft.check()
 
     # What it is
@@ -160,7 +160,7 @@ class RaftNode:
     # Inputs
 
     def bootstrap(self, command: bytes, now: float) -> None:
-        """Found a cluster with this peer alone.
+        """Founds a cluster with this peer alone.
 
         Raises `ValueError` if the peer has ever been in a cluster.
         """
@@ -173,7 +173,7 @@ class RaftNode:
         raft.election_at = now
 
     def handle_message(self, sender: str, message: Message, now: float) -> None:
-        """Process one message, unless it comes from a stranger while the leader is alive.
+        """Processes one message, unless it comes from a stranger while the leader is alive.
 
         Raises `RaftFailure` if it shows a state that Raft excludes.
         """
@@ -209,7 +209,7 @@ class RaftNode:
         return raft.heartbeat_at if raft.role == LEADER else raft.election_at
 
     def propose(self, data: bytes, now: float) -> int | None:
-        """Append a command and return the index of its entry. Returns None if this is not the
+        """Appends a command and returns the index of its entry. Returns None if this is not the
         leader, or it hands over, or too many entries are uncommitted. The entry is committed when
         it is handed out."""
         raft = self._raft
@@ -223,8 +223,8 @@ class RaftNode:
         return raft.append(EntryKind.COMMAND, data).index
 
     def change_members(self, membership: Membership, now: float) -> int | None:
-        """Add or remove at most one voter, and any learners. Returns the index, or None if that is
-        not allowed now. The leader cannot make itself a learner; it hands over first."""
+        """Adds or removes at most one voter, and any learners. Returns the index, or None if that
+        is not allowed now. The leader cannot make itself a learner; it hands over first."""
         raft = self._raft
         if not may_change_members(raft) or raft.transfer_to:
             return None
@@ -234,7 +234,7 @@ class RaftNode:
         return append_membership(raft, membership, now)
 
     def transfer(self, member: str, now: float) -> bool:
-        """Hand over to another voter. Returns False if that is not possible now."""
+        """Hands over to another voter. Returns False if that is not possible now."""
         raft = self._raft
         if raft.role != LEADER or raft.transfer_to or member == raft.peer:
             return False
@@ -244,22 +244,22 @@ class RaftNode:
         return True
 
     def set_may_lead(self, may_lead: bool) -> None:
-        """Allow or forbid elections. A peer whose disk does not respond must not stand."""
+        """Allows or forbid elections. A peer whose disk does not respond must not stand."""
         self._raft.may_lead = may_lead
 
     def resign(self, now: float) -> None:
-        """Lead no longer, and never stand for election again."""
+        """Leads no longer, and never stands for election again."""
         raft = self._raft
         raft.has_resigned = True
         if raft.role == LEADER:
             raft.become_follower(raft.term, "", now)
 
     def hold(self) -> None:
-        """Take part in nothing until `release`. To be called before any input."""
+        """Takes part in nothing until `release`. To be called before any input."""
         self._raft.is_held = True
 
     def release(self, term: int, floor: tuple[int, int], now: float) -> None:
-        """Take part, under a later term than `term`, and with no less than the log that ends at
+        """Takes part, under a later term than `term`, and with no less than the log that ends at
         `floor`. This peer may have voted until that term, and confirmed entries of that log."""
         raft = self._raft
         assert raft.is_held, "released twice"
@@ -271,13 +271,13 @@ class RaftNode:
             raft.election_at = now
 
     def leader_down(self, now: float) -> None:
-        """Start the election early, because the leader's process is known to be dead."""
+        """Starts the election early, because the leader's process is known to be dead."""
         raft = self._raft
         if raft.role != LEADER and raft.leader:
             stand_soon(raft, now)
 
     def compact(self, data: bytes) -> None:
-        """Take a snapshot: `data` is the state that all entries handed out so far define."""
+        """Takes a snapshot: `data` is the state that all entries handed out so far define."""
         raft = self._raft
         index = raft.handed
         snapshot = RaftSnapshot(index, raft.log.term_at(index), raft.log.membership_at(index), data)
@@ -285,7 +285,7 @@ class RaftNode:
         raft.snapshot_to_write = snapshot
 
     def persisted(self, ready: Ready, now: float) -> None:
-        """Note that this Ready and all before it are written."""
+        """Notes that this Ready and all before it are written."""
         raft = self._raft
         write = ready.write
         if write is None:

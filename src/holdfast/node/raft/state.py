@@ -171,7 +171,7 @@ class Raft:
         self.election_at = now + timing.election_min_s + self.random() * span
 
     def become_follower(self, term: int, leader: str, now: float) -> None:
-        """Follow `leader`; if it is empty, the leader is not known yet."""
+        """Follows `leader`; if it is empty, the leader is not known yet."""
         assert term >= self.term, "the term falls"
         if term > self.term:
             self.term = term
@@ -215,7 +215,7 @@ class Raft:
         return entry
 
     def require_same(self, index: int, term: int) -> None:
-        """Check the leader's entry against the one that is committed here.
+        """Checks the leader's entry against the one that is committed here.
 
         Raises `RaftDiverged` if they differ.
         """
@@ -226,7 +226,7 @@ class Raft:
             )
 
     def truncate(self, index: int) -> None:
-        """Cut the log from the entry `index` on.
+        """Cuts the log from the entry `index` on.
 
         Raises `RaftFailure` if that entry is committed.
         """
@@ -237,7 +237,7 @@ class Raft:
         self.durable_index = min(self.durable_index, index - 1)
 
     def commit_to(self, index: int) -> None:
-        """Move the commit index up to `index`.
+        """Moves the commit index up to `index`.
 
         Raises `RaftFailure` if the log is shorter.
         """
@@ -248,7 +248,7 @@ class Raft:
         self.commit = max(self.commit, index)
 
     def restore(self, snapshot: RaftSnapshot) -> None:
-        """Replace log and state by the leader's snapshot."""
+        """Replaces log and state by the leader's snapshot."""
         assert snapshot.index > self.commit, "the snapshot ends before the commit index"
         self.log.restore(snapshot)
         self.commit = self.handed = snapshot.index
@@ -291,7 +291,7 @@ class Raft:
         return entries
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         log = self.log
         assert self.handed <= self.commit <= log.last_index, "handed <= commit <= last"
         assert self.durable_index <= self.written_index <= log.last_index, "durable <= written"
@@ -307,7 +307,7 @@ class Raft:
                 assert 0 <= follower.match < follower.next <= log.last_index + 1, "match < next"
 
     def note_written(self, write: Write) -> None:
-        """Count a finished write as durable. Its last entry may have been replaced in memory
+        """Counts a finished write as durable. Its last entry may have been replaced in memory
         meanwhile, by an entry whose write comes later. So it counts only if the log still has the
         same term there."""
         self.durable_term = max(self.durable_term, write.term)

@@ -151,7 +151,7 @@ class Barriers:
         return passed
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the barriers are in the order in which they began."""
+        """Raises `AssertionError` unless the barriers are in the order in which they began."""
         asked = [each.question for each in self.waiting.values() if each.question != NOTHING]
         assert asked == sorted(asked), "a later barrier asked earlier"
         assert list(self.waiting) == sorted(self.waiting), "the barriers are out of order"

@@ -76,7 +76,7 @@ class ClientRelocation:
         return min(surplus, len(self._queue)) if self.is_balance else surplus
 
     def send_all(self, others: str, text: str) -> None:
-        """Disconnect all clients, in slices without a pause. `others`: the addresses of other
+        """Disconnects all clients, in slices without a pause. `others`: the addresses of other
         nodes, see `holdfast.addresses`, or ""."""
         self.stop()
         state = self._state
@@ -94,12 +94,12 @@ class ClientRelocation:
         self._leavers.begin(sessions, leave, lambda: log_progress(state))
 
     def finish(self) -> None:
-        """Disconnect the rest of them now, because the node ends."""
+        """Disconnects the rest of them now, because the node ends."""
         while self._leavers.has_more:
             self._leavers.step(self._state, self._state.steps_per_turn)
 
     def drain(self, others: str, text: str, per_s: float) -> None:
-        """Send all clients to other nodes, see `holdfast.addresses`. A repeated call only changes
+        """Sends all clients to other nodes, see `holdfast.addresses`. A repeated call only changes
         the nodes and the pace."""
         is_new = self._timer is None or self.is_balance
         self._nodes, self._text, self.per_s = others.split(","), text, per_s
@@ -109,7 +109,7 @@ class ClientRelocation:
             self._begin()
 
     def balance(self, others: str, text: str, per_s: float, keep: int) -> None:
-        """Send clients to other nodes until `keep` are left."""
+        """Sends clients to other nodes until `keep` are left."""
         self._nodes, self._text, self.per_s = others.split(","), text, per_s
         self._keep = keep
         self.is_balance = True
@@ -117,13 +117,13 @@ class ClientRelocation:
         self._begin()
 
     def stop(self) -> None:
-        """Send no more clients away."""
+        """Sends no more clients away."""
         self._state.cancel(self._timer)
         self._timer = None
         self._queue = []
 
     def step(self) -> None:
-        """Send the clients away that are due. Called by the timer."""
+        """Sends the clients away that are due. Called by the timer."""
         state = self._state
         now = state.now
         self._timer = None
@@ -195,7 +195,7 @@ class ClientRelocation:
         return True
 
     def _forget(self, now: float) -> None:
-        """Forget the clients whose time is over, and the oldest beyond the bound."""
+        """Forgets the clients whose time is over, and the oldest beyond the bound."""
         sent = self._sent
         first = len(sent) - SENT_MAX
         self._sent = {

@@ -31,7 +31,7 @@ class Redirection:
         """The clients a second that a drain sends to other nodes; 0: all at once."""
 
     def review(self) -> None:
-        """Send clients to other nodes while this node should not serve them."""
+        """Sends clients to other nodes while this node should not serve them."""
         fitness = self._fitness
         cluster_node = self._cluster_node
         if cluster_node.context.metadata is None or not fitness.is_ready:
@@ -53,19 +53,19 @@ class Redirection:
         cluster_node.node.redirect(servers, reason, per_s)
 
     def hand_over(self) -> None:
-        """Begin to send clients away, because the node stops."""
+        """Begins to send clients away, because the node stops."""
         self._has_handed_over = True
         self.review()
 
     def set_drain_pace(self, per_s: float) -> None:
-        """Set the clients a second that a drain sends away, also those of one that is under way."""
+        """Sets the clients a second that a drain sends away, also one that is under way."""
         self.drain_per_s = per_s
         if self._sent[1] == DRAINED:
             self._sent = "", ""
             self.review()
 
     def balance(self, below: list[str], per_s: float, keep: int) -> bool:
-        """Send clients to the nodes `below`, until `keep` are left. False: some node is not up, or
+        """Sends clients to the nodes `below`, until `keep` are left. False: some node is not up, or
         this one takes no clients."""
         self._touch()
         context = self._cluster_node.context
@@ -77,7 +77,7 @@ class Redirection:
         return True
 
     def stop_balance(self) -> None:
-        """Send no more clients away for balance."""
+        """Sends no more clients away for balance."""
         relocation = self._cluster_node.node.relocation
         if relocation.is_balance:
             relocation.stop()

@@ -37,7 +37,7 @@ class CatchUp:
         self._later: deque[tuple[float, Progress]] = deque()
 
     def enqueue(self, progress: Progress) -> None:
-        """Queue the follower; before the others if commits wait for it."""
+        """Queues the follower; before the others if commits wait for it."""
         if progress.is_queued:
             return
         progress.is_queued = True
@@ -47,7 +47,7 @@ class CatchUp:
             progress.peer.queue.append(progress)
 
     def pump(self, peer: Peer, now: float) -> None:
-        """Feed the node until its window is full."""
+        """Feeds the node until its window is full."""
         window = self._config.catch_up_window_bytes
         queue = peer.queue
         while queue and peer.outstanding_bytes() < window:
@@ -61,7 +61,7 @@ class CatchUp:
         flush(self._state, peer)
 
     def _feed(self, progress: Progress, now: float) -> bool:
-        """Send one piece from memory, or start the read of one. Returns False if the follower has
+        """Sends one piece from memory, or starts the read of one. Returns False if the follower has
         to wait."""
         led = progress.led
         batches = led.recent(progress.sent, self._config.read_bytes)
@@ -95,7 +95,7 @@ class CatchUp:
         return self._tokens > 0
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> Progress | None:
-        """Send the batches of a finished read. Returns the follower if the log no longer has its
+        """Sends the batches of a finished read. Returns the follower if the log no longer has its
         next batch."""
         progress = self._reads.pop(request, None)
         if progress is None:
@@ -120,7 +120,7 @@ class CatchUp:
             self.enqueue(progress)
 
     def _send(self, progress: Progress, batches: list[bytes]) -> bool:
-        """Send the batches that continue where the follower is. Returns False if none does."""
+        """Sends the batches that continue where the follower is. Returns False if none does."""
         led = progress.led
         peer = progress.peer
         start = progress.sent
@@ -166,14 +166,14 @@ class RecentBatches:
         self.size_bytes = 0
 
     def clear(self) -> None:
-        """Drop all batches."""
+        """Drops all batches."""
         for led in self._order:
             led.drop_recent()
         self._order.clear()
         self.size_bytes = 0
 
     def add(self, led: LedPartition, base: int, batch: bytes) -> None:
-        """Keep a batch, and drop the oldest ones above the limit."""
+        """Keeps a batch, and drops the oldest ones above the limit."""
         led.add_recent(base, batch)
         self._order.append(led)
         self.size_bytes += len(batch)
@@ -187,12 +187,12 @@ class RecentBatches:
         assert self.size_bytes >= 0, "fewer bytes of recent batches than none"
 
     def check(self) -> None:
-        """Raise `AssertionError` unless `size_bytes` is the sum over all batches in memory."""
+        """Raises `AssertionError` unless `size_bytes` is the sum over all batches in memory."""
         assert self.size_bytes == sum(led.recent_bytes() for led in set(self._order))
 
 
 def flush(state: ReplicaState, peer: Peer) -> None:
-    """Send the batches collected for the node, in one frame unless that gets too large."""
+    """Sends the batches collected for the node, in one frame unless that gets too large."""
     batches = peer.batches
     if not batches:
         return

@@ -154,12 +154,12 @@ class DiskMemory:
         return self.generations[-1]
 
     def begin_generation(self, number: int) -> None:
-        """Note the generation in the metadata."""
+        """Notes the generation in the metadata."""
         if number not in self.generations:
             self.generations = [0, *self.generations[1:][-FORMER_MAX:], number]
 
     def note(self, node: str, incarnation: str, position: DiskPosition) -> None:
-        """Remember a position. Under another incarnation or generation it replaces the old one."""
+        """Remembers a position. Under another incarnation or generation it replaces the old one."""
         position = replace(position, generation=self.generation)
         before = self.positions.get(node)
         if before is not None:
@@ -170,7 +170,7 @@ class DiskMemory:
         self.positions[node] = (incarnation, position)
 
     def forget(self, nodes: frozenset[str]) -> None:
-        """Drop every node except these."""
+        """Drops every node except these."""
         for node in self.positions.keys() - nodes:
             del self.positions[node]
 
@@ -182,7 +182,7 @@ class DiskMemory:
         return b"%s\n%08x\n" % (body, crc32(body))
 
     def load(self, data: bytes) -> bool:
-        """Take the content of the file. Returns False, and takes nothing, if it is damaged."""
+        """Takes the content of the file. Returns False, and takes nothing, if it is damaged."""
         body, _, checksum = data.rstrip(b"\n").rpartition(b"\n")
         try:
             if int(checksum, 16) != crc32(body):

@@ -94,7 +94,7 @@ class FollowerSide:
         self._dirty: list[FollowedPartition] = []
 
     def follow(self, partition: int, leader: str, epoch: int, now: float) -> None:
-        """Follow the leader that the metadata names (empty: none), unless that is so already."""
+        """Follows the leader that the metadata names (empty: none), unless that is so already."""
         followed = self._partitions[partition]
         known = self._state.epochs[partition]
         if epoch < known:
@@ -108,7 +108,7 @@ class FollowerSide:
         self._begin(followed, now)
 
     def suspend(self, partition: int) -> None:
-        """Suspend the partition until `resume`."""
+        """Suspends the partition until `resume`."""
         self._state.suspended.add(partition)
         self._wait(self._partitions[partition])
 
@@ -124,11 +124,11 @@ class FollowerSide:
             self._send_follow(followed, source, now)
 
     def leads(self, partition: int) -> None:
-        """Note that this node begins to lead the partition."""
+        """Notes that this node begins to lead the partition."""
         self._partitions[partition].is_untouched = False
 
     def stop(self, partition: int) -> None:
-        """Stop following, because this node leads the partition or knows no leader."""
+        """Stops following, because this node leads the partition or knows no leader."""
         followed = self._partitions[partition]
         self._wait(followed)
         followed.leader = ""
@@ -232,7 +232,7 @@ class FollowerSide:
             self.suspend(partition)
 
     def _diverged(self, followed: FollowedPartition, what: str) -> None:
-        """Report a leader that lacks records it had acknowledged, restored from an older copy.
+        """Reports a leader that lacks records it had acknowledged, restored from an older copy.
         Every replica in sync has all committed records, so this node asks to lead while it is in
         sync. The replica with the most leads in the end, because each with more asks too."""
         partition = followed.partition
@@ -267,7 +267,7 @@ class FollowerSide:
         return info if is_able else None
 
     def _take_over(self, followed: FollowedPartition, info: PartitionInfo) -> None:
-        """Ask to lead, without the leader in sync. The question and the proposal are repeated: the
+        """Asks to lead, without the leader in sync. The question and the proposal are repeated: the
         partition may have changed meanwhile."""
         followed.state = STUCK
         in_sync = tuple(node for node in info.in_sync if node != info.leader)
@@ -327,7 +327,7 @@ class FollowerSide:
                 self._commit(followed)
 
     def handle_durable(self) -> None:
-        """Acknowledge the records that have become durable."""
+        """Acknowledges the records that have become durable."""
         dirty = self._dirty
         if not dirty:
             return
@@ -349,14 +349,14 @@ class FollowerSide:
                 self._mark(followed)
 
     def await_epoch(self, partition: int, epoch: int) -> None:
-        """Follow no leader until the metadata has this newer epoch."""
+        """Follows no leader until the metadata has this newer epoch."""
         followed = self._partitions[partition]
         if epoch > followed.epoch:
             self._wait(followed)
             followed.leader = ""
 
     def flush(self) -> None:
-        """Send the collected acknowledgements and requests."""
+        """Sends the collected acknowledgements and requests."""
         for source in self._sources.values():
             if source.acknowledgements or source.has_ignored:
                 payload = encode_ack(source.received_bytes, source.acknowledgements)
@@ -437,7 +437,7 @@ class FollowerSide:
             self._state.break_off(partition, error)
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant of a followed partition that does not hold."""
+        """Raises `AssertionError` for an invariant of a followed partition that does not hold."""
         for followed in self._partitions:
             partition = followed.partition
             assert followed.epoch <= self._state.epochs[partition], "an unknown epoch is followed"

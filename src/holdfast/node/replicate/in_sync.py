@@ -32,11 +32,11 @@ class InSync:
         self._judged_from = 0.0
 
     def restart_silences(self, now: float) -> None:
-        """Restart all silences now, because this node was stalled itself."""
+        """Restarts all silences now, because this node was stalled itself."""
         self._judged_from = now
 
     def judge(self, led: LedPartition, now: float) -> None:
-        """Decide which replicas are silent, and propose the resulting set."""
+        """Decides which replicas are silent, and proposes the resulting set."""
         alive = 1
         for progress in led.counted:
             if progress.peer.node not in led.info.in_sync:
@@ -62,7 +62,7 @@ class InSync:
         return True
 
     def propose(self, led: LedPartition, now: float) -> None:
-        """Propose the wanted set, unless it is in force or a proposal is under way."""
+        """Proposes the wanted set, unless it is in force or a proposal is under way."""
         metadata = self._state.metadata
         assert metadata is not None
         is_pending = led.proposal is not None

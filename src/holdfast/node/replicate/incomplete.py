@@ -53,7 +53,7 @@ class Incomplete:
         return frozenset(self._state.incomplete).union(self._led)
 
     def review(self, led: list[LedPartition | None]) -> bool:
-        """Find the partitions that this node may lead now; returns whether there are any. The
+        """Finds the partitions that this node may lead now; returns whether there are any. The
         metadata must be current."""
         state = self._state
         for partition in [each for each in self._led if self._is_compared(each, led[each])]:

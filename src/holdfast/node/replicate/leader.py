@@ -61,7 +61,7 @@ class LeaderSide:
         self._early: dict[str, dict[int, FollowEntry]] = {}
 
     def lead(self, partition: int, info: PartitionInfo, now: float) -> None:
-        """Lead the partition under a new epoch, as the metadata says."""
+        """Leads the partition under a new epoch, as the metadata says."""
         log = self._state.log
         assert self.led[partition] is None, "two epochs are led at once"
         assert log.last_epoch(partition) <= info.epoch, "the log is of a later epoch"
@@ -74,7 +74,7 @@ class LeaderSide:
         self._advance(led)
 
     def reply_early(self, now: float) -> None:
-        """Reply to followers that learned of this node's leadership before this node did."""
+        """Replies to followers that learned of this node's leadership before this node did."""
         for node, waiting in self._early.items():
             entries = []
             for partition, entry in list(waiting.items()):
@@ -87,7 +87,7 @@ class LeaderSide:
             self._handle_follow(self._peers[node], entries, now)
 
     def update(self, led: LedPartition, info: PartitionInfo, now: float) -> None:
-        """Take over a change of the metadata under the same epoch."""
+        """Takes over a change of the metadata under the same epoch."""
         led.info = info
         led.proposal = None
         self._count(led, now)
@@ -97,26 +97,26 @@ class LeaderSide:
         self._in_sync.judge(led, now)
 
     def begin_alone(self) -> None:
-        """Leave closed batches and commits to the journal until `end_alone`. No follower has asked
+        """Leaves closed batches and commits to the journal until `end_alone`. No follower has asked
         for any. The recent batches would have a gap afterwards."""
         self._recent.clear()
 
     def end_alone(self, ends: list[int]) -> None:
-        """Take the commits over again. `ends`: per partition the end of the batches closed."""
+        """Takes the commits over again. `ends`: per partition the end of the batches closed."""
         for led in self.led:
             assert led is not None
             led.end = ends[led.partition]
             self._mark(led)
 
     def handle_nodes(self, now: float) -> None:
-        """Propose again for partitions with replicas out of sync, because nodes changed."""
+        """Proposes again for partitions with replicas out of sync, because nodes changed."""
         for led in self.led:
             if led is not None and len(led.info.in_sync) < len(led.info.members):
                 self._in_sync.propose(led, now)
                 self._watch(led, now)
 
     def commit_more(self) -> None:
-        """Look at every partition again, because fewer replicas in sync are enough now.
+        """Looks at every partition again, because fewer replicas in sync are enough now.
         Counter-example: a record waits in a partition with one replica in sync, and none follows
         it."""
         for led in self.led:
@@ -124,7 +124,7 @@ class LeaderSide:
                 self._mark(led)
 
     def stop(self, partition: int) -> None:
-        """Stop to lead the partition, and cut off the records that are in no closed batch."""
+        """Stops to lead the partition, and cuts off the records that are in no closed batch."""
         led = self.led[partition]
         if led is None:
             return
@@ -203,8 +203,8 @@ class LeaderSide:
     def handle_follow(
         self, node: str, incarnation: str, entries: list[FollowEntry], now: float
     ) -> list[tuple[int, int]]:
-        """Reply with the offset from which the follower continues. Returns (partition, epoch) pairs
-        newer than known here; those requests wait for the metadata."""
+        """Replies with the offset from which the follower continues. Returns (partition, epoch)
+        pairs newer than known here; those requests wait for the metadata."""
         peer = self._peer(node)
         if not peer.is_connected:
             return []
@@ -256,7 +256,7 @@ class LeaderSide:
     def handle_ack(
         self, node: str, received_bytes: int, entries: list[OffsetEntry], now: float
     ) -> list[tuple[int, int]]:
-        """Take a follower's durable ends; return (partition, epoch) pairs newer than known."""
+        """Takes a follower's durable ends; returns (partition, epoch) pairs newer than known."""
         peer = self._peer(node)
         if not peer.is_connected:
             return []
@@ -302,7 +302,7 @@ class LeaderSide:
             self._watch(led, now)
 
     def handle_taken(self, batches: Sequence[tuple[int, int, int, bytes]], now: float) -> None:
-        """Send batches just closed here: (partition, base offset, end offset, bytes)."""
+        """Sends batches just closed here: (partition, base offset, end offset, bytes)."""
         for partition, base, end, batch in batches:
             led = self.led[partition]
             if led is None:
@@ -355,7 +355,7 @@ class LeaderSide:
                     self._mark(led)
 
     def _advance(self, led: LedPartition) -> None:
-        """Move the high watermark to the least durable end, if `min_insync` replicas are in
+        """Moves the high watermark to the least durable end, if `min_insync` replicas are in
         sync."""
         metadata = self._state.metadata
         if metadata is None or len(led.info.in_sync) < metadata.min_insync:
@@ -375,7 +375,7 @@ class LeaderSide:
             self._state.effects.append(Send(gone.peer.node, FOLLOW_FROM, entry))
 
     def flush(self) -> None:
-        """Send the followers the high watermarks that have moved."""
+        """Sends the followers the high watermarks that have moved."""
         moved = self._moved
         if not moved:
             return
@@ -417,7 +417,7 @@ class LeaderSide:
                 del self._watched[led.partition]
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant of a led partition that does not hold."""
+        """Raises `AssertionError` for an invariant of a led partition that does not hold."""
         ends = self._state.log.next_offset
         for led in self.led:
             if led is not None:

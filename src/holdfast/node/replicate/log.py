@@ -26,20 +26,20 @@ class ReplicaLog(Protocol):
         """The first offset that is still in the log."""
 
     def lead(self, partition: int, epoch: int) -> None:
-        """Give this epoch to everything that this node appends from now on."""
+        """Gives this epoch to everything that this node appends from now on."""
 
     def append_batch(self, batch: Batch) -> None:
-        """Append a leader's batch unchanged. It begins at next_offset."""
+        """Appends a leader's batch unchanged. It begins at next_offset."""
 
     def truncate(self, partition: int, offset: int) -> None:
-        """Remove everything at and above `offset`, a batch boundary at or above the high
+        """Removes everything at and above `offset`, a batch boundary at or above the high
         watermark."""
 
     def reset(self, partition: int, offset: int) -> None:
-        """Remove everything. The log begins at `offset` and is committed up to there."""
+        """Removes everything. The log begins at `offset` and is committed up to there."""
 
     def advance(self, partition: int, offset: int) -> None:
-        """Mark everything below `offset` as committed."""
+        """Marks everything below `offset` as committed."""
 
     def last_epoch(self, partition: int) -> int:
         """The epoch of the newest batch; 0 for an empty log."""

@@ -35,7 +35,7 @@ class Peer:
         self.reads = 0
 
     def restart(self, is_connected: bool) -> None:
-        """Forget everything about the old link. The counters begin at 0 on each link."""
+        """Forgets everything about the old link. The counters begin at 0 on each link."""
         self.is_connected = is_connected
         self.incarnation = ""
         self.sent_bytes = 0
@@ -80,12 +80,12 @@ class Progress:
         self.reading = 0
 
     def stop(self) -> None:
-        """Send nothing more until the follower asks again."""
+        """Sends nothing more until the follower asks again."""
         self.state = IDLE
         self.reading = 0
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         if self.state == IDLE:
             return
         assert 0 <= self.matched <= self.sent <= self.led.end, "matched <= sent <= end"
@@ -122,18 +122,18 @@ class LedPartition:
         self._dropped = 0
 
     def add_recent(self, base: int, batch: bytes) -> None:
-        """Keep a batch in memory for followers that are slightly behind."""
+        """Keeps a batch in memory for followers that are slightly behind."""
         self._recent.append(batch)
         self._bases.append(base)
 
     def drop_recent(self) -> None:
-        """Drop all batches in memory."""
+        """Drops all batches in memory."""
         self._recent = []
         self._bases = []
         self._dropped = 0
 
     def drop_oldest(self) -> int:
-        """Drop the oldest batch in memory. Returns its size in bytes."""
+        """Drops the oldest batch in memory. Returns its size in bytes."""
         size = len(self._recent[self._dropped])
         assert size, "a batch is dropped twice"
         self._recent[self._dropped] = b""
@@ -154,7 +154,7 @@ class LedPartition:
         return sum(map(len, self._recent))
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         assert self.start <= self.end, "the epoch ends before it begins"
         assert 1 <= self.alive <= len(self.counted) + 1, "more replicas live than are counted"
         for progress in self.followers.values():

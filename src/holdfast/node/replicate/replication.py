@@ -89,12 +89,13 @@ class Replication:
         )
 
     def suspend(self, partition: int) -> None:
-        """Suspend the partition until `resume`: neither follow nor lead it. If the metadata names
-        this node as the leader, another in-sync replica gets it. Without one, GivenUp follows."""
+        """Suspends the partition until `resume`: neither follows nor leads it. If the metadata
+        names this node as the leader, another in-sync replica gets it. Without one, GivenUp
+        follows."""
         self._following.suspend(partition)
 
     def set_unfit(self, *, stands_apart: bool = False) -> None:
-        """Stop following, and take no new leadership, because the log here is damaged or an older
+        """Stops following, and takes no new leadership, because the log here is damaged or an older
         copy. The metadata moves existing leaderships to other nodes, without waiting for this one.
         A node that stands apart ends them itself, because it receives no metadata."""
         self._is_fit = False
@@ -104,7 +105,7 @@ class Replication:
                 self.leading.stop(partition)
 
     def resume(self, partition: int, now: float) -> None:
-        """End a suspension by `suspend`, or after Restarted (see
+        """Ends a suspension by `suspend`, or after Restarted (see
         ReplicationConfig.suspends_restarted)."""
         if not self._is_fit or partition in self._state.broken:
             return
@@ -112,13 +113,13 @@ class Replication:
         self._finish()
 
     def break_off(self, partition: int, error: AssertionError) -> None:
-        """Stop a partition whose invariant does not hold here. Another in-sync replica gets its
+        """Stops a partition whose invariant does not hold here. Another in-sync replica gets its
         leadership."""
         self._state.break_off(partition, error)
         self._finish()
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         self._state.check()
         self.leading.check()
         self._following.check()
@@ -132,7 +133,7 @@ class Replication:
     def handle_metadata(
         self, metadata: ClusterMetadata, changed: Iterable[int], now: float
     ) -> None:
-        """Take over newer metadata. `changed` contains every partition that may differ from
+        """Takes over newer metadata. `changed` contains every partition that may differ from
         before."""
         before = self._state.metadata
         if before is not None and metadata.version <= before.version:
@@ -155,7 +156,7 @@ class Replication:
         self._finish()
 
     def handle_current(self, now: float) -> None:
-        """Begin to lead. The metadata is now at least as new as every decision made before this
+        """Begins to lead. The metadata is now at least as new as every decision made before this
         process began. An older image could name this node the leader of an epoch that another one
         has ended."""
         if self._is_current:
@@ -168,8 +169,8 @@ class Replication:
     def review_incomplete(
         self, reports: Mapping[str, frozenset[int]], now: float
     ) -> frozenset[int]:
-        """Take the partitions in which connected nodes may be incomplete, and return those of this
-        node; see `incomplete`."""
+        """Takes the partitions in which connected nodes may be incomplete, and returns those of
+        this node; see `incomplete`."""
         if self._incomplete.reports != reports:
             self._incomplete.reports = dict(reports)
             self._renew_at = now
@@ -177,7 +178,7 @@ class Replication:
         return self._incomplete.own()
 
     def _review_incomplete(self, now: float) -> None:
-        """Let this node lead the partitions that it is known to be complete in."""
+        """Lets this node lead the partitions that it is known to be complete in."""
         if self._is_current and self._incomplete.review(self.leading.led):
             self._renew_at = now
 
@@ -220,7 +221,7 @@ class Replication:
         return node is not None and node.incarnation == self._state.config.incarnation
 
     def _renew(self, now: float) -> None:
-        """Propose new epochs for partitions that this node leads by an epoch that it must not
+        """Proposes new epochs for partitions that this node leads by an epoch that it must not
         use."""
         self._renew_at = now + self._state.config.proposal_retry_s
         if not self._unled or not self._is_current or not self._is_known() or not self._is_fit:
@@ -259,7 +260,7 @@ class Replication:
         return replace(info, leader=able[0] if able else "", in_sync=others)
 
     def _note_epochs(self, newer: list[tuple[int, int]]) -> None:
-        """Stop leading and following under epochs older than these."""
+        """Stops leading and following under epochs older than these."""
         epochs = self._state.epochs
         for partition, epoch in newer:
             if epoch > epochs[partition]:
@@ -271,7 +272,7 @@ class Replication:
     def handle_unhealthy(
         self, nodes: frozenset[str], now: float, unmet: frozenset[str] = frozenset()
     ) -> None:
-        """Keep these nodes from entering an in-sync set. They are silent here, or report an
+        """Keeps these nodes from entering an in-sync set. They are silent here, or report an
         untrustworthy disk."""
         self._state.unmet = unmet
         if nodes != self._state.unhealthy:
@@ -291,7 +292,7 @@ class Replication:
         self._finish()
 
     def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
-        """Dispatch a frame of replication.
+        """Dispatches a frame of replication.
 
         Raises `BadFrame` if the payload is invalid; the caller closes the link.
         """
@@ -315,20 +316,20 @@ class Replication:
         self._finish()
 
     def handle_taken(self, batches: Sequence[tuple[int, int, int, bytes]], now: float) -> None:
-        """Send the batches that this node, as leader, has just closed: (partition, base offset, end
-        offset, bytes). The driver calls this before any other handler, in the order of the
+        """Sends the batches that this node, as leader, has just closed: (partition, base offset,
+        end offset, bytes). The driver calls this before any other handler, in the order of the
         batches."""
         self.leading.handle_taken(batches, now)
         self._finish()
 
     def handle_durable(self, now: float) -> None:
-        """React to a change of the log's `durable_offset`."""
+        """Reacts to a change of the log's `durable_offset`."""
         self.leading.handle_durable()
         self._following.handle_durable()
         self._finish()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
-        """Take the result of a ReadBatches."""
+        """Takes the result of a ReadBatches."""
         self.leading.handle_batches(request, batches, now)
         self._finish()
 

@@ -42,7 +42,7 @@ class ReplicaState:
         return metadata.partitions[partition]
 
     def commit(self, partition: int, offset: int) -> bool:
-        """Move the high watermark. Returns False if it is there already."""
+        """Moves the high watermark. Returns False if it is there already."""
         log = self.log
         if offset <= log.high_watermark[partition]:
             return False
@@ -52,14 +52,14 @@ class ReplicaState:
         return True
 
     def break_off(self, partition: int, error: AssertionError) -> None:
-        """Suspend a partition whose state is wrong; the others go on. Its log stays as it is."""
+        """Suspends a partition whose state is wrong; the others go on. Its log stays as it is."""
         if partition not in self.broken:
             self.broken[partition] = str(error)
             self.suspended.add(partition)
             self.effects.append(Broken(partition, str(error)))
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant over all partitions that does not hold."""
+        """Raises `AssertionError` for an invariant over all partitions that does not hold."""
         log = self.log
         for partition, epoch in enumerate(self.epochs):
             assert log.start_offsets[partition] <= log.next_offset[partition]

@@ -53,8 +53,8 @@ def resolved(state: NodeState, route: Route) -> Route:
 
 
 def _remember(state: NodeState, route: Route) -> None:
-    """Store the route and count all its memory, that of the receivers too: with 1,000 of them to a
-    topic, 100,000 topics have a list of 8 kB each."""
+    """Stores the route and counts all its memory, that of the receivers too: with 1,000 of them to
+    a topic, 100,000 topics have a list of 8 kB each."""
     routes = state.routes
     size_bytes = ROUTE_BYTES + 2 * len(route.raw)
     size_bytes += RECEIVER_BYTES * (len(route.targets) + len(route.groups))

@@ -76,7 +76,7 @@ class Fitness:
         return ""
 
     def other_servers(self) -> str:
-        """Return other nodes' client addresses, in the form of `holdfast.addresses`."""
+        """Returns other nodes' client addresses, in the form of `holdfast.addresses`."""
         context = self._cluster_node.context
         metadata = context.metadata
         if self.is_removed and metadata is not None:

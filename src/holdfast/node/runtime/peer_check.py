@@ -27,14 +27,14 @@ class PeerCheck:
         """Nodes that came back without their disk and were refused, each with the reason."""
 
     def own_disk(self) -> str:
-        """Describe this node's disk for the handshake. A damaged disk describes nothing: what
+        """Describes this node's disk for the handshake. A damaged disk describes nothing: what
         damage has removed would look like an older copy."""
         if self._runtime.fitness.is_damaged or self._cluster_node.context.journal.damaged:
             return ""
         return self._cluster_node.positions.claim().text()
 
     def objection(self, peer: PeerIdentity, known: Known) -> Refusal | None:
-        """Return the reason why a node must not be linked. `known`: the positions of disks that
+        """Returns the reason why a node must not be linked. `known`: the positions of disks that
         this node knew when the connection began."""
         metadata = self._cluster_node.context.metadata
         info = metadata.nodes.get(peer.node_id) if metadata is not None else None

@@ -16,11 +16,11 @@ class LoopPort(ClientPort, Protocol):
     """The event loop of a cluster node."""
 
     def write_watermarks(self, watermarks: Checkpoint) -> None:
-        """Sync the records below the high watermarks, unless they are; write the watermarks, and
-        call `ClusterRuntime.watermarks_written`. Older ones only make a start slower."""
+        """Syncs the records below the high watermarks, unless they are; writes the watermarks, and
+        calls `ClusterRuntime.watermarks_written`. Older ones only make a start slower."""
 
     def write_remembered(self, content: bytes) -> None:
-        """Store what this node remembers of the other nodes' disks. An older one only notices an
+        """Stores what this node remembers of the other nodes' disks. An older one only notices an
         older copy less often."""
 
 
@@ -32,23 +32,23 @@ class RaftPort(Protocol):
         """Whether a write waits for space."""
 
     def submit(self, write: Write) -> None:
-        """Write, then call `ClusterRuntime.raft_written`."""
+        """Writes, then calls `ClusterRuntime.raft_written`."""
 
 
 class LinkPort(Protocol):
     """The links to the other nodes."""
 
     def send(self, node_id: str, kind: int, payload: bytes | Sequence[bytes]) -> bool:
-        """Queue a frame; returns False if there is no link."""
+        """Queues a frame; returns False if there is no link."""
 
     def flush(self) -> None:
-        """Send what is queued."""
+        """Sends what is queued."""
 
     def review(self) -> None:
-        """Close the links that the metadata does not allow any more."""
+        """Closes the links that the metadata does not allow any more."""
 
     def isolate(self, text: str) -> None:
-        """Close all links and allow no new ones."""
+        """Closes all links and allows no new ones."""
 
 
 class ReplicaReadPort(ReadPort, Protocol):
@@ -57,45 +57,45 @@ class ReplicaReadPort(ReadPort, Protocol):
     def read_batches(
         self, effect: ReadBatches, end: int, done: Callable[[ReadBatches, list[bytes]], None]
     ) -> None:
-        """Read whole batches below the offset `end`."""
+        """Reads whole batches below the offset `end`."""
 
 
 class ProcessPort(Protocol):
     """The process of the node, with its directory."""
 
     def take_nodes(self, metadata: ClusterMetadata) -> None:
-        """Adjust the links, because the cluster's nodes have changed."""
+        """Adjusts the links, because the cluster's nodes have changed."""
 
     def take_users(self) -> None:
-        """Put the users of the metadata in force."""
+        """Puts the users of the metadata in force."""
 
     def proposals_done(self, outcomes: list[tuple[int, Outcome]]) -> None:
-        """Pass on the outcomes of proposals that were made for an operator."""
+        """Passes on the outcomes of proposals that were made for an operator."""
 
     def save_snapshot(self) -> None:
-        """Write a snapshot of state received from other nodes, unless one is being written."""
+        """Writes a snapshot of state received from other nodes, unless one is being written."""
 
     def became_ready(self) -> None:
-        """Begin to serve clients."""
+        """Begins to serve clients."""
 
     def became_complete(self) -> None:
-        """Remove the mark that this disk may lack acknowledged records."""
+        """Removes the mark that this disk may lack acknowledged records."""
 
     def relieved(self) -> None:
-        """Continue with the shutdown: this node leads nothing, or no other node is connected."""
+        """Continues with the shutdown: this node leads nothing, or no other node is connected."""
 
     def set_aside(self, *, keep: bool) -> None:
-        """Start again with an empty directory. `keep`: the content is undamaged."""
+        """Starts again with an empty directory. `keep`: the content is undamaged."""
 
     def stand_apart(self, text: str) -> None:
-        """Store that this node stands apart for the reason `text`, until it begins anew or is
+        """Stores that this node stands apart for the reason `text`, until it begins anew or is
         stopped in order."""
 
     def recovered(self) -> None:
-        """Store that the disk has the log of the others again."""
+        """Stores that the disk has the log of the others again."""
 
     def begin_anew(self) -> None:
-        """Start again as another Raft peer, because the disk is an older copy."""
+        """Starts again as another Raft peer, because the disk is an older copy."""
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ class ClusterProbes:
         self._taken_at = 0.0
 
     def group_taken(self, group: WriteGroup) -> None:
-        """Choose a batch that this node, as leader, has just closed."""
+        """Chooses a batch that this node, as leader, has just closed."""
         if self._partition < 0 and group.built:
             batch = group.built[0]
             self._partition, self._end = batch.partition, batch.end_offset
             self._taken_at = self._state.now
 
     def step(self) -> None:
-        """Look at the probes. Called once a turn."""
+        """Looks at the probes. Called once a turn."""
         now = self._state.now
         durations = self._state.stats.durations
         pending = self._pending

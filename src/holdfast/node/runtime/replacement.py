@@ -23,11 +23,11 @@ class Replacement:
         self._is_waiting = False
 
     def note_kept(self, names: list[str]) -> None:
-        """Note the directories that `kept` has now."""
+        """Notes the directories that `kept` has now."""
         self.kept = names
 
     def step(self, metadata: ClusterMetadata | None, is_dispensable: bool) -> bool:
-        """Decide about a damaged or diverged directory; returns True once, if it is to be set
+        """Decides about a damaged or diverged directory; returns True once, if it is to be set
         aside. `is_dispensable`: see `ClusterNode`."""
         if self._is_decided:
             return False

@@ -50,7 +50,7 @@ class SessionCensus:
         self.backlog_max = 0
 
     def step(self, sessions: int) -> bool:
-        """Count some more sessions. Returns False once all are counted."""
+        """Counts some more sessions. Returns False once all are counted."""
         end = min(len(self._sessions), self._next + sessions)
         for index in range(self._next, end):
             session = self._sessions[index]
@@ -60,7 +60,7 @@ class SessionCensus:
         return end < len(self._sessions)
 
     def slowest(self) -> list[SlowSession]:
-        """Return the sessions with the largest backlogs, the largest first."""
+        """Returns the sessions with the largest backlogs, the largest first."""
         return [each for _, _, each in sorted(self._slowest, reverse=True)]
 
     def _count(self, index: int, session: Session) -> None:

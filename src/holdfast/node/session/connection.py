@@ -46,7 +46,7 @@ class AliasesIn:
         self.topic_bytes = 0
 
     def set(self, alias: int, topic: bytes) -> bool:
-        """Store an alias. False: there is no room."""
+        """Stores an alias. False: there is no room."""
         topic_bytes = self.topic_bytes + len(topic) - len(self.topics.get(alias, b""))
         if topic_bytes > ALIASES_IN_BYTES_MAX:
             return False
@@ -70,14 +70,14 @@ class AliasesOut:
         )
 
     def add(self, topic: bytes) -> int:
-        """Give the topic the next alias."""
+        """Gives the topic the next alias."""
         alias = len(self.by_topic) + 1
         self.by_topic[topic] = alias
         self.topic_bytes += len(topic)
         return alias
 
     def remove_last(self, topic: bytes) -> None:
-        """Take back the alias of `topic`, which was added last."""
+        """Takes back the alias of `topic`, which was added last."""
         del self.by_topic[topic]
         self.topic_bytes -= len(topic)
 
@@ -105,13 +105,13 @@ class Deadline:
         self.connections: list[Connection] = []
 
     def add(self, connection: "Connection") -> None:
-        """Add a connection that has no deadline."""
+        """Adds a connection that has no deadline."""
         connection.deadline = self
         connection.deadline_index = len(self.connections)
         self.connections.append(connection)
 
     def remove(self, connection: "Connection") -> None:
-        """Remove one of the connections."""
+        """Removes one of the connections."""
         last = self.connections.pop()
         if last is not connection:
             self.connections[connection.deadline_index] = last
@@ -242,13 +242,13 @@ class Connection:
         return transport.find_remote() if isinstance(transport, AddressSource) else "?"
 
     def forget_remote(self) -> None:
-        """Leave the address to the socket if that has it, too: its text takes 64 bytes."""
+        """Leaves the address to the socket if that has it, too: its text takes 64 bytes."""
         transport = self.transport
         if isinstance(transport, AddressSource) and transport.has_remote():
             self._remote = None
 
     def recall_remote(self) -> None:
-        """Take the address from the socket, which ends. Lines of the log and audit may follow."""
+        """Takes the address from the socket, which ends. Lines of the log and audit may follow."""
         self._remote = self.remote
 
     def topic_of(self, topic: bytes) -> bytes:
@@ -258,13 +258,13 @@ class Connection:
         return topic[len(mount) :] if mount else topic
 
     def limit_packets(self, packet_bytes_max: int) -> None:
-        """Accept packets of up to so many bytes from now on."""
+        """Accepts packets of up to so many bytes from now on."""
         self.input_packet_bytes_max = packet_bytes_max
         if self.reader is not None:
             self.reader.packet_bytes_max = packet_bytes_max
 
     def send(self, data: bytes, dirty: "list[Connection]") -> None:
-        """Queue bytes for the driver's next write."""
+        """Queues bytes for the driver's next write."""
         out = self.out
         if out is None:
             self.out = [data]
@@ -276,12 +276,12 @@ class Connection:
             dirty.append(self)
 
     def note_acknowledged(self) -> None:
-        """Count a publish of the client as acknowledged."""
+        """Counts a publish of the client as acknowledged."""
         assert self.unacknowledged > 0, "a publish is acknowledged twice"
         self.unacknowledged -= 1
 
     def close(self, dirty: "list[Connection]") -> None:
-        """Ask the driver to close the socket after the queued bytes are written."""
+        """Asks the driver to close the socket after the queued bytes are written."""
         self.closing = True
         if not self.dirty:
             self.dirty = True

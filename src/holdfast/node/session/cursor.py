@@ -89,30 +89,30 @@ class LiveLane:
         return not any(matches(filter, topic) for filter in self.filters)
 
     def push(self, delivery: Delivery) -> None:
-        """Queue a delivery for which there is no room yet."""
+        """Queues a delivery for which there is no room yet."""
         self.queue_bytes += queued_size(delivery.message)
         self.queue.append(delivery)
 
     def pop(self) -> Delivery:
-        """Remove and return the oldest delivery."""
+        """Removes and returns the oldest delivery."""
         delivery = self.queue.popleft()
         self.queue_bytes -= queued_size(delivery.message)
         assert self.queue_bytes >= 0, "fewer bytes in the lane than none"
         return delivery
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the counted bytes are the sums over the queues."""
+        """Raises `AssertionError` unless the counted bytes are the sums over the queues."""
         assert self.queue_bytes == _size_of(self.queue), "the bytes of the lane"
         assert self.tailed_bytes == _size_of(self.tailed), "the bytes tailed by the lane"
         assert not self.is_open or len(self.filters) <= LANE_FILTERS_MAX, "too many filters"
 
     def start_read(self) -> None:
-        """Begin a read from `positions` on. Live deliveries come behind its records."""
+        """Begins a read from `positions` on. Live deliveries come behind its records."""
         self.reading = True
         self.has_overflowed = False
 
     def tail(self, delivery: Delivery, has_room: bool) -> None:
-        """Take a live delivery while the lane is behind. It is in the log, so it may be dropped."""
+        """Takes a live delivery while the lane is behind. The log has it, so it may be dropped."""
         if self.reading and has_room:
             self.tailed.append(delivery)
             self.tailed_bytes += queued_size(delivery.message)
@@ -120,7 +120,7 @@ class LiveLane:
             self.has_overflowed = True
 
     def finish_read(self, positions: list[int], done: bool) -> None:
-        """End a read at `positions`, whose records are queued. `done`: it reached its limit."""
+        """Ends a read at `positions`, whose records are queued. `done`: it reached its limit."""
         self.reading = False
         tailed = self.tailed
         self.tailed = []
@@ -132,7 +132,7 @@ class LiveLane:
                 self.push(delivery)
 
     def close(self) -> None:
-        """Let all later messages wait behind the replay."""
+        """Lets all later messages wait behind the replay."""
         self.is_open = False
         self.positions = None
         self.reading = False
@@ -161,7 +161,7 @@ class WaitingQos0:
         self.size_bytes = 0
 
     def push(self, partition: int, before: int, delivery: Delivery) -> None:
-        """Queue a delivery that goes before this offset, and behind the earlier ones."""
+        """Queues a delivery that goes before this offset, and behind the earlier ones."""
         self.by_partition.setdefault(partition, deque()).append((before, delivery))
         self.count += 1
         self.size_bytes += queued_size(delivery.message)
@@ -174,14 +174,14 @@ class WaitingQos0:
         return False
 
     def pop_before(self, partition: int, offset: int) -> Delivery | None:
-        """Remove and return the next one that goes before this record; None: there is none."""
+        """Removes and returns the next one that goes before this record; None: there is none."""
         waiting = self.by_partition.get(partition)
         if waiting is None or waiting[0][0] > offset:
             return None
         return self._pop(partition, waiting)
 
     def pop(self) -> Delivery:
-        """Remove and return the next one of any partition."""
+        """Removes and returns the next one of any partition."""
         partition, waiting = next(iter(self.by_partition.items()))
         return self._pop(partition, waiting)
 
@@ -195,7 +195,7 @@ class WaitingQos0:
         return delivery
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         waiting = [each for queue in self.by_partition.values() for each in queue]
         assert all(self.by_partition.values()), "an empty queue"
         assert self.count == len(waiting), "the number of waiting messages"
@@ -229,7 +229,7 @@ class Cursor:
         self.read_overflow = False
 
     def push(self, delivery: Delivery) -> None:
-        """Queue a delivery behind the others of its kind."""
+        """Queues a delivery behind the others of its kind."""
         self.outbox_bytes += queued_size(delivery.message)
         if self.reading:
             if self.tailed_while_reading is None:
@@ -241,7 +241,7 @@ class Cursor:
         self.outbox.append(delivery)
 
     def pop(self) -> Delivery:
-        """Remove and return the oldest delivery."""
+        """Removes and returns the oldest delivery."""
         outbox = self.outbox
         assert outbox is not None
         delivery = outbox.popleft()
@@ -280,8 +280,8 @@ class Cursor:
         return positions
 
     def fall_behind(self, delivered: list[int]) -> None:
-        """Drop the queue and continue from the log. `delivered` must not yet cover the record that
-        the reader was about to receive, or that record is lost."""
+        """Drops the queue and continues from the log. `delivered` must not yet cover the record
+        that the reader was about to receive, or that record is lost."""
         if self.reading:
             self.read_overflow = True
         else:
@@ -293,14 +293,14 @@ class Cursor:
         self.tailing = False
 
     def start_read(self) -> None:
-        """Begin a read. From now on live records queue up behind those of the read. The caller
+        """Begins a read. From now on live records queue up behind those of the read. The caller
         passes the positions."""
         self.reading = True
         self.read_overflow = False
         self.tailing = True
 
     def finish_read(self, positions: list[int], done: bool) -> None:
-        """End a read at `positions`. `done`: it reached its limit.
+        """Ends a read at `positions`. `done`: it reached its limit.
 
         The caller first appends the records of the read to the outbox.
         """
@@ -323,7 +323,7 @@ class Cursor:
         self.recount()
 
     def open_lane(self, filters: list[str]) -> None:
-        """Let live messages of topics outside of these filters overtake the read that begins now.
+        """Lets live messages of topics outside of these filters overtake the read that begins now.
         The cursor is at the tail, and its outbox has only such messages afterwards that do not
         overtake."""
         lane = LiveLane(filters)
@@ -339,7 +339,7 @@ class Cursor:
             self.recount()
 
     def end_lane(self) -> None:
-        """Let the messages of the lane wait in the outbox. They have topics of their own there."""
+        """Lets the messages of the lane wait in the outbox. They have topics of their own there."""
         lane = self.lane
         self.lane = None
         if lane is None or not lane.queue:
@@ -350,7 +350,7 @@ class Cursor:
         self.outbox_bytes += lane.queue_bytes
 
     def cancel_read(self) -> None:
-        """Abandon the read. Its result will be ignored, and the positions stay as before it."""
+        """Abandons the read. Its result will be ignored, and the positions stay as before it."""
         self.read_number += 1
         self.reading = False
         self.tailing = False
@@ -358,11 +358,11 @@ class Cursor:
         self.recount()
 
     def recount(self) -> None:
-        """Count `outbox_bytes` again from the outbox."""
+        """Counts `outbox_bytes` again from the outbox."""
         self.outbox_bytes = 0 if self.outbox is None else _size_of(self.outbox)
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         waiting = [*(self.outbox or ()), *(self.tailed_while_reading or ())]
         assert self.outbox_bytes == _size_of(waiting), "the bytes of the outbox"
         assert self.reading or self.tailed_while_reading is None, "tailed without a read"

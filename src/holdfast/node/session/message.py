@@ -59,7 +59,7 @@ class Message:
         self._tail_v5: bytes = b""
 
     def adopt_frame(self, version: int, frame: bytes) -> None:
-        """Reuse the frame in which the message arrived, for receivers of the same version. `frame`
+        """Reuses the frame in which the message arrived, for receivers of the same version. `frame`
         must be a QoS 0 PUBLISH without DUP, RETAIN and properties."""
         if version < 5:
             self._frame_v3 = frame
@@ -67,7 +67,7 @@ class Message:
             self._frame_v5 = frame
 
     def drop_frames(self) -> None:
-        """Drop the shared frames of a message that is delivered and stays in memory: see
+        """Drops the shared frames of a message that is delivered and stays in memory: see
         `without_frames`."""
         self._frame_v3 = None
         self._frame_v5 = None

@@ -143,14 +143,14 @@ class RareState(Cursor):
             self._rare().owed_inflight = value
 
     def owe(self, filter: str, owed: OwedRetained) -> None:
-        """Begin a retained set, or begin it again."""
+        """Begins a retained set, or begins it again."""
         rare = self._rare()
         if rare.owed is None:
             rare.owed = {}
         rare.owed[filter] = owed
 
     def note_owed(self, filter: str, owed: OwedRetained) -> None:
-        """Note a change of a retained set for the log."""
+        """Notes a change of a retained set for the log."""
         rare = self._rare()
         if rare.owed_changes is None:
             rare.owed_changes = {}
@@ -159,7 +159,7 @@ class RareState(Cursor):
             self._pop_owed(rare, filter)
 
     def pop_owed_changes(self) -> dict[str, OwedRetained]:
-        """Remove and return the changes."""
+        """Removes and returns the changes."""
         rare = self._rarities
         changes = None if rare is None else rare.owed_changes
         if rare is None or changes is None:
@@ -168,7 +168,7 @@ class RareState(Cursor):
         return changes
 
     def forget_owed(self, filter: str) -> None:
-        """Owe nothing for a filter: its subscription has ended."""
+        """Owes nothing for a filter: its subscription has ended."""
         rare = self._rarities
         if rare is None:
             return
@@ -199,7 +199,7 @@ def inflight_ahead(session: RareState) -> dict[tuple[int, int], int] | None:
 
 
 def pop_ahead(session: RareState, place: tuple[int, int], wanted: int = 0) -> int:
-    """Remove and return the packet id of an inflight message ahead of the cursor; 0: it is not
+    """Removes and returns the packet id of an inflight message ahead of the cursor; 0: it is not
     ahead, or it is not the `wanted` one."""
     ahead = inflight_ahead(session)
     packet_id = 0 if ahead is None else ahead.get(place, 0)

@@ -222,7 +222,7 @@ class Session(RareState):
         self.dropped = 0
 
     def hold_inbound(self, packet_id: int, partition: int) -> None:
-        """Note the packet id of a QoS 2 message in `partition` until its PUBREL."""
+        """Notes the packet id of a QoS 2 message in `partition` until its PUBREL."""
         if self.inbound is None:
             self.inbound = {}
         self.inbound[packet_id] = partition
@@ -245,7 +245,7 @@ class Session(RareState):
         self._life_epochs = epochs if value and 0 <= epochs < 1 << 31 else -1
 
     def renew(self, epoch: int) -> None:
-        """Give the session a later epoch. Its life stays: otherwise a QoS 2 message of an epoch
+        """Gives the session a later epoch. Its life stays: otherwise a QoS 2 message of an epoch
         between would count as one of an earlier session, and be stored again."""
         life = self.life
         self.epoch = epoch
@@ -264,13 +264,13 @@ class Session(RareState):
         self._key = value
 
     def add_inflight(self, packet_id: int, entry: Inflight) -> None:
-        """Track a message until it is finished."""
+        """Tracks a message until it is finished."""
         if self.inflight is NO_INFLIGHT:
             self.inflight = {}
         self.inflight[packet_id] = entry
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         super().check()
         for packet_id in self.inflight:
             assert 1 <= packet_id <= 65535, "a packet id out of range"
@@ -311,7 +311,7 @@ class Session(RareState):
         return len(self.inflight) - unsent < self.inflight_max
 
     def note_done(self, partition: int, offset: int) -> None:
-        """Record that an offset at or above the logged position is finished."""
+        """Records that an offset at or above the logged position is finished."""
         self.add_done([(partition, offset)])
         if self.expiry_s > 0:
             if self.done_changes is None:
@@ -332,8 +332,8 @@ class Session(RareState):
                 replay.again.difference_update(places)
 
     def note_change(self, packet_id: int, entry: Inflight | None) -> None:
-        """Remember a change of an inflight packet id for the next progress record. Only for durable
-        sessions."""
+        """Remembers a change of an inflight packet id for the next progress record. Only for
+        durable sessions."""
         changes = self.changes
         if changes is None:
             changes = self.changes = ChangedIds()
@@ -403,13 +403,13 @@ class Group(Cursor):
         self.coordination: object | None = None
 
     def defer_message(self, message: Message) -> None:
-        """Keep a message until a member that may read it is ready."""
+        """Keeps a message until a member that may read it is ready."""
         self.deferred.setdefault(message.topic, deque()).append(message)
         self.deferred_count += 1
         self.deferred_bytes += queued_size(message)
 
     def pop_deferred(self, topic: bytes) -> Message:
-        """Remove and return the oldest message of a topic."""
+        """Removes and returns the oldest message of a topic."""
         messages = self.deferred[topic]
         message = messages.popleft()
         self.deferred_count -= 1
@@ -420,14 +420,14 @@ class Group(Cursor):
         return message
 
     def attach(self, member: GroupMember) -> None:
-        """Add a member that has a connection to `connected`."""
+        """Adds a member that has a connection to `connected`."""
         if member.slot < 0:
             member.slot = len(self.connected)
             self.connected.append(member)
             self.unblock(member)
 
     def detach(self, member: GroupMember) -> None:
-        """Remove a member that leaves, or lost its connection, from `connected`."""
+        """Removes a member that leaves, or lost its connection, from `connected`."""
         if member.slot < 0:
             return
         if len(self.connected) == 1:
@@ -443,14 +443,14 @@ class Group(Cursor):
         member.slot = -1
 
     def block(self, member: GroupMember) -> None:
-        """Move a member without room behind the first `ready`."""
+        """Moves a member without room behind the first `ready`."""
         assert self.connected[member.slot] is member, "the slot of another member"
         if member.slot < self.ready:
             self.ready -= 1
             self._swap(member, self.connected[self.ready])
 
     def unblock(self, member: GroupMember) -> None:
-        """Move a member that has room among the first `ready`."""
+        """Moves a member that has room among the first `ready`."""
         if member.slot >= self.ready:
             self._swap(member, self.connected[self.ready])
             self.ready += 1
@@ -463,7 +463,7 @@ class Group(Cursor):
         other.slot = slot
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         super().check()
         assert 0 <= self.ready <= len(self.connected), "more members are ready than connected"
         for slot, member in enumerate(self.connected):
@@ -474,7 +474,7 @@ class Group(Cursor):
         assert self.deferred_bytes == sum(map(queued_size, aside)), "the bytes aside"
 
     def note_assigned(self, partition: int, offset: int) -> None:
-        """Record that a member has the QoS 2 record, for the next progress record."""
+        """Records that a member has the QoS 2 record, for the next progress record."""
         if self.assigned is None:
             self.assigned = set()
         if len(self.assigned) < ASSIGNED_MAX:

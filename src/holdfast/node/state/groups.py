@@ -145,7 +145,7 @@ class GroupPositions:
         }
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold."""
+        """Raises `AssertionError` for an invariant that does not hold."""
         keepers: dict[int, dict[Session, int]] = {}
         for session in self._state.sessions.values():
             for entry in session.inflight.values():

@@ -40,7 +40,7 @@ class SenderPacketIds:
         self._put_back_at: Sequence[int] | None = None
 
     def note_put_back(self, ends: Sequence[int], snapshot: Sequence[int] | None) -> None:
-        """Note where the log ended when it was put back, before any record and after the entries
+        """Notes where the log ended when it was put back, before any record and after the entries
         of a snapshot with these offsets. A snapshot of later names the doubtful ids itself."""
         self._put_back_at = ends
         self.state.was_put_back = True
@@ -50,7 +50,7 @@ class SenderPacketIds:
                     session.doubtful = set(session.inbound)
 
     def _note_inbound(self, record: Record) -> None:
-        """Record the packet id of a QoS 2 message. Records without an epoch (0, older versions)
+        """Records the packet id of a QoS 2 message. Records without an epoch (0, older versions)
         count."""
         client_id = record.client_id.decode()
         epoch = record.producer_epoch
@@ -64,11 +64,11 @@ class SenderPacketIds:
             self._hold(session, record.sequence, record.partition, record.offset)
 
     def _begin_life(self, session: Session, epoch: int) -> None:
-        """Note the epoch in which a session began, or that of its snapshot."""
+        """Notes the epoch in which a session began, or that of its snapshot."""
         self._first_epochs[session.client_id] = epoch
 
     def _apply_early_ids(self, session: Session) -> None:
-        """Give a session that was just opened the packet ids that were used since."""
+        """Gives a session that was just opened the packet ids that were used since."""
         early = self._early_ids.pop(session.client_id, {})
         for packet_id, (partition, offset, epoch) in early.items():
             if epoch >= session.epoch:

@@ -52,7 +52,7 @@ class MaintenancePlan:
         return is_right and self.grown_bytes() >= self.limits.snapshot_bytes
 
     def snapshot_sequence(self, *, always: bool) -> int | None:
-        """Return the sequence of a snapshot begun now, or None if there is one for all records.
+        """Returns the sequence of a snapshot begun now, or None if there is one for all records.
 
         `always`: write it even then, because the state contains more than the records define.
         """
@@ -65,13 +65,13 @@ class MaintenancePlan:
         return sequence if sequence != newest or self.is_snapshot_due() or always else None
 
     def snapshot_written(self, sequence: int, grown_bytes: int) -> None:
-        """Note a durable snapshot. `grown_bytes`: those at its begin."""
+        """Notes a durable snapshot. `grown_bytes`: those at its begin."""
         self._snapshot_at += grown_bytes
         if not self._snapshots or sequence != self._snapshots[-1]:
             self._snapshots.append(sequence)
 
     def summaries(self) -> list[SegmentSummary]:
-        """Describe the segments, for `retention`."""
+        """Describes the segments, for `retention`."""
         return [
             SegmentSummary(
                 segment.sequence,
@@ -85,7 +85,7 @@ class MaintenancePlan:
     def retention(
         self, summaries: list[SegmentSummary], superseded: int
     ) -> tuple[RetentionDecision, int]:
-        """Decide what may go, and how many of the oldest segments may be compacted.
+        """Decides what may go, and how many of the oldest segments may be compacted.
 
         `superseded`: see `decide`. Both numbers are of one moment. With a snapshot that is written
         in between, a standby lacks retained messages (`tests/model/test_lease_simulation.py`).
@@ -105,5 +105,5 @@ class MaintenancePlan:
         return decision, count_unpinned(summaries, oldest_snapshot, pins)
 
     def removed(self, size_bytes: int) -> None:
-        """Note bytes that retention or compaction has removed."""
+        """Notes bytes that retention or compaction has removed."""
         self._removed_bytes += size_bytes

@@ -32,7 +32,7 @@ class MemberValues:
         self.values: dict[bytes, bytes] = {}
 
     def apply(self, record: Record) -> None:
-        """Apply a FEDERATION record."""
+        """Applies a FEDERATION record."""
         key, start = record.client_id, record.sequence
         if key == IDENTITY:
             if start <= self.start:
@@ -46,13 +46,13 @@ class MemberValues:
             self.values.pop(key, None)
 
     def entries(self) -> Iterator[bytes | None]:
-        """Yield the entries of a snapshot, and None for a value that is gone by now."""
+        """Yields the entries of a snapshot, and None for a value that is gone by now."""
         for key in [IDENTITY, *[key for key in self.values if key != IDENTITY]]:
             value = self.values.get(key)
             yield None if value is None else _HEAD.pack(self.start, len(key)) + key + value
 
     def restore(self, data: bytes) -> None:
-        """Load an entry. Raises `struct.error` or `ValueError` for one that is none."""
+        """Loads an entry. Raises `struct.error` or `ValueError` for one that is none."""
         start, key_bytes = _HEAD.unpack_from(data)
         at = _HEAD.size + key_bytes
         if len(data) <= at:

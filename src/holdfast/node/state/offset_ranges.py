@@ -60,7 +60,7 @@ class OffsetRanges:
         ends[first:last] = [end]
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the ranges are in order and do not touch."""
+        """Raises `AssertionError` unless the ranges are in order and do not touch."""
         before = -1
         for start, end in self.ranges():
             assert before < start < end, "two ranges touch"

@@ -46,7 +46,7 @@ class OpenSessions:
                 del self._of[session.owner]
 
     def check(self, sessions: Iterable[Session]) -> None:
-        """Raise `AssertionError` unless these sessions, which are all, are in the buckets of their
+        """Raises `AssertionError` unless these sessions, which are all, are in the buckets of their
         owners."""
         known = list(sessions)
         assert all(map(self._is_known, known)), "a session is missing"

@@ -17,7 +17,7 @@ class RecordedFilters:
         self._wildcards = SubscriptionTrie()
 
     def change(self, filter: str, sessions: int) -> None:
-        """Note that so many sessions more, or fewer, have the filter."""
+        """Notes that so many sessions more, or fewer, have the filter."""
         if is_shared(filter):
             return
         count = self._counts.pop(filter, 0) + sessions
@@ -33,7 +33,7 @@ class RecordedFilters:
         return topic in self._counts or len(self._wildcards.match(topic)) > 0
 
     def check(self, sessions: Iterable[Session]) -> None:
-        """Raise `AssertionError` unless these are the recorded sessions."""
+        """Raises `AssertionError` unless these are the recorded sessions."""
         plain = [each for one in sessions for each in one.subscriptions if not is_shared(each)]
         assert self._counts == Counter(plain), "the filters of the recorded sessions"
         assert len(self._wildcards) == sum(map(has_wildcard, self._counts)), "those in the trie"

@@ -117,11 +117,11 @@ class RecordedState:
         self.timers_cancelled = 0
 
     def note(self, level: str, event: str, fields: dict[str, object]) -> None:
-        """Emit a line for the log of the process."""
+        """Emits a line for the log of the process."""
         self.effects.append(Note(level, event, fields))
 
     def pop_effects(self) -> list[Effect]:
-        """Remove and return the effects. Those of the replicated state are its log lines."""
+        """Removes and returns the effects. Those of the replicated state are its log lines."""
         effects = self.effects
         self.effects = []
         return effects
@@ -129,14 +129,14 @@ class RecordedState:
     # Timers
 
     def arm(self, when: float, kind: int, subject: object) -> Timer:
-        """Start a timer."""
+        """Starts a timer."""
         self.timer_count += 1
         timer = Timer(when, self.timer_count, kind, subject)
         heapq.heappush(self.timers, timer)
         return timer
 
     def cancel(self, timer: object) -> None:
-        """Cancel a timer (anything but a Timer is ignored) and later remove it from the heap.
+        """Cancels a timer (anything but a Timer is ignored) and later remove it from the heap.
         Otherwise clients that come and go would leave their keep alive there for hours."""
         if not isinstance(timer, Timer) or timer.kind == CANCELLED or not timer.number:
             return
@@ -149,7 +149,7 @@ class RecordedState:
             self.timers_cancelled = 0
 
     def pop_timers(self, now: float, count_max: int) -> list[Timer]:
-        """Remove and return the due timers, the earliest first, at most so many."""
+        """Removes and returns the due timers, the earliest first, at most so many."""
         due: list[Timer] = []
         while self.timers and self.timers[0].when <= now and len(due) < count_max:
             timer = heapq.heappop(self.timers)
@@ -161,14 +161,14 @@ class RecordedState:
         return due
 
     def pop_due(self, now: float, count_max: int) -> list[tuple[int, object]]:
-        """Remove due timers, at most so many, and return (kind, subject) of each, in their
+        """Removes due timers, at most so many, and returns (kind, subject) of each, in their
         order."""
         return [(timer.kind, timer.subject) for timer in self.pop_timers(now, count_max)]
 
     # Sessions and groups
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two records."""
+        """Raises `AssertionError` for an invariant that does not hold between two records."""
         for client_id, session in self.sessions.items():
             assert session.client_id == client_id, "a session under another name"
             session.check()
@@ -190,7 +190,7 @@ class RecordedState:
         return len(self.sessions) - (FEDERATION in self.sessions) - len(self.queues)
 
     def set_subscription(self, subscription: Subscription) -> None:
-        """Add a subscription, or replace the one with the same filter. [MQTT-3.8.4-3]"""
+        """Adds a subscription, or replaces the one with the same filter. [MQTT-3.8.4-3]"""
         session = subscription.session
         filter = subscription.filter
         old = session.subscriptions.get(filter)
@@ -230,7 +230,7 @@ class RecordedState:
             group.attach(subscription)
 
     def pop_subscription(self, session: Session, filter: str) -> Subscription | None:
-        """Remove a subscription and return it, or None if there is none. Its group ends with its
+        """Removes a subscription and returns it, or None if there is none. Its group ends with its
         last member."""
         subscription = session.subscriptions.pop(filter, None)
         if subscription is None:
@@ -256,7 +256,7 @@ class RecordedState:
         return subscription
 
     def pop_session(self, session: Session) -> None:
-        """Remove a session without a connection. Its subscriptions remain for the caller to
+        """Removes a session without a connection. Its subscriptions remain for the caller to
         remove."""
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
@@ -276,7 +276,7 @@ class RecordedState:
     # Retained messages
 
     def set_retained(self, topic: str, message: Message) -> None:
-        """Replace the retained message of a topic [MQTT-3.3.1-5], or remove it if the new one is
+        """Replaces the retained message of a topic [MQTT-3.3.1-5], or removes it if the new one is
         empty. [MQTT-3.3.1-6] [MQTT-3.3.1-7]
 
         The limits do not count here: every node and every recovery must keep the same. The node
@@ -312,7 +312,7 @@ class RecordedState:
         return len(self.retained) - self.own_retained
 
     def note_retained_limit(self, topic: str) -> None:
-        """Count a message that found no room in the retained store."""
+        """Counts a message that found no room in the retained store."""
         self.stats.refused_quota += 1
         if self.repeats.count("retained_limit", self.now):
             self.note(
@@ -327,7 +327,7 @@ class RecordedState:
 
 
 def detach_member(group: Group, member: GroupMember) -> None:
-    """Take a member out of the order of its group, and of the members that block its session."""
+    """Takes a member out of the order of its group, and of the members that block its session."""
     group.detach(member)
     if member.session.blocked is not None:
         member.session.blocked.pop(member, None)

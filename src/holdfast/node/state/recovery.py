@@ -102,7 +102,7 @@ class Recovery(SenderPacketIds):
         self._offsets: list[object] = [0] * state.config.partitions
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
-        """Apply one entry of a snapshot."""
+        """Applies one entry of a snapshot."""
         if kind == SNAPSHOT_RETAINED:
             self._set_retained(Batch(data).record(0))
         elif kind == SNAPSHOT_SESSION:
@@ -124,7 +124,7 @@ class Recovery(SenderPacketIds):
             self.state.member.restore(data)
 
     def apply(self, record: Record) -> None:
-        """Apply a record, in journal order. One that cannot be decoded is counted and skipped."""
+        """Applies a record, in journal order. One that cannot be decoded is counted and skipped."""
         try:
             self._apply(record)
         except (ValueError, LookupError, TypeError, struct.error, ProtocolViolation):
@@ -227,7 +227,7 @@ class Recovery(SenderPacketIds):
         self.state.set_retained(topic, message_of(record))
 
     def _touch(self, session: Session) -> None:
-        """Note that the session has changed. Its timers are armed again after the last record."""
+        """Notes that the session has changed. Its timers are armed again after the last record."""
         if session not in self.touched:
             self.touched[session] = None
             self.state.cancel(session.will_timer)
@@ -277,7 +277,7 @@ class Recovery(SenderPacketIds):
                 self.group_assigned[key] = {each for each in given if each[1] >= known[each[0]]}
 
     def _advance(self, session: Session, cursor: CursorState) -> None:
-        """Apply a record of the session's progress."""
+        """Applies a record of the session's progress."""
         self._set_cursor(session, cursor)
 
     def _set_cursor(self, session: Session, cursor: CursorState) -> None:
@@ -435,7 +435,7 @@ class Recovery(SenderPacketIds):
         self._add_subscription(subscription)
 
     def _owe(self, session: Session, filter: str, after: str, seam: list[int] | None) -> None:
-        """Set how far a retained set was sent. `seam` None: as before."""
+        """Sets how far a retained set was sent. `seam` None: as before."""
         if seam is not None and len(seam) != self.state.config.partitions:
             raise ValueError(f"a retained set with a seam of {len(seam)} offsets")
         if filter not in session.subscriptions:
@@ -478,5 +478,5 @@ class Recovery(SenderPacketIds):
         session.replaying = bool(session.inflight or session.done)
 
     def _rearm(self, session: Session) -> bool:
-        """Start the timers of will and expiry. False: the session has expired."""
+        """Starts the timers of will and expiry. False: the session has expired."""
         return rearm(self.state, session, self.clock_slack_us)

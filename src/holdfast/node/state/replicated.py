@@ -342,7 +342,7 @@ class ReplicatedState(ReplicatedPacketIds):
         return will is not None and self.has_fired(session.client_id, session.epoch, will.topic)
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two records."""
+        """Raises `AssertionError` for an invariant that does not hold between two records."""
         self.open_sessions.check(self.state.sessions.values())
         self.groups.check()
         sessions = self.state.sessions.values()

@@ -139,7 +139,7 @@ def restore_replays(
     partitions: int,
     positions: list[int] | UnsetType = UNSET,
 ) -> None:
-    """Let the session's subscriptions begin where the entries say. `positions`: where the session
+    """Lets the session's subscriptions begin where the entries say. `positions`: where the session
     was when they were made, unless the session's own say it all.
 
     Raises `ValueError` if a list does not have an offset for each of the `partitions`.
@@ -166,7 +166,7 @@ def restore_replays(
 
 
 def go_back(session: Session, positions: list[int], starts: list[list[int]]) -> None:
-    """Let the session read the log from the starts on. Its present subscriptions apply from
+    """Lets the session read the log from the starts on. Its present subscriptions apply from
     `positions` on, where it is."""
     shared: dict[int, list[int]] = {}
     for subscription in session.subscriptions.values():

@@ -9,8 +9,9 @@ from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE, Recorde
 
 
 def rearm(state: RecordedState, session: Session, slack_us: int) -> bool:
-    """Start the timers of will and expiry of a session without a connection. False: it has expired.
-    `slack_us`: the most microseconds by which the clock of its close may be behind this node's."""
+    """Starts the timers of will and expiry of a session without a connection. False: it has
+    expired. `slack_us`: the most microseconds by which the clock of its close may be behind this
+    node's."""
     gone_us = state.wall_us - session.disconnected_us - slack_us
     gone_s = max(0, gone_us) / 1_000_000
     # A timer that was armed since the session was touched must not fire beside the new one.

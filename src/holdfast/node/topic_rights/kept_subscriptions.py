@@ -80,7 +80,7 @@ def _proceed_with_rest(
 def _proceed_if_decided(
     expected: int, proceed: Proceed, state: object, connection: Connection
 ) -> None:
-    """Proceed with a connection that is still in the state `expected`, unless the service
+    """Proceeds with a connection that is still in the state `expected`, unless the service
     failed."""
     assert isinstance(state, NodeState)
     rules = asked_rules(connection)

@@ -72,8 +72,8 @@ def is_waiting(connection: Connection) -> bool:
 
 
 def asks_to_publish(state: NodeState, connection: Connection, topic: str) -> bool:
-    """Ask whether the client may publish to a topic, unless that is decided. True: the packet is in
-    the input again, and comes back after the answer."""
+    """Asks whether the client may publish to a topic, unless that is decided. True: the packet is
+    in the input again, and comes back after the answer."""
     rules = asked_rules(connection)
     if rules is None or rules.publish_verdict(topic):
         return False
@@ -95,7 +95,7 @@ def is_unanswered(connection: Connection, topic: str) -> bool:
 def asks_to_subscribe(
     state: NodeState, connection: Connection, packet: Subscribe, proceed: Proceed
 ) -> bool:
-    """Ask about the filters of a SUBSCRIBE that are not decided. True: `proceed` continues it."""
+    """Asks about the filters of a SUBSCRIBE that are not decided. True: `proceed` continues it."""
     rules = asked_rules(connection)
     if rules is None:
         return False
@@ -113,8 +113,8 @@ def asks_to_subscribe(
 
 
 def _forget_filters(connection: Connection, rules: AskedRules, wanted: list[str]) -> None:
-    """Forget decisions about filters without a subscription, if they take too much memory. Those of
-    the `wanted` filters stay: they are not subscribed to yet."""
+    """Forgets decisions about filters without a subscription, if they take too much memory. Those
+    of the `wanted` filters stay: they are not subscribed to yet."""
     session = connection.session
     if session is None:
         return
@@ -133,7 +133,7 @@ def is_filter_unanswered(connection: Connection, filter: str) -> bool:
 def asks_to_resume(
     state: NodeState, connection: Connection, session: Session, proceed: Proceed
 ) -> bool:
-    """Ask about the next subscriptions that a session has from an earlier connection. True:
+    """Asks about the next subscriptions that a session has from an earlier connection. True:
     `proceed` continues, and calls this again. The client of a service that fails is refused,
     because messages of its session would otherwise be passed over."""
     rules = asked_rules(connection)
@@ -169,7 +169,7 @@ def _ask(state: NodeState, rules: AskedRules, effect: AskTopics) -> None:
 
 
 def handle_topics(state: NodeState, effect: AskTopics, answers: list[tuple[str, float]]) -> None:
-    """Continue what waits for the answers: per topic a verdict, and the seconds for which it
+    """Continues what waits for the answers: per topic a verdict, and the seconds for which it
     counts. The client may have left meanwhile."""
     connection = effect.connection
     rules = asked_rules(connection)
@@ -224,7 +224,7 @@ def _decide_publish(
 
 
 def _arm(state: NodeState, connection: Connection, rules: AskedRules, end: float) -> None:
-    """Make sure that the decisions are looked at when one of them ends. Of two timers the earlier
+    """Makes sure that the decisions are looked at when one of them ends. Of two timers the earlier
     one stays: a failure of a second may follow a decision of a day."""
     when = max(end, state.now + EXPIRY_STEP_S)
     if rules.timer is None or when < rules.timer_at:
@@ -234,7 +234,7 @@ def _arm(state: NodeState, connection: Connection, rules: AskedRules, end: float
 
 
 def forget_decisions(state: NodeState, connection: Connection) -> None:
-    """Cancel the timer of a connection that is closed. It would keep the connection and up to
+    """Cancels the timer of a connection that is closed. It would keep the connection and up to
     `PUBLISH_BYTES_MAX` in memory, maybe for a day."""
     rules = asked_rules(connection)
     if rules is not None:
@@ -243,7 +243,7 @@ def forget_decisions(state: NodeState, connection: Connection) -> None:
 
 
 def _change_reads(state: NodeState, connection: Connection, rules: AskedRules) -> None:
-    """Make deliveries follow the decisions about filters."""
+    """Makes deliveries follow the decisions about filters."""
     session = connection.session
     rights = connection.rights
     assert isinstance(rights, Rights)
@@ -255,7 +255,7 @@ def _change_reads(state: NodeState, connection: Connection, rules: AskedRules) -
 
 
 def handle_topic_expiry(state: NodeState, connection: Connection) -> None:
-    """Forget the decisions whose time is over. The next PUBLISH is asked about again."""
+    """Forgets the decisions whose time is over. The next PUBLISH is asked about again."""
     rules = asked_rules(connection)
     rights = connection.rights
     if connection.state == CLOSED or rules is None or not isinstance(rights, Rights):

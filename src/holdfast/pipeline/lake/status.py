@@ -97,7 +97,7 @@ class LakeStatus:
     """The stored tables without a declaration in this catalogue."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the status as plain data."""
+        """Returns the status as plain data."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
@@ -116,7 +116,7 @@ def lake_status(
     ask_servers: bool = True,
     with_hints: bool = True,
 ) -> LakeStatus:
-    """Read the state of a lake from its commits, and the end of the log from `source` unless it is
+    """Reads the state of a lake from its commits, and the end of the log from `source` unless it is
     empty. Hints cost the read of a table."""
     logs = {name: CommitLog(lake, name) for name in catalog.names()}
     last = {name: log.last() for name, log in logs.items()}
@@ -154,19 +154,19 @@ def lake_status(
 
 
 def _stored(lake: LakePath) -> set[str]:
-    """Return the names of all stored tables."""
+    """Returns the names of all stored tables."""
     if not lake.is_dir():
         return set()
     return {each.name for each in lake.iterdir() if (each / COMMITS).is_dir()}
 
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
-    """Return what looks wrong in the tables of a lake, and what may mend it."""
+    """Returns what looks wrong in the tables of a lake, and what may mend it."""
     return [*_missing_hints(lake, catalog), *_clock_hints(lake, catalog)]
 
 
 def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:
-    """Return the devices that are a constant number of quarters of an hour off: a local time."""
+    """Returns the devices that are a constant number of quarters of an hour off: a local time."""
     log = CommitLog(lake, LATENCY)
     last = log.last()
     names = ["device", "messages", "offset_min_ms", "offset_max_ms"]
@@ -232,7 +232,7 @@ class _LogEnd:
 
 
 def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _LogEnd:
-    """Ask the source for the end of its log, and how old the first record after `position` is."""
+    """Asks the source for the end of its log, and how old the first record after `position` is."""
     access = None
     try:
         access = LogAccess(parse(source))
@@ -248,7 +248,7 @@ def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _
         now_s = time.time()
 
         def is_older(age_s: float) -> bool:
-            """Return whether the lake lacks a record of this age."""
+            """Returns whether the lake lacks a record of this age."""
             begins = access.offsets_at(round((now_s - age_s) * 1_000_000))
             return any(own.get(p, 0) < begin for p, begin in begins.items())
 
@@ -263,7 +263,7 @@ def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _
 
 
 def _greatest(is_older: Callable[[float], bool]) -> float:
-    """Return the greatest age in seconds of which `is_older` is true, to a tenth of it."""
+    """Returns the greatest age in seconds of which `is_older` is true, to a tenth of it."""
     low_s, high_s = 0.0, 1.0
     while is_older(high_s) and high_s < AGE_MAX_S:
         low_s, high_s = high_s, 2 * high_s
@@ -288,7 +288,7 @@ def _lag(commit: Commit | None, source: Commit | None) -> int | None:
 
 
 def _lag_s(lag: int | None, commit: Commit | None, source: CommitLog) -> float | None:
-    """Return for how long the source has had rows that the table has not read."""
+    """Returns for how long the source has had rows that the table has not read."""
     last = source.last()
     if not lag or last is None:
         return None if lag is None else 0.0
@@ -322,7 +322,7 @@ def _table(
 
 
 def status_lines(status: LakeStatus) -> list[str]:
-    """Format a status for a terminal."""
+    """Formats a status for a terminal."""
     source = ", ".join(f"{name} {value}" for name, value in status.source.items()) or "not known"
     lines = [f"lake    {status.lake}", f"source  {source}"]
     if status.problem:
@@ -363,7 +363,7 @@ def status_lines(status: LakeStatus) -> list[str]:
 
 
 def _losses(status: LakeStatus) -> list[str]:
-    """Describe records that are missing permanently."""
+    """Describes records that are missing permanently."""
     lines = []
     if status.restored:
         lines.append(

@@ -90,7 +90,7 @@ class _Topic:
         self.documents: list[tuple[Any, int]] = []
 
     def parse(self) -> None:
-        """Parse the newest messages."""
+        """Parses the newest messages."""
         self.messages = self.messages[-MESSAGES_PER_TOPIC:]
         for payload, store_us in self.messages:
             try:
@@ -118,7 +118,7 @@ class _Use:
     """Of them those without any reading."""
 
     def add(self, other: "_Use") -> None:
-        """Add what other messages have become."""
+        """Adds what other messages have become."""
         self.devices |= other.devices
         for key, topics in other.owners.items():
             self.owners[key] |= topics
@@ -135,7 +135,7 @@ class _Use:
 def infer(
     messages: Iterable[Message], profiles: Sequence[Profile] | None = None, zone: str | None = None
 ) -> list[Proposal]:
-    """Return the proposed rules, in the order in which they have to apply.
+    """Returns the proposed rules, in the order in which they have to apply.
 
     `zone` is the zone of local times (default: that of this machine), if their offset agrees.
     """
@@ -160,7 +160,7 @@ def _no_reader(known: Topics, name: str) -> bool:
 def _by_profiles(
     topics: Mapping[str, _Topic], profiles: Sequence[Profile], zone: str
 ) -> list[_Draft]:
-    """Return the rules of the makers whose topics are there, each only for topics that no earlier
+    """Returns the rules of the makers whose topics are there, each only for topics that no earlier
     one has."""
     drafts: list[_Draft] = []
     payloads = {name: [each for each, _ in topic.messages[-5:]] for name, topic in topics.items()}
@@ -177,7 +177,7 @@ def _by_profiles(
 
 
 def _resolve_zone(draft: _Draft, topics: Iterable[_Topic], zone: str) -> None:
-    """Replace a local time by a time with its zone, or by none if the zone is not known."""
+    """Replaces a local time by a time with its zone, or by none if the zone is not known."""
     name = draft.arguments.pop("local_time", None)
     if name is None:
         return
@@ -186,7 +186,7 @@ def _resolve_zone(draft: _Draft, topics: Iterable[_Topic], zone: str) -> None:
 
 
 def _time_arguments(draft: _Draft, name: str, topics: Sequence[_Topic], zone: str) -> Arguments:
-    """Return the arguments of a rule for a time that may be local, and explain them in `why`."""
+    """Returns the arguments of a rule for a time that may be local, and explains them in `why`."""
     offset_us = _offset_of(name, topics)
     if offset_us == 0:
         return {"time": name}
@@ -205,7 +205,7 @@ def _time_arguments(draft: _Draft, name: str, topics: Sequence[_Topic], zone: st
 
 
 def _offset_of(name: str, topics: Sequence[_Topic]) -> int | None:
-    """Return by how much the times of a field are ahead of the broker's, in quarters of an hour.
+    """Returns by how much the times of a field are ahead of the broker's, in quarters of an hour.
 
     None: they are no times, or do not agree.
     """
@@ -224,7 +224,7 @@ def _offset_of(name: str, topics: Sequence[_Topic]) -> int | None:
 
 
 def _offset_at(zone: str, time_us: int) -> int | None:
-    """Return the offset that a zone had at a time, in microseconds, or None for no zone."""
+    """Returns the offset that a zone had at a time, in microseconds, or None for no zone."""
     try:
         offset = datetime.fromtimestamp(time_us / 1e6, ZoneInfo(zone)).utcoffset()
     except (ZoneInfoNotFoundError, ValueError):
@@ -233,7 +233,7 @@ def _offset_at(zone: str, time_us: int) -> int | None:
 
 
 def local_zone() -> str:
-    """Return the zone of this machine, or an empty text if it is not known."""
+    """Returns the zone of this machine, or an empty text if it is not known."""
     name = os.environ.get("TZ", "").removeprefix(":")
     if not name:
         place = str(Path("/etc/localtime").resolve())
@@ -242,7 +242,7 @@ def local_zone() -> str:
 
 
 def _by_levels(topics: Sequence[_Topic], zone: str) -> list[_Draft]:
-    """Return the rules for topics that no profile knows."""
+    """Returns the rules for topics that no profile knows."""
     drafts: list[_Draft] = []
     groups: dict[tuple[str, int], list[_Topic]] = defaultdict(list)
     crossing = _same_below(topics)
@@ -264,7 +264,7 @@ def _by_levels(topics: Sequence[_Topic], zone: str) -> list[_Draft]:
 
 
 def _same_below(topics: Sequence[_Topic]) -> set[str]:
-    """Return the first levels that have the same topics below them: these are the devices."""
+    """Returns the first levels that have the same topics below them: these are the devices."""
     below: dict[str, set[_Levels]] = defaultdict(set)
     for each in topics:
         if len(each.levels) > 1:
@@ -284,12 +284,12 @@ _Levels = tuple[str, ...]
 
 
 def _is_binary(topic: _Topic) -> bool:
-    """Return whether the default rules can read no message of a topic."""
+    """Returns whether the default rules can read no message of a topic."""
     return _read(Topics(DEFAULT_RULES), topic).unread == len(topic.messages)
 
 
 def _of_group(group: Sequence[_Topic], zone: str) -> _Draft | None:
-    """Return the best rule for topics of one shape, or None: each is a device then."""
+    """Returns the best rule for topics of one shape, or None: each is a device then."""
     common = _csv_of(group) or _roles_of(group, zone)
     best: tuple[tuple[bool, int], _Draft] | None = None
     for draft in _candidates(group, common):
@@ -312,7 +312,7 @@ def _of_group(group: Sequence[_Topic], zone: str) -> _Draft | None:
 
 
 def _candidates(group: Sequence[_Topic], common: Arguments) -> Iterator[_Draft]:
-    """Yield rules that differ in device and metric."""
+    """Yields rules that differ in device and metric."""
     common = dict(common)
     why = common.pop("why", "")
     base = {"filter": _filter(group)} | common
@@ -342,7 +342,7 @@ def _candidates(group: Sequence[_Topic], common: Arguments) -> Iterator[_Draft]:
 
 
 def _has_several_devices(group: Sequence[_Topic], names: Sequence[str]) -> bool:
-    """Return whether each message has some fields, and a topic has several values of them."""
+    """Returns whether each message has some fields, and a topic has several values of them."""
     several = False
     for topic in group:
         values = {tuple(document.get(name) for name in names) for document, _ in topic.objects
@@ -359,7 +359,7 @@ def _has_several_devices(group: Sequence[_Topic], names: Sequence[str]) -> bool:
 
 
 def _roles_of(group: Sequence[_Topic], zone: str) -> Arguments:
-    """Return the fields of objects with a time or a counter under another name, and numbers in
+    """Returns the fields of objects with a time or a counter under another name, and numbers in
     texts."""
     objects = [(document, at) for topic in group for document, at in topic.objects]
     if not objects:
@@ -403,7 +403,7 @@ def _roles_of(group: Sequence[_Topic], zone: str) -> Arguments:
 
 
 def _names(objects: Sequence[tuple[dict[str, Any], int]]) -> list[str]:
-    """Return the names of the fields of some objects, those inside of objects with dots."""
+    """Returns the names of the fields of some objects, those inside of objects with dots."""
     names: dict[str, None] = {}
     for document, _ in objects[:MESSAGES_PER_TOPIC]:
         for name, value in document.items():
@@ -422,7 +422,7 @@ def _inner(document: Mapping[str, Any], name: str) -> Any:
 
 
 def _offset_is_near(name: str, objects: Sequence[tuple[dict[str, Any], int]]) -> bool:
-    """Return whether a field is a time within a day of storing, in nearly all messages."""
+    """Returns whether a field is a time within a day of storing, in nearly all messages."""
     near = 0
     for document, store_us in objects:
         found = _inner(document, name)
@@ -437,7 +437,7 @@ def _values_of(name: str, topic: _Topic) -> list[int]:
 
 
 def _is_counter(name: str, group: Sequence[_Topic]) -> bool:
-    """Return whether a field grows by one with each message of a topic, in messages enough."""
+    """Returns whether a field grows by one with each message of a topic, in messages enough."""
     steps = [
         after - before for topic in group for before, after in pairwise(_values_of(name, topic))
     ]
@@ -445,13 +445,13 @@ def _is_counter(name: str, group: Sequence[_Topic]) -> bool:
 
 
 def _grows(name: str, topic: _Topic) -> bool:
-    """Return whether the last number of a topic is greater than the first, or it has few."""
+    """Returns whether the last number of a topic is greater than the first, or it has few."""
     values = _values_of(name, topic)
     return bool(values) and (len(values) < 3 or values[-1] > values[0])
 
 
 def _is_number_text(name: str, objects: Sequence[tuple[dict[str, Any], int]]) -> bool:
-    """Return whether a field is a text that is a number in all messages, and no identifier."""
+    """Returns whether a field is a text that is a number in all messages, and no identifier."""
     values = [_inner(document, name) for document, _ in objects]
     texts = [each for each in values if isinstance(each, str)]
     return (
@@ -464,7 +464,7 @@ def _is_number_text(name: str, objects: Sequence[tuple[dict[str, Any], int]]) ->
 
 
 def _csv_of(group: Sequence[_Topic]) -> Arguments:
-    """Return the columns of lines with the same number of cells, most of them numbers."""
+    """Returns the columns of lines with the same number of cells, most of them numbers."""
     lines = [
         (line, store_us)
         for topic in group
@@ -495,7 +495,7 @@ def _csv_of(group: Sequence[_Topic]) -> Arguments:
 
 
 def _status_of(draft: _Draft, topics: Sequence[_Topic]) -> list[_Draft]:
-    """Return the rules by which online and offline are of the same devices."""
+    """Returns the rules by which online and offline are of the same devices."""
     rule = draft.rule
     if rule.level_range() is None:
         return []
@@ -525,12 +525,12 @@ def _filter(topics: Sequence[_Topic]) -> str:
 
 
 def _is_mixed(use: _Use) -> bool:
-    """Return whether two topics give one metric of a device, or no two devices share a metric."""
+    """Returns whether two topics give one metric of a device, or no two devices share a metric."""
     return use.has_two_topics or len(use.owners) == len({metric for _, metric in use.owners})
 
 
 def _read(known: Topics, topic: _Topic) -> _Use:
-    """Return what the messages of a topic become."""
+    """Returns what the messages of a topic become."""
     use = _Use(messages=len(topic.messages))
     reader = known[topic.name].reader
     if reader is None:
@@ -553,7 +553,7 @@ def _read(known: Topics, topic: _Topic) -> _Use:
 
 
 def _checked(drafts: Sequence[_Draft], topics: Sequence[_Topic]) -> list[Proposal]:
-    """Return the proposals with what each makes of the messages.
+    """Returns the proposals with what each makes of the messages.
 
     One that quarantines what the default rules read, or mixes topics, is left out.
     """
@@ -581,7 +581,7 @@ def _checked(drafts: Sequence[_Draft], topics: Sequence[_Topic]) -> list[Proposa
 
 
 def _widen(drafts: Sequence[_Draft], uses: Sequence[_Use]) -> bool:
-    """Give the devices of a rule their longer names if another rule has a device and metric of the
+    """Gives the devices of a rule their longer names if another rule has a device and metric of the
     same name: the door of one system is not that of another. Return whether a rule has changed."""
     first: dict[tuple[str, str], int] = {}
     for at, use in enumerate(uses):
@@ -633,7 +633,7 @@ def _quoted(value: Any) -> str:
 
 
 def tables_file(proposals: Sequence[Proposal], seen: Mapping[str, int]) -> str:
-    """Return a Python file for `--tables`. `seen` are counts of messages and topics."""
+    """Returns a Python file for `--tables`. `seen` are counts of messages and topics."""
     lines = [
         f'"""Rules proposed from {seen["messages"]:,} messages of {seen["topics"]:,} topics."""',
         "",
