@@ -26,8 +26,9 @@ from holdfast.node.replicate.in_sync import InSync
 from holdfast.node.replicate.incomplete import Incomplete
 from holdfast.node.replicate.progress import LedPartition
 from holdfast.node.runtime import peer_check
-from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.session.session import Session
 from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.snapshot_entries import first_starts
 from tests.sim.casts import TIMED
 from tests.sim.checks import Checks
 from tests.sim.storing import ProcessDisk
@@ -202,7 +203,13 @@ def frames_leave_on_the_next_link() -> AbstractContextManager[object]:
 
 def cursors_are_filled_in_when_looked_at() -> AbstractContextManager[object]:
     """From what this node has delivered, if the session has no subscription yet."""
-    return patch.object(ReplicatedState, "_complete_session", NodeRecovery._complete_session)
+
+    def planted(replicated: ReplicatedState, session: Session) -> None:
+        if session.positions is None:
+            session.positions = first_starts(replicated.state, session)
+        replicated._complete_inflight(session)
+
+    return patch.object(ReplicatedState, "_complete_session", planted)
 
 
 def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager[object]:

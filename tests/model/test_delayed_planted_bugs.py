@@ -1,6 +1,6 @@
 """Bugs in delayed messages, planted: the model of `test_delayed_messages` finds each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,9 +10,9 @@ from holdfast.node.publish.delayed_table import Delayed, DelayedTable, is_waitin
 from holdfast.node.state import recovery as recovering
 from holdfast.node.state import snapshot_entries as entries
 from holdfast.node.state.recovery import Recovery
+from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt.publish import Publish
 from tests.model.test_delayed_messages import run
-from tests.support import node_bench
 from tests.support.node_bench import NodeBench
 from tests.support.planted import is_found
 
@@ -46,11 +46,12 @@ def test_planted_published_again_after_a_start(monkeypatch: pytest.MonkeyPatch) 
 def test_planted_snapshot_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot leaves them out."""
 
-    def planted(state: object) -> list[tuple[int, bytes]]:
-        real: Callable[[object], object] = entries.snapshot_entries  # type: ignore[assignment]
-        return [each for each in real(state) if each[0] != entries.SNAPSHOT_DELAYED]  # type: ignore[attr-defined]
+    real = ReplicatedState.snapshot
 
-    monkeypatch.setattr(node_bench, "snapshot_entries", planted)
+    def planted(replicated: ReplicatedState) -> Iterator[tuple[int, bytes]]:
+        return (each for each in real(replicated) if each[0] != entries.SNAPSHOT_DELAYED)
+
+    monkeypatch.setattr(ReplicatedState, "snapshot", planted)
     assert is_found(run, range(60), (AssertionError, KeyError))
 
 

@@ -15,7 +15,6 @@ from holdfast.log.batch import ATTRIBUTE_STATE, Batch
 from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_PRODUCER, MESSAGE, Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.state.snapshot_entries import snapshot_entries
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.properties import USER_PROPERTY, encode_block
 from holdfast.protocol.mqtt.publish import Publish
@@ -175,7 +174,7 @@ class World:
         """A piece of a snapshot; the disk has everything before it counts."""
         if self.taking is None:
             self.begun = list(self.bench.node.state.delivered)
-            self.taking = snapshot_entries(self.bench.recorded())
+            self.taking = self.bench.core.cluster.replicated.snapshot()
             self.taken = []
         entry = next(self.taking, None)
         if entry is not None:

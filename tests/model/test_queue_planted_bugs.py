@@ -1,13 +1,15 @@
 """Bugs in queues, planted: the model of `test_queue_sessions` finds each."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from holdfast.node.groups import queue_changes as changes
-from holdfast.node.session.session import Group
-from holdfast.node.state import snapshot_entries as entries
-from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.groups import GroupPositions
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import GroupEntry
+from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION
 from tests.model.test_queue_sessions import run
-from tests.support import node_bench
 from tests.support.planted import is_found
 
 
@@ -17,27 +19,27 @@ def test_planted_no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_found(run)
 
 
-def test_planted_snapshot_without_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot leaves out the groups whose members have no durable session."""
+def test_planted_snapshot_with_a_later_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot has the end of the log as the position of each group."""
+    real = GroupPositions.entry
 
-    def planted(group: Group) -> bool:
-        return any(
-            session.expiry_s > 0 and not session.client_id.startswith("$")
-            for session in group.members
-        )
+    def planted(groups: GroupPositions, key: str) -> GroupEntry:
+        entry = real(groups, key)
+        entry.positions = list(groups._state.delivered)
+        return entry
 
-    monkeypatch.setattr(entries, "is_durable_group", planted)
+    monkeypatch.setattr(GroupPositions, "entry", planted)
     assert is_found(run)
 
 
 def test_planted_keeper_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot leaves out the keepers."""
-    real = entries.snapshot_entries
+    real = ReplicatedState.snapshot
 
-    def planted(state: RecordedState) -> object:
-        for key in state.queues:
-            state.sessions[key].recorded = False
-        return real(state)
+    def planted(replicated: ReplicatedState) -> Iterator[tuple[int, bytes]]:
+        for kind, data in real(replicated):
+            if kind != SNAPSHOT_SESSION or b"$queue" not in data:
+                yield kind, data
 
-    monkeypatch.setattr(node_bench, "snapshot_entries", planted)
+    monkeypatch.setattr(ReplicatedState, "snapshot", planted)
     assert is_found(run)

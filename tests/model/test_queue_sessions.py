@@ -54,7 +54,7 @@ class QueueWorld(World):
         for party in self.parties:
             party.read()
         self.bench.crash(keep_uncommitted=keep, snapshot=self.snapshot, offsets=self.offsets)
-        assert self.bench.node.state.queues, "the queue has ended"
+        assert self.bench.recorded().queues, "the queue has ended"
         for party in self.parties:
             if party.peer is not None:
                 party.peer.closed = True

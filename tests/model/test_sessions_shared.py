@@ -8,9 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.log.reading.scan import SegmentScan
-from holdfast.node.state import node_recovery
-from holdfast.node.state.state_records import log_progress
+from holdfast.node.session.session import Session
+from holdfast.node.session.state import encode_cursor
+from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.session_records import SessionEntry
 from tests.model.test_sessions import TOPICS, Subscriber, World
+from tests.support.planted import is_found
 from tests.support.seeds import block_of_seeds, run_seeds
 
 SEEDS = 64
@@ -19,9 +22,8 @@ GROUP = "$share/g/#"
 
 
 class GroupWorld(World):
-    def __init__(self, seed: int, *, finishes_progress: bool = True) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.finishes_progress = finishes_progress
         self.members = [
             Subscriber(self, "member-5", GROUP, 2),
             Subscriber(self, "member-4", GROUP, 2),
@@ -54,14 +56,12 @@ class GroupWorld(World):
         """As Maintenance.take_snapshot does."""
         bench = self.bench
         if self.begun is None:
-            offsets = list(bench.node.state.delivered)
-            self.begun = (offsets, bench.core.cluster.replicated.snapshot())
+            replicated = bench.core.cluster.replicated
+            self.begun = (list(bench.node.state.delivered), replicated.snapshot())
             self.entries = []
         for _ in range(self.random.randint(1, 4)):
             entry = next(self.begun[1], None)
             if entry is None:
-                if self.finishes_progress:
-                    log_progress(bench.node.state)
                 bench.commit()
                 bench.run()
                 self.snapshot = self.entries
@@ -122,8 +122,8 @@ class GroupWorld(World):
                 assert payload in count, f"{GROUP}: {payload!r} lost"
 
 
-def run(seed: int, *, finishes_progress: bool = True) -> None:
-    world = GroupWorld(seed, finishes_progress=finishes_progress)
+def run(seed: int) -> None:
+    world = GroupWorld(seed)
     for _ in range(250):
         world.step()
     world.drain()
@@ -142,27 +142,19 @@ def test_a_position_that_moves_back_brings_no_finished_record_again() -> None:
     run(4134650219)
 
 
-def is_found(first: int = 0, **named: bool) -> bool:
-    """Within PLANTED_SEEDS from `first` on, near which today's code shows the planted bug."""
-    for seed in range(first, first + PLANTED_SEEDS):
-        try:
-            run(seed, **named)
-        except AssertionError:
-            return True
-    return False
-
-
 def test_a_recovery_that_keeps_half_a_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SegmentScan, "enter_group", lambda *_: None)
-    assert is_found(200)
+    assert is_found(run, range(PLANTED_SEEDS))
 
 
-def test_a_snapshot_without_the_members_progress_is_found() -> None:
-    assert is_found(1190, finishes_progress=False)
+def test_a_snapshot_without_packet_ids_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's inflight messages of QoS 2 are lost, and so are their packet ids."""
+    real = ReplicatedState.entry
 
+    def planted(replicated: ReplicatedState, session: Session) -> SessionEntry:
+        entry = real(replicated, session)
+        entry.cursor = encode_cursor(list(enumerate(session.positions or [])), {}, [])
+        return entry
 
-def test_a_group_that_forgets_what_members_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    if str(node_recovery.__file__).endswith(".so"):
-        pytest.skip("the calls inside of a compiled module cannot be replaced")
-    monkeypatch.setattr(node_recovery, "_note_inflight", lambda *_: None)
-    assert is_found()
+    monkeypatch.setattr(ReplicatedState, "entry", planted)
+    assert is_found(run, range(PLANTED_SEEDS))

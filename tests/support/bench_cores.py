@@ -157,6 +157,4 @@ class ClusterOfOne:
 
     def waits(self) -> bool:
         state = self.node.state
-        return bool(
-            state.journal.pending_bytes or state.promises or self.cluster.local.is_waiting()
-        )
+        return bool(state.journal.pending_bytes or self.cluster.local.waiting())

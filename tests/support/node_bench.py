@@ -34,7 +34,6 @@ from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.session import Group, Session
 from holdfast.node.state.recorded_state import RecordedState
-from holdfast.node.state.snapshot_entries import snapshot_entries
 from holdfast.node.topic_rights.questions import handle_topics
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import decode
@@ -182,7 +181,7 @@ class NodeBench:
         return self._parsed[2]
 
     def snapshot(self) -> list[tuple[int, bytes]]:
-        return list(snapshot_entries(self.recorded()))
+        return list(self.core.cluster.replicated.snapshot())
 
     def recorded(self) -> RecordedState:
         """The state that the committed records define."""
@@ -191,7 +190,7 @@ class NodeBench:
     def find_session(self, client_id: str) -> Session | None:
         """The session of a client, connected or not, or None."""
         state = self.node.state
-        return state.sessions.get(client_id) or state.cluster.recorded_session(client_id)
+        return state.sessions.get(client_id) or state.cluster.recorded().sessions.get(client_id)
 
     def session(self, client_id: str) -> Session:
         """The session of a client, connected or not."""
@@ -241,7 +240,6 @@ class NodeBench:
             self.log.extend(split(group_bytes(group)))
             self.journal.wrote(group)
             self.journal.commit(group)
-            self.node.state.release_committed()
             self.core.durable()
         self.node.state.resume_inputs()
 

@@ -22,7 +22,7 @@ from holdfast.node.effects import CheckPassword
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.state.ban_records import present_bans, record_ban, record_lift
-from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.state.recovery import Recovery
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -689,8 +689,8 @@ KEYS = st.sampled_from([b"client c", b"address 1.2.3.4/99", b"address x/y", b"x"
 
 @given(st.lists(st.tuples(KEYS | st.binary(max_size=20), NOT_BANS | BANS), max_size=20))
 def test_a_damaged_ban_harms_no_other(records: list[tuple[bytes, bytes]]) -> None:
-    state = bench(limits()).node.state
-    recovery = NodeRecovery(state)
+    state = bench(limits()).recorded()
+    recovery = Recovery(state)
     for key, payload in [(b"client kept", b'{"until_us":0}'), *records]:
         recovery.apply(Record(0, BAN, client_id=key, payload=payload))
     assert state.bans.find("client", "kept", state.wall_us) is not None

@@ -14,6 +14,7 @@ from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase, P
 from holdfast.node.node_state import NodeState
 from holdfast.node.runtime.replacement import Replacement
 from tests.support.bench_cores import new_journal
+from tests.support.journal_port import new_state
 
 
 def metadata(*in_sync: tuple[str, ...], state: str = NodePhase.DOWN) -> ClusterMetadata:
@@ -32,7 +33,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def state() -> NodeState:
-    return NodeState(NodeConfig(partitions=2), new_journal(2, [0, 0], 0))
+    return new_state(NodeConfig(partitions=2), new_journal(2, [0, 0], 0))
 
 
 def notes(state: NodeState) -> list[Note]:

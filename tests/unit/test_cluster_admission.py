@@ -14,7 +14,6 @@ from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo
-from holdfast.node.node_state import NodeState
 from holdfast.node.publish.admission import Admission
 from holdfast.node.publish.forward_frames import decode_result
 from holdfast.node.publish.forwarding import RecordForwarder
@@ -23,6 +22,7 @@ from holdfast.node.state.inbound_ids import life_of
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
+from tests.support.journal_port import new_state
 
 EPOCH = 4
 QOS_2 = 2 | log_record.FLAG_PACKET_ID
@@ -35,7 +35,7 @@ class Bench:
     def __init__(self) -> None:
         self.journal = Journal(1, replicated=True)
         self.journal.lead(0, EPOCH)
-        state = NodeState(NodeConfig(partitions=1), self.journal)
+        state = new_state(NodeConfig(partitions=1), self.journal)
         self.images = ReplicatedState(RecordedState(NodeConfig(partitions=1), self.journal))
         self.context = ClusterContext("n1", self.journal)
         self.context.connected.add("n2")

@@ -115,7 +115,7 @@ def test_another_node_joins_while_records_wait(row: Row) -> None:
     held.meet()
     cluster_node = held.node.cluster_node
     assert not cluster_node.context.is_alone
-    assert not cluster_node.local.is_waiting()
+    assert not cluster_node.local.waiting()
     # Every record can be found again, in the log or in a queue.
     assert len(cluster_node.forwarding.pending) >= row.topics * MESSAGES
     held.write()
@@ -210,7 +210,7 @@ def test_qos_0_follows_a_message_that_is_refused_behind_others(joins: bool) -> N
     record = Record(route.partition, log_record.MESSAGE, flags=1, topic=b"bench/0", payload=b"x")
     connection = held.core.publishers[0].connection
     connection.unacknowledged += 1
-    promise = PublishPromise(record, None, connection, 1001, False)
+    promise = PublishPromise(record, connection, 1001, False)
     promise.precede(route)
     state.disk_full = True
     held.node.cluster_node.local.publish(record, promise)

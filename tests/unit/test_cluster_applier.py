@@ -8,7 +8,7 @@ from holdfast.log.batch import Batch
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import MESSAGE, SESSION, Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.node_state import STEPS_PER_TURN, NodeState
+from holdfast.node.node_state import STEPS_PER_TURN
 from holdfast.node.publish.apply import (
     BACKLOG_SHARE,
     RECORDS_PER_TURN,
@@ -19,6 +19,7 @@ from holdfast.node.publish.apply import (
 )
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
+from tests.support.journal_port import new_state
 
 PARTITIONS = 3
 TURN = RECORDS_PER_TURN + STEPS_PER_TURN
@@ -41,7 +42,7 @@ class Bench:
     def __init__(self) -> None:
         self.journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(partitions=PARTITIONS)
-        self.state = NodeState(config, self.journal)
+        self.state = new_state(config, self.journal)
         self.images = Images(RecordedState(config, self.journal))
         self.log = ApplyingLog(self.journal)
         self.settled: list[int] = []

@@ -7,7 +7,6 @@ from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import BARRIER
 from holdfast.node.metadata.commands import CHANGES_NOTHING
 from holdfast.node.metadata.requests import RequestRefused, Unknown
-from holdfast.node.node_state import NodeState
 from holdfast.node.reads.read_barrier import (
     ASK_AGAIN_S,
     ASKING_MAX,
@@ -17,6 +16,7 @@ from holdfast.node.reads.read_barrier import (
 )
 from holdfast.node.reads.read_index import ASK_AGAIN_S as READ_AGAIN_S
 from holdfast.node.reads.read_index import NOTHING, MetadataReads
+from tests.support.journal_port import new_state
 
 PARTITIONS = 2
 KNOWN = RequestRefused(CHANGES_NOTHING)
@@ -42,7 +42,7 @@ class Bench:
 
     def __init__(self) -> None:
         journal = Journal(PARTITIONS, replicated=True)
-        self.state = NodeState(NodeConfig(partitions=PARTITIONS), journal)
+        self.state = new_state(NodeConfig(partitions=PARTITIONS), journal)
         self.context = Agreed("n1", journal)
         self.context.connected = {"n2", "n3"}
         self.has_leader = True

@@ -7,7 +7,6 @@ from holdfast.node.delivery.transmission import can_send
 from holdfast.node.metadata.commands import CHANGES_NOTHING
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
 from holdfast.node.metadata.requests import Outcome, RequestRefused
-from holdfast.node.node_state import NodeState as BrokerState
 from holdfast.node.ownership.lease import GIVE_UP_S, LEADERLESS_S, OwnershipLease
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
@@ -16,6 +15,7 @@ from holdfast.node.session.cursor import Delivery
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Session
+from tests.support.journal_port import new_state
 
 HELD_UP_S = 0.5
 KNOWN = RequestRefused(CHANGES_NOTHING)
@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
-        self.state = BrokerState(NodeConfig(partitions=1), journal)
+        self.state = new_state(NodeConfig(partitions=1), journal)
         self.context = ClusterContext("n1", journal)
         self.context.leading[0] = 1
         self.reads = MetadataReads(self.propose_nothing)

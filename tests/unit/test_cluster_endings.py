@@ -11,7 +11,6 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.metadata.commands import CHANGES_NOTHING
 from holdfast.node.metadata.requests import RequestRefused
-from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.expiry import Endings
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
@@ -25,6 +24,7 @@ from holdfast.node.state.recorded_state import (
     Timer,
 )
 from holdfast.node.state.replicated import CLOCK_SLACK_S, ReplicatedState
+from tests.support.journal_port import new_state
 
 CLIENT = "c"
 EPOCH = 5
@@ -36,7 +36,7 @@ class Bench:
     def __init__(self, delay_s: int = 10) -> None:
         self.journal = Journal(1, replicated=True)
         config = NodeConfig(partitions=1)
-        self.state = NodeState(config, self.journal)
+        self.state = new_state(config, self.journal)
         self.images = RecordedState(config, self.journal)
         context = ClusterContext("n1", self.journal)
         context.leading[0] = 1

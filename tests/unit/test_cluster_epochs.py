@@ -11,7 +11,6 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import SESSION_OPENED
 from holdfast.node.frames import OpenFrame
-from holdfast.node.node_state import NodeState
 from holdfast.node.ownership import owners
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.epochs import EPOCH_ORIGIN_S, OWN_STEP, PATIENCE_S, RANGE, STEP
@@ -23,6 +22,7 @@ from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import ReserveRecord, encode_session
 from holdfast.protocol.mqtt import reasons
+from tests.support.journal_port import new_state
 
 WALL_US = 1_760_000_000_000_000
 
@@ -35,7 +35,7 @@ class Leader:
     ) -> None:
         journal = Journal(partitions, replicated=True)
         config = NodeConfig(partitions=partitions)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.state.wall_us = wall_us
         self.context = ClusterContext("n1", journal)
         self.context.connected |= {"n2", "n3"}

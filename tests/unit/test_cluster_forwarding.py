@@ -19,6 +19,7 @@ from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
+from tests.support.journal_port import new_state
 
 PARTITIONS = 2
 LEADER = "n2"
@@ -56,7 +57,7 @@ class Leading(Appender):
 class Bench:
     def __init__(self) -> None:
         journal = Journal(PARTITIONS, replicated=True)
-        self.state = NodeState(NodeConfig(partitions=PARTITIONS), journal)
+        self.state = new_state(NodeConfig(partitions=PARTITIONS), journal)
         self.context = ClusterContext("n1", journal)
         self.context.connected.add(LEADER)
         self.leading = Leading()

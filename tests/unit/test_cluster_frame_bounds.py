@@ -31,6 +31,7 @@ from holdfast.node.session.message import Message
 from holdfast.node.state.entries import entries
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.transfer import PIECE_BYTES
+from tests.support.journal_port import new_state
 
 ROOM_BYTES = FRAME_BYTES_MAX - PACKET_BYTES_LIMIT
 """What a frame may add to the largest packet."""
@@ -54,7 +55,7 @@ def record(payload: bytes, partition: int = 0, flags: int = FLAG_PRODUCER | 1) -
 
 
 def state_of() -> NodeState:
-    return NodeState(NodeConfig(partitions=2), Journal(2, replicated=True))
+    return new_state(NodeConfig(partitions=2), Journal(2, replicated=True))
 
 
 def sizes(context: ClusterContext) -> list[int]:

@@ -10,9 +10,9 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.groups.control_frames import NodeCapacity, Place
 from holdfast.node.groups.group_nodes import NodeLoad
 from holdfast.node.groups.group_state import Coordination
-from holdfast.node.node_state import NodeState
 from holdfast.node.state.groups import GroupPositions
 from holdfast.node.state.recorded_state import RecordedState
+from tests.support.journal_port import new_state
 
 KEY = "$share/g/t"
 PLACE: Place = (0, 7)
@@ -25,7 +25,7 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
         config = NodeConfig(node_id="n1", partitions=1)
-        self.coordination = Coordination(KEY, 0, 1, NodeState(config, journal))
+        self.coordination = Coordination(KEY, 0, 1, new_state(config, journal))
         self.logged = GroupPositions(RecordedState(config, journal), {})
         self.loads = {node: NodeLoad() for node in NODES}
 

@@ -10,7 +10,6 @@ from holdfast.node.groups.assignments import AgentContext
 from holdfast.node.groups.codec import AgentReport, Assign
 from holdfast.node.groups.control_frames import FullReport
 from holdfast.node.groups.node_agent import NodeAgent
-from holdfast.node.node_state import NodeState
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.pending_records import Appender
 from holdfast.node.session.connection import OPEN, Connection
@@ -19,6 +18,7 @@ from holdfast.node.session.message import Message
 from holdfast.node.session.session import Group, GroupMember, Session
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
+from tests.support.journal_port import new_state
 
 PARTITIONS = 2
 
@@ -29,7 +29,7 @@ class Node:
     def __init__(self, qos: int = 2) -> None:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         images = ReplicatedState(RecordedState(config, journal))
         context = LedHere("n1", journal)
         self.reports: list[AgentReport] = []

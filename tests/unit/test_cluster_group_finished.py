@@ -13,7 +13,6 @@ from holdfast.node.groups import assignments
 from holdfast.node.groups.group_nodes import NodeLoad
 from holdfast.node.groups.group_state import RANGES_MAX, Coordination
 from holdfast.node.groups.progress import ProgressLog
-from holdfast.node.node_state import NodeState
 from holdfast.node.session.message import Message
 from holdfast.node.session.state import encode_cursor
 from holdfast.node.state import groups as positions
@@ -22,6 +21,7 @@ from holdfast.node.state.offset_ranges import OffsetRanges
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import decode_group, encode_session
+from tests.support.journal_port import new_state
 from tests.unit.test_cluster_group_ended import Corner, Leaver, Receiver
 
 KEY = "$share/g/t"
@@ -83,7 +83,7 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
         config = NodeConfig(node_id="n1", partitions=1, outbox_messages=10)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.logged = ReplicatedState(RecordedState(config, journal)).groups
         self.coordination = Coordination(KEY, 0, 1, self.state)
         self.load = NodeLoad()

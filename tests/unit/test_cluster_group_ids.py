@@ -18,6 +18,7 @@ from holdfast.node.session.session import Group, Inflight, Session, tag_of
 from holdfast.node.session.state import encode_cursor
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
+from tests.support.journal_port import new_state
 
 KEY = "$share/g/t/#"
 PLACE = (1, 7)
@@ -42,7 +43,7 @@ class Member:
     def __init__(self) -> None:
         journal = Journal(2, replicated=True)
         config = NodeConfig(partitions=2)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.images = ReplicatedState(RecordedState(config, journal))
         context = ClusterContext("n1", journal)
         forwarding = RecordForwarder(self.state, context, Appender())

@@ -17,7 +17,6 @@ from holdfast.node.groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.node.groups.coordinator import Coordinator
 from holdfast.node.groups.reclaim import LOOK_AGAIN_S
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.node.node_state import NodeState
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.pending_records import Appender
 from holdfast.node.reads.read_barrier import Barriers
@@ -28,6 +27,7 @@ from holdfast.node.session.state import encode_cursor
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import encode_session, open_record
+from tests.support.journal_port import new_state
 
 KEY = "$share/g/t"
 CLIENT = "c"
@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, qos: int = 2) -> None:
         journal = Journal(1, replicated=True)
         config = NodeConfig(node_id="n1", partitions=1)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.images = ReplicatedState(RecordedState(config, journal))
         context = ClusterContext("n1", journal)
         nodes = {node: NodeInfo(node, "i1", f"{node}:1", "", "") for node in ("n1", "n2")}

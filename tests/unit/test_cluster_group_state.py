@@ -12,7 +12,6 @@ from holdfast.node.delivery.log_replay import message_of
 from holdfast.node.delivery.transmission import send_inflight
 from holdfast.node.groups.group_nodes import NodeLoad
 from holdfast.node.groups.group_state import Coordination
-from holdfast.node.node_state import NodeState
 from holdfast.node.session.audience import Audience, encode_audience
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.listener_rules import ListenerRules
@@ -22,6 +21,7 @@ from holdfast.node.session.state import decode_cursor, encode_cursor
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import EndRecord, OpenRecord, encode_session
+from tests.support.journal_port import new_state
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
     is_clustered: bool, is_shared: bool, is_told: bool
 ) -> None:
     """The group gives it again if the member's node is lost; the session must not send it too."""
-    state = NodeState(NodeConfig(partitions=1), Journal(1, replicated=is_clustered))
+    state = new_state(NodeConfig(partitions=1), Journal(1, replicated=is_clustered))
     if is_clustered:
         state.cluster = ClusterPort()
     session = Session("c")
@@ -114,7 +114,7 @@ def test_a_coordinator_that_reads_the_log_respects_the_audience() -> None:
         "others": Audience(True, ["$share/h/t"]),
         "nobody": Audience(False, ()),
     }
-    coordination = Coordination(key, 0, 1, NodeState(config, journal))
+    coordination = Coordination(key, 0, 1, new_state(config, journal))
     coordination.cursor.positions = [0]
     coordination.cursor.start_read()
     records = []
@@ -135,7 +135,7 @@ def test_a_coordinator_that_reads_the_log_respects_the_audience() -> None:
 def test_a_coordinator_that_lags_hands_out_nothing_that_the_log_has_as_finished(way: str) -> None:
     """Its log ends at 5, and an earlier coordinator has finished the records below 7."""
     journal = Journal(1, replicated=True)
-    state = NodeState(NodeConfig(partitions=1), journal)
+    state = new_state(NodeConfig(partitions=1), journal)
     images = ReplicatedState(RecordedState(NodeConfig(partitions=1), journal))
     key = "$share/g/t"
     payload = encode_cursor([(0, 7)], {}, [])
@@ -168,7 +168,7 @@ def test_a_doubtful_record_that_a_session_has_finished_is_not_assigned_again() -
     keeps it. The session finishes it before the doubt ends."""
     journal = Journal(1, replicated=True)
     images = ReplicatedState(RecordedState(NodeConfig(partitions=1), journal))
-    state = NodeState(NodeConfig(partitions=1), journal)
+    state = new_state(NodeConfig(partitions=1), journal)
     state.delivered[0] = 9
     key = "$share/g/t"
     place = (0, 7)

@@ -32,7 +32,6 @@ from holdfast.node.groups.control_frames import (
     encode_report_ack,
     encode_report_request,
 )
-from holdfast.node.node_state import NodeState
 from holdfast.node.session.message import Message as StoredMessage
 from holdfast.node.session.state import encode_cursor
 from holdfast.node.state.groups import GroupPositions
@@ -46,6 +45,7 @@ from tests.sim.host import Host
 from tests.sim.plans import settings_for
 from tests.sim.workload import Party, Publisher
 from tests.sim.world import Settings, World
+from tests.support.journal_port import new_state
 
 FILTER = "$share/g/t/#"
 Parties = Callable[[World], list[Party]]
@@ -463,7 +463,7 @@ def cursor(key: str, epoch: int, positions: list[tuple[int, int]], *done: Place)
 
 
 def test_where_groups_stand_by_the_log() -> None:
-    images = GroupPositions(NodeState(NodeConfig(partitions=2), Journal(2)), {})
+    images = GroupPositions(new_state(NodeConfig(partitions=2), Journal(2)), {})
     images.apply(cursor(FILTER, 3, [(0, 5), (1, 7)], (0, 6), (0, 9)))
     assert images.positions == {FILTER: [5, 7]}
     finished = [offset for offset in range(12) if images.is_finished(FILTER, 0, offset)]
@@ -474,7 +474,7 @@ def test_where_groups_stand_by_the_log() -> None:
     assert images.positions == {FILTER: [5, 7]}
     assert not images.is_finished(FILTER, 1, 7)
     images.apply(cursor(FILTER, 4, [(0, 7)]))
-    again = GroupPositions(NodeState(NodeConfig(partitions=2), Journal(2)), {FILTER: [7, 7]})
+    again = GroupPositions(new_state(NodeConfig(partitions=2), Journal(2)), {FILTER: [7, 7]})
     again.restore(decode_group(encode_session(images.entry(FILTER)), 2))
     assert again.done == images.done
     assert images.done[FILTER].items() == [(0, OffsetRanges([9]))]

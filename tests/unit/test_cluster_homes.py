@@ -16,7 +16,6 @@ from holdfast.node.metadata.commands import CHANGES_NOTHING
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.node.metadata.model import NodePhase as StateOfNode
 from holdfast.node.metadata.requests import RequestRefused
-from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
@@ -24,6 +23,7 @@ from holdfast.node.session.session import Session
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import encode_session, open_record
+from tests.support.journal_port import new_state, release_promises
 
 
 class Bench:
@@ -33,7 +33,7 @@ class Bench:
         journal = Journal(1, replicated=True)
         journal.append(Record(0, CONTROL))
         config = NodeConfig(partitions=1)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.context = ClusterContext("n1", journal)
         self.context.connected.add("n2")
         self.context.leading[0] = 2
@@ -74,8 +74,7 @@ class Bench:
 
     def release(self) -> None:
         """What was appended is committed."""
-        while self.state.promises:
-            self.state.promises.popleft().release(self.state)
+        release_promises(self.state)
 
     def early(self) -> int:
         postponed = sum(len(kept) for kept in self.homes.decisions.postponed.values())

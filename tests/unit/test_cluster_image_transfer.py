@@ -23,6 +23,7 @@ from holdfast.node.publish.pending_records import Appender
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
+from tests.support.journal_port import new_state
 
 PARTITIONS = 4
 
@@ -58,7 +59,7 @@ class Party:
 def party(name: str) -> Party:
     journal = Journal(PARTITIONS, replicated=True)
     config = NodeConfig(node_id=name, partitions=PARTITIONS)
-    state = NodeState(config, journal)
+    state = new_state(config, journal)
     images = ReplicatedState(RecordedState(config, journal))
     state.retained = images.state.retained
     images.state.delivered = state.delivered
@@ -323,7 +324,7 @@ def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
     has sent after them. Others are recognised by whoever stores them, and a message that never left
     is in no doubt."""
     journal = Journal(PARTITIONS, replicated=True)
-    state = NodeState(NodeConfig(node_id="b", partitions=PARTITIONS), journal)
+    state = new_state(NodeConfig(node_id="b", partitions=PARTITIONS), journal)
     context = ClusterContext("b", journal)
     context.connected = {"a"}
     forwarding = RecordForwarder(state, context, Appender())

@@ -13,7 +13,6 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.node.metadata.model import NodePhase as StateOfNode
-from holdfast.node.node_state import NodeState
 from holdfast.node.ownership import closings
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.reads.read_barrier import Barriers
@@ -26,6 +25,7 @@ from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.retention_pins import pins_of
 from holdfast.node.state.session_records import encode_session, open_record
 from tests.support.folded_state import sessions_and_groups
+from tests.support.journal_port import new_state
 
 PARTITIONS = 2
 CLIENT = "c"
@@ -41,7 +41,7 @@ class Bench:
         self.images = self.new()
 
     def new(self) -> ReplicatedState:
-        state = NodeState(NodeConfig(node_id="n1", partitions=PARTITIONS), self.journal)
+        state = new_state(NodeConfig(node_id="n1", partitions=PARTITIONS), self.journal)
         state.wall_us = 1_700_000_000_000_000
         return ReplicatedState(state)
 
@@ -213,7 +213,7 @@ def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed(
 ) -> None:
     """Its record is applied after the node went: nobody else would ever close it."""
     bench = Bench()
-    state = NodeState(NodeConfig(node_id="n1", partitions=PARTITIONS), bench.journal)
+    state = new_state(NodeConfig(node_id="n1", partitions=PARTITIONS), bench.journal)
     context = ClusterContext("n1", bench.journal)
     infos = {
         "n1": NodeInfo("n1", "i", "n1:1", "", ""),

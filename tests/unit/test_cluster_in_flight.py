@@ -59,13 +59,8 @@ class Port(ClusterPort):
     def __init__(self, forwarding: RecordForwarder) -> None:
         self._forwarding = forwarding
 
-    @property
-    def is_single(self) -> bool:
-        return False
-
-    def append(self, record: Record) -> int:
+    def append(self, record: Record) -> None:
         self._forwarding.append(record)
-        return -1
 
     def publish(self, record: Record, promise: Promise) -> None:
         self._forwarding.publish(record, promise)

@@ -12,7 +12,6 @@ from holdfast.node.context import ClusterContext
 from holdfast.node.groups.assignments import AgentContext
 from holdfast.node.groups.node_agent import NodeAgent
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.node.node_state import NodeState
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.pending_records import Appender
 from holdfast.node.session.session import Inflight, Session, tag_of
@@ -20,6 +19,7 @@ from holdfast.node.session.state import encode_cursor
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import encode_session, open_record
+from tests.support.journal_port import new_state
 
 KEY = "$share/g/t"
 PLACE = (1, 7)
@@ -34,7 +34,7 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.images = ReplicatedState(RecordedState(config, journal))
         self.context = ClusterContext("n1", journal)
         self.lead("")

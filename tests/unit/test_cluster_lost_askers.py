@@ -7,12 +7,12 @@ from holdfast.log.journal.journal import Journal
 from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.frames import OpenedFrame, OpenFrame
-from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import NOTHING, MetadataReads
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
+from tests.support.journal_port import new_state, release_promises
 
 
 class Home:
@@ -21,7 +21,7 @@ class Home:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
         config = NodeConfig(partitions=1)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         context = ClusterContext("n1", journal)
         context.connected.update(("n2", "n3"))
         context.leading[0] = 2
@@ -43,8 +43,7 @@ class Home:
 
     def ask(self, node: str, request: int, *, gone: bool = False, user: str = "") -> None:
         self.homes.open(node, OpenFrame(request, "c", True, 0, None, gone=gone, user=user))
-        while self.state.promises:
-            self.state.promises.popleft().release(self.state)
+        release_promises(self.state)
 
     def told(self) -> list[tuple[str, int, bool]]:
         return [(node, frame.request, frame.lost) for node, frame in self.answers]

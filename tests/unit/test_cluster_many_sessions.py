@@ -26,6 +26,7 @@ from holdfast.node.state.session_records import (
     open_record,
 )
 from tests.sim.world import Settings, World
+from tests.support.journal_port import new_state
 
 PARTITIONS = 4
 SLICE = STEPS_PER_TURN // CLOSE_STEPS
@@ -48,7 +49,7 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.images = ReplicatedState(RecordedState(config, journal))
         self.context = Context(journal)
         barriers = Barriers(self.state, self.context, MetadataReads(lambda now: 1))

@@ -42,6 +42,7 @@ from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.packets import Connack, Connect
+from tests.support.journal_port import new_state
 
 CLIENT = "c"
 
@@ -86,7 +87,7 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
         config = NodeConfig(partitions=1)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.context = context = LedHere("n1", journal)
         context.reaches_majority = lambda now: True
         self.images = RecordedState(config, journal)

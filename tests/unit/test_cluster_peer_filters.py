@@ -10,13 +10,14 @@ from holdfast.log.journal.journal import Journal
 from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import INTEREST, INTEREST_ACK, BadFrame
-from holdfast.node.node_state import STEPS_AT_ONCE, STEPS_PER_TURN, NodeState
+from holdfast.node.node_state import STEPS_AT_ONCE, STEPS_PER_TURN
 from holdfast.node.publish.promises import PromiseQueues
 from holdfast.node.publish.retained_updates import RetainedUpdates
 from holdfast.node.routing.interest_frames import INTEREST_DECODER, Interest, InterestAck
 from holdfast.node.routing.peer_filters import FILTERS_PER_STEP
 from holdfast.node.routing.qos0_routing import ANNOUNCED_MAX, Qos0Routing
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
+from tests.support.journal_port import new_state
 
 FILTERS_AT_ONCE = STEPS_AT_ONCE * FILTERS_PER_STEP
 TURN = (STEPS_PER_TURN + STEPS_AT_ONCE) * FILTERS_PER_STEP
@@ -27,7 +28,7 @@ class Bench:
 
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
-        self.state = NodeState(NodeConfig(node_id="n1", partitions=1), journal)
+        self.state = new_state(NodeConfig(node_id="n1", partitions=1), journal)
         self.context = ClusterContext("n1", journal)
         self.routing = Qos0Routing(
             self.state, self.context, RetainedUpdates(self.state), PromiseQueues(self.state)

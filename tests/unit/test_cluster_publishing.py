@@ -18,6 +18,7 @@ from holdfast.node.publish.completion import ReplyPromise
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.session import Session
+from holdfast.node.state.recorded_state import RecordedState
 from tests.e2e.wire import connect, publish
 
 
@@ -38,10 +39,10 @@ class Refusing(ClusterPort):
     def has_room(self, client_id: str) -> bool:
         return True
 
-    def recorded_session(self, client_id: str) -> Session | None:
-        return None
+    def recorded(self) -> RecordedState:
+        return self.state
 
-    def append(self, record: Record) -> int:
+    def append(self, record: Record) -> None:
         raise AssertionError("it is refused")
 
     def publish(self, record: Record, promise: Promise) -> None:

@@ -24,6 +24,7 @@ from holdfast.node.publish.producer_dedup import Sequencer
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.protocol.mqtt import reasons
+from tests.support.journal_port import new_state
 
 LEADER = "n2"
 REFUSED = reasons.QUOTA_EXCEEDED
@@ -50,7 +51,7 @@ class Taking(Appender):
 class Bench:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
-        self.state = NodeState(NodeConfig(partitions=1), journal)
+        self.state = new_state(NodeConfig(partitions=1), journal)
         self.context = ClusterContext("n1", journal)
         self.context.connected.add(LEADER)
         self.forwarding = RecordForwarder(self.state, self.context, Taking())

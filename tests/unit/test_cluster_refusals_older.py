@@ -1,24 +1,13 @@
 """What a node refuses while another node runs an older version."""
 
+from unittest.mock import patch
+
 from holdfast.node.admission.bans import Ban
-from holdfast.node.cluster_port import SingleNode
-from holdfast.node.node_state import NodeState
 from holdfast.node.state.ban_records import record_ban
 from holdfast.protocol.mqtt import reasons
 from tests.support.node_bench import NodeBench
 from tests.unit.test_delayed import delay
 from tests.unit.test_node_replay import subscribe
-
-
-class OlderNode(SingleNode):
-    """A cluster with a node of an older version."""
-
-    def __init__(self, state: NodeState, text: str) -> None:
-        super().__init__(state)
-        self.text = text
-
-    def older_nodes(self, feature: str) -> str:
-        return self.text
 
 
 def test_what_an_older_node_cannot_apply_is_refused() -> None:
@@ -27,11 +16,10 @@ def test_what_an_older_node_cannot_apply_is_refused() -> None:
     client = bench.connect("c")
     text = "the version of n2 has none: upgrade all nodes first"
     state = bench.node.state
-    single, state.cluster = state.cluster, OlderNode(state, text)
-    record_ban(state, Ban("client", "x", 0), outcomes.append)
-    [refused] = delay(client, "$delayed/5/a", "x")
-    suback = subscribe(client, "$queue/a")
-    state.cluster = single
+    with patch.object(state.cluster, "older_nodes", lambda feature: text):
+        record_ban(state, Ban("client", "x", 0), outcomes.append)
+        [refused] = delay(client, "$delayed/5/a", "x")
+        suback = subscribe(client, "$queue/a")
     assert outcomes == [text]
     assert getattr(refused, "reason", 0) == reasons.QUOTA_EXCEEDED
     assert suback.reasons == [reasons.QUOTA_EXCEEDED]

@@ -11,7 +11,7 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.log.record import SESSION, Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.context import NEVER, ClusterContext
+from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import INTEREST, INTEREST_ACK, SESSION_OWNED
 from holdfast.node.frames import OWNED_DECODER, OpenFrame
 from holdfast.node.node_state import NodeState
@@ -19,6 +19,7 @@ from holdfast.node.ownership import closings, reports
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.own_reports import OwnReports
 from holdfast.node.ownership.requests import (
+    NEVER,
     STALE_MAX,
     SessionRequest,
     SessionRequests,
@@ -35,6 +36,7 @@ from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import encode_session, open_record
 from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION, session_entry
 from holdfast.node.sweep import Sweep
+from tests.support.journal_port import new_state, release_promises
 
 PARTITIONS = 3
 
@@ -45,7 +47,7 @@ class Bench:
     def __init__(self, slice_steps: int) -> None:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
-        self.state = NodeState(config, journal)
+        self.state = new_state(config, journal)
         self.state.steps_at_once = self.state.steps_per_turn = slice_steps
         self.context = ClusterContext("n1", journal)
         self.context.connected.update(("n2", "n3"))
@@ -103,8 +105,7 @@ class Bench:
         """A client without a state connects at a node."""
         self.number += 1
         self.homes.open(node, OpenFrame(self.number, client_id, True, 0, None))
-        while self.state.promises:
-            self.state.promises.popleft().release(self.state)
+        release_promises(self.state)
 
     def owner(self, client_id: str) -> str:
         owner = self.homes.owners.owner(client_id)
@@ -121,7 +122,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_a_sweep_runs_its_passes_in_order_and_in_slices() -> None:
-    state = NodeState(NodeConfig(partitions=1), Journal(1))
+    state = new_state(NodeConfig(partitions=1), Journal(1))
     state.steps_at_once = state.steps_per_turn = 4
     sweep: Sweep[int] = Sweep(state)
     seen: list[int] = []
@@ -317,7 +318,7 @@ def test_a_peer_has_the_filters_of_this_node_when_it_acknowledges(seed: int) -> 
     routings: dict[str, Qos0Routing] = {}
     states: dict[str, NodeState] = {}
     for node in ("n1", "n2"):
-        state = NodeState(NodeConfig(node_id=node, partitions=1), Journal(1, replicated=True))
+        state = new_state(NodeConfig(node_id=node, partitions=1), Journal(1, replicated=True))
         state.steps_at_once = state.steps_per_turn = chance.choice((1, 2, 50))
         context = ClusterContext(node, state.journal)
         context.connected.add("n2" if node == "n1" else "n1")

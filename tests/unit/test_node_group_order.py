@@ -4,9 +4,12 @@ comes to the same state."""
 import pytest
 
 from holdfast.log import record as log_record
+from holdfast.log.journal.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
-from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.config import NodeConfig
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.recovery import Recovery
 from holdfast.node.state.session_records import encode_session
 from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION, session_entry
 from holdfast.protocol.mqtt import packets as m
@@ -74,10 +77,14 @@ def test_a_packet_id_before_the_opening_of_its_session() -> None:
     assert recovered.state.sessions["q"].inbound == {5: partition_of(ELSEWHERE.encode(), 4)}
 
 
-def recover(bench: NodeBench) -> NodeRecovery:
+def new_recovery() -> Recovery:
+    """The recovery of a directory of the single form, before its adoption."""
+    return Recovery(RecordedState(NodeConfig(partitions=4), Journal(4)))
+
+
+def recover(bench: NodeBench) -> Recovery:
     """With the records of `q` to other partitions before those of its home."""
-    fresh = NodeBench()
-    recovery = NodeRecovery(fresh.node.state)
+    recovery = new_recovery()
     records = bench.records()
     for record in [r for r in records if r.partition != HOME] + [
         r for r in records if r.partition == HOME
@@ -88,8 +95,7 @@ def recover(bench: NodeBench) -> NodeRecovery:
 
 def test_a_release_of_a_session_that_has_ended() -> None:
     """The id was used again by the next session, for a message of another partition."""
-    bench = NodeBench()
-    recovery = NodeRecovery(bench.node.state)
+    recovery = new_recovery()
     opened = b'{"op":"open","client":"q","epoch":%d,"expiry_s":99,"clean":true,"username":null}'
 
     def session(epoch: int) -> Record:
@@ -116,19 +122,18 @@ def test_a_release_of_a_session_that_has_ended() -> None:
 
     for record in (session(1), sent(1, 1), session(2), sent(2, 2), released(1, 1)):
         recovery.apply(record)
-    assert bench.session("q").inbound == {5: 2}
+    assert recovery.state.sessions["q"].inbound == {5: 2}
     # Records of older versions have no epoch, and count as they come.
     recovery.apply(released(2, 0))
     recovery.apply(sent(3, 0))
-    assert bench.session("q").inbound == {5: 3}
+    assert recovery.state.sessions["q"].inbound == {5: 3}
 
 
 @pytest.mark.parametrize("is_early", [False, True])
 def test_a_packet_id_from_before_the_log_was_put_back(is_early: bool) -> None:
     """It is doubtful until a later record has it. The snapshot of before does not say so, and that
     of afterwards does."""
-    bench = NodeBench()
-    recovery = NodeRecovery(bench.node.state)
+    recovery = new_recovery()
     opened = b'{"op":"open","client":"q","epoch":1,"expiry_s":99,"clean":true,"username":null}'
 
     def sent(packet_id: int, offset: int) -> Record:
@@ -145,14 +150,14 @@ def test_a_packet_id_from_before_the_log_was_put_back(is_early: bool) -> None:
     before = [sent(5, 10), sent(6, 11)]
     for record in [*before, session] if is_early else [session, *before]:
         recovery.apply(record)
-    found = bench.session("q")
+    found = recovery.state.sessions["q"]
     assert (found.inbound, found.doubtful) == ({5: 2, 6: 2}, {5, 6})
     recovery.apply(sent(5, 12))
     recovery.apply(sent(7, 13))
     assert (found.inbound, found.doubtful) == ({5: 2, 6: 2, 7: 2}, {6})
-    data = encode_session(session_entry(bench.node.state, found))
+    data = encode_session(session_entry(recovery.state, found))
     for offsets, doubtful in (([0, 0, 14, 0], {6}), ([0, 0, 12, 0], {5, 6, 7})):
-        fresh = NodeRecovery(NodeBench().node.state)
+        fresh = new_recovery()
         fresh.apply_snapshot_entry(SNAPSHOT_SESSION, data)
         fresh.note_put_back([0, 0, 12, 0], offsets)
         assert fresh.state.sessions["q"].doubtful == doubtful
@@ -165,4 +170,3 @@ def test_epochs_of_a_client_only_grow() -> None:
         bench.connect("q", clean=clean, expiry_s=expiry_s)
         epochs.append(bench.session("q").epoch)
     assert epochs == sorted(set(epochs))
-    assert not bench.node.state.ended_epochs

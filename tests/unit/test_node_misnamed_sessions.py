@@ -6,9 +6,12 @@ import json
 import pytest
 
 from holdfast.log import record as log_record
+from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
 from holdfast.node.session.state import encode_cursor
-from holdfast.node.state.node_recovery import NodeRecovery
+from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.recovery import Recovery
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION
 from holdfast.protocol.mqtt import packets as m
@@ -77,10 +80,14 @@ def cursor(offset: int, epoch: int) -> Record:
     )
 
 
+def new_recovery() -> Recovery:
+    """The recovery of a directory of the single form, before its adoption."""
+    return Recovery(RecordedState(NodeConfig(partitions=4), Journal(4)))
+
+
 @pytest.mark.parametrize("with_snapshot", [False, True])
 def test_its_records_do_not_move_the_group(with_snapshot: bool) -> None:
-    bench = NodeBench()
-    recovery = NodeRecovery(bench.node.state)
+    recovery = new_recovery()
     if with_snapshot:
         entry = opened(3) | {"disconnected_us": 0, "open": False, "subscriptions": []}
         entry |= {"inbound": [], "cursor": ""}
@@ -97,19 +104,18 @@ def test_its_records_do_not_move_the_group(with_snapshot: bool) -> None:
     recovery.apply(cursor(6, 0))
     assert recovery.group_positions[GROUP][1] == 6
     assert recovery.damaged == 0
-    assert bench.node.state.sessions == {}
+    assert recovery.state.sessions == {}
 
 
 def test_its_records_do_not_move_the_group_in_a_cluster() -> None:
-    bench = NodeBench()
-    bench.journal.replicated = True
-    images = ReplicatedState(bench.node.state)
+    state = RecordedState(NodeConfig(partitions=4), Journal(4, replicated=True))
+    images = ReplicatedState(state)
     images.apply(cursor(5, 2))
     images.apply(session_record(opened(7), 7))
     images.apply(cursor(900, 7))
     images.apply(cursor(6, 2))
     assert images.groups.positions[GROUP][1] == 6
-    assert bench.node.state.sessions == {}
+    assert state.sessions == {}
 
 
 def test_a_member_gets_everything_after_a_kill() -> None:

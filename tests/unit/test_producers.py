@@ -19,8 +19,7 @@ from holdfast.node.publish.producers import (
     decode_producer,
     forgotten,
 )
-from holdfast.node.state.node_recovery import NodeRecovery
-from holdfast.node.state.snapshot_entries import snapshot_entries
+from holdfast.node.state.recovery import Recovery
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -917,8 +916,8 @@ def test_a_snapshot_taken_while_the_table_changes() -> None:
         for name in "abcd":
             publish(peer, f"{name}:0:1")
         publish(peer, "d:0:2", topic=topic_in(1))
-        begun = list(bench.journal.next_offset)
-        entries = snapshot_entries(bench.node.state)
+        begun = list(bench.node.state.delivered)
+        entries = bench.core.cluster.replicated.snapshot()
         taken = list(itertools.islice(entries, pause))
         publish(peer, "a:0:2")
         publish(peer, "b:1:1")
@@ -964,9 +963,8 @@ def test_a_snapshot_entry_that_is_none_is_refused() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_counted_and_passed() -> None:
-    bench = Bench()
-    state = bench.node.state
-    recovery = NodeRecovery(state)
+    state = Bench().recorded()
+    recovery = Recovery(state)
     recovery.apply(
         Record(
             0,

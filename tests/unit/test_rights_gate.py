@@ -107,7 +107,6 @@ READ_WAYS: Final = {
     "node/delivery/delivery.py:deliver_committed_qos0": LIVE_QOS0,
     "node/delivery/live_lane.py:deliver_qos0": LIVE_QOS0,
     "node/delivery/transmission.py:send_log_qos0": LIVE_QOS0,
-    "node/publish/completion.py:PublishPromise._complete": LIVE,
     "node/publish/completion.py:hand_out_qos0": LIVE,
     "node/publish/inbound.py:_publish_qos0": LIVE,
     "node/sys_topics.py:publish_own": LIVE,
@@ -128,7 +127,6 @@ READ_WAYS: Final = {
     "node/delivery/transmission.py:resend": INFLIGHT,
     "node/delivery/transmission.py:redeliver": INFLIGHT,
     # Of shared groups.
-    "node/delivery/delivery.py:_deliver_to_group": GROUP,
     "node/delivery/delivery.py:send_group_qos0": GROUP,
     "node/delivery/delivery.py:send_to_member": GROUP,
     "node/delivery/delivery.py:send_unlisted": GROUP,
@@ -168,7 +166,6 @@ WAITING: Final = {
     "node/publish/completion.py:PrecedingPromise.followers": LIVE,
     "node/publish/completion.py:Qos0Promise.message": LIVE,
     "node/publish/completion.py:Qos0Promise.record": LIVE,
-    "node/publish/completion.py:LoggedPromise.message": LIVE_QOS0,
 }
 """The places where messages wait for a client, and the test in which its rights change."""
 NOT_FOR_A_CLIENT: Final = {
@@ -215,7 +212,6 @@ WRITE_WAYS: Final = {
     "node/publish/acceptance.py:refuse_for_now": WRITE,
     "node/publish/inbound.py:handle_publish": WRITE,
     "node/publish/completion.py:record_of_qos0": WRITE,
-    "node/publish/completion.py:Qos0Promise.release": WRITE,
     "node/connections/wills.py:publish_will": WILL,
     "node/publish/delayed.py:delayed_record": DELAYED,
     "node/publish/delayed.py:_publish": DELAYED_LATER,

@@ -10,7 +10,7 @@ from holdfast.node.cluster_port import MEMBER_TABLE, ClusterPort, MemberPort
 from holdfast.node.connections.session_open import AcceptedConnect
 from holdfast.node.metadata.model import DATA
 from holdfast.node.parts import Parts
-from holdfast.node.promise import Promise
+from holdfast.node.promise import PROMISE_BYTES, Promise
 from holdfast.node.publish.forwarding import PENDING_BYTES_MAX
 from holdfast.node.publish.producer_dedup import note_refused
 from holdfast.node.session.connection import Connection
@@ -73,12 +73,11 @@ class BrokerPort(ClusterPort):
         self._homes = parts.groups.coordinator.homes
         self.member = ClusterMember(parts)
 
-    def append(self, record: Record) -> int:
+    def append(self, record: Record) -> None:
         if self._context.is_alone:
             self._local.append(record)
         else:
             self._forwarding.append(record)
-        return -1
 
     def publish(self, record: Record, promise: Promise) -> None:
         if self._context.is_alone:
@@ -122,10 +121,13 @@ class BrokerPort(ClusterPort):
     def is_congested(self, part: int) -> bool:
         limit = self._state.config.pending_bytes_max // part
         return (
-            self._state.promise_bytes + self._local.size_bytes() > limit
+            self._state.promise_bytes + self._local.waiting() * PROMISE_BYTES > limit
             or self._forwarding.pending_bytes > PENDING_BYTES_MAX // part
             or self._context.journal.pending_bytes > limit
         )
+
+    def waiting(self) -> int:
+        return self._local.waiting() + len(self._forwarding.pending)
 
     def has_groups(self) -> bool:
         return not self._homes.opening
@@ -145,9 +147,6 @@ class BrokerPort(ClusterPort):
         sessions += max(0, own - self._state.client_sessions())
         groups = len(recorded.groups.keys() - self._state.groups.keys())
         return sessions, self._replicated.subscriptions_away, groups
-
-    def recorded_session(self, client_id: str) -> Session | None:
-        return self._replicated.state.sessions.get(client_id)
 
     def recorded(self) -> RecordedState:
         return self._replicated.state

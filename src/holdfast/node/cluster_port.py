@@ -1,14 +1,13 @@
 """The port through which the broker's core reaches the log, and the other nodes if there are any.
 
-`ClusterPort` is the interface. `SingleNode` implements it for a node without a cluster, whose log
-is its own journal; `node.broker_port.BrokerPort` for a node of a cluster.
+`ClusterPort` is the interface, and `node.broker_port.BrokerPort` implements it.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.log.record import Record
-from holdfast.node.promise import PROMISE_BYTES, Promise
+from holdfast.node.promise import Promise
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Group, Inflight, Session, Subscription
@@ -16,24 +15,19 @@ from holdfast.node.state.recorded_state import RecordedState
 
 if TYPE_CHECKING:
     from holdfast.node.connections.session_open import AcceptedConnect
-    from holdfast.node.node_state import NodeState
     from holdfast.node.session.session import Group
 
 
 class GroupPort:
-    """The shared groups of a node as the broker's core reports on them.
-
-    On a single node a group's cursor is here. In a cluster it is with the group's coordinator,
-    which assigns records to nodes.
-    """
+    """The shared groups of a node as the broker's core reports on them. A group's cursor is with
+    its coordinator, which assigns records to nodes."""
 
     def changed(self, group: Group) -> None:
         """The group's members here, or their capacity, may have changed."""
         raise NotImplementedError
 
     def moved(self, group: Group) -> None:
-        """The group's cursor has moved. A single node logs it within `progress_interval_s`, in a
-        cluster the coordinator does."""
+        """The group's cursor has moved. The coordinator logs it within `progress_interval_s`."""
         raise NotImplementedError
 
     def sent(self, group: Group, message: Message) -> None:
@@ -53,8 +47,8 @@ class GroupPort:
         raise NotImplementedError
 
     def move_record(self, group: Group, session: Session, entry: Inflight) -> None:
-        """The member disconnected, but its session keeps this QoS 2 record. In a cluster the record
-        belongs to the session and not to the group once that is appended."""
+        """The member disconnected, but its session keeps this QoS 2 record. The record belongs to
+        the session and not to the group once that is appended."""
         raise NotImplementedError
 
     def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
@@ -63,8 +57,8 @@ class GroupPort:
         raise NotImplementedError
 
     def joining(self, connection: Connection, session: Session, filter: str) -> None:
-        """A durable session is about to subscribe to a shared filter. In a cluster its member
-        record is appended here, and the SUBACK waits for it."""
+        """A durable session is about to subscribe to a shared filter. Its member record is appended
+        here, and the SUBACK waits for it."""
         raise NotImplementedError
 
     def left(self, session: Session, filter: str) -> None:
@@ -129,29 +123,23 @@ AGREED_REPLICATION: Final = "resize"
 
 
 class ClusterPort:
-    """The log and the other nodes as the broker's core uses them.
+    """The log and the other nodes as the broker's core uses them. Records go to the leaders of
+    their partitions, so their offsets are unknown until they come back committed."""
 
-    In a cluster records go to the leaders of their partitions, so their offsets are unknown until
-    they come back committed. `is_single`: there is no cluster.
-    """
-
-    is_single: bool = False
     groups: "GroupPort"
     member: "MemberPort"
 
-    def append(self, record: Record) -> int:
-        """Append a record, in a cluster at the leader of its partition. Returns its offset, or -1
-        in a cluster."""
+    def append(self, record: Record) -> None:
+        """Append a record at the leader of its partition."""
         raise NotImplementedError
 
     def publish(self, record: Record, promise: Promise) -> None:
         """Append a record. Release the promise when the record is committed, or refuse it; both
-        after earlier promises, in a cluster after those to its connection."""
+        after the earlier promises to its connection."""
         raise NotImplementedError
 
     def promise(self, promise: Promise) -> None:
-        """Release a promise without a record after earlier promises, in a cluster after those to
-        its connection. A single node releases it after the commit of all records so far."""
+        """Release a promise without a record after the earlier promises to its connection."""
         raise NotImplementedError
 
     def promise_interest(self, promise: Promise) -> None:
@@ -177,6 +165,10 @@ class ClusterPort:
         """Whether more than `1 / part` of the allowed bytes wait for the leaders or the disk."""
         raise NotImplementedError
 
+    def waiting(self) -> int:
+        """The number of records and promises that wait for the log."""
+        raise NotImplementedError
+
     def spread(self, message: Message, topic: str, behind: int) -> None:
         """Send a QoS 0 message to the other nodes with receivers for it. They deliver it behind the
         records of the topic's partition below the offset `behind`."""
@@ -184,11 +176,11 @@ class ClusterPort:
 
     def has_groups(self) -> bool:
         """Whether the routes have each group that is in the log and coordinated here."""
-        return True
+        raise NotImplementedError
 
     def has_room(self, client_id: str) -> bool:
-        """Whether the client may open one more session. In a cluster every node counts the sessions
-        that outlive their connections, and its own of the others."""
+        """Whether the client may open one more session. Every node counts the sessions that outlive
+        their connections, and its own of the others."""
         raise NotImplementedError
 
     def away(self) -> tuple[int, int, int]:
@@ -196,14 +188,9 @@ class ClusterPort:
         connected nowhere, their subscriptions, and shared groups without a member here."""
         raise NotImplementedError
 
-    def recorded_session(self, client_id: str) -> Session | None:
-        """The session of a client as far as its records are applied here, with an owner anywhere.
-        None: there is none, or the node's own table has it."""
-        raise NotImplementedError
-
     def recorded(self) -> RecordedState:
-        """The state that the committed records define, as far as they are applied here. On a single
-        node it is the node's own. In a cluster anonymous sessions are one owner of filters."""
+        """The state that the committed records define, as far as they are applied here: the
+        sessions of all nodes. Anonymous ones are one owner of filters in it."""
         raise NotImplementedError
 
     def request_retained(self, subscriptions: list[Subscription]) -> None:
@@ -218,13 +205,12 @@ class ClusterPort:
     def open_session(
         self, connection: Connection, client_id: str, opening: "AcceptedConnect"
     ) -> None:
-        """In a cluster: become the owner of the session, then call `session_open.finish_open`. The
-        input of the connection is paused until then."""
+        """Become the owner of the session, then call `session_open.finish_open`. The input of the
+        connection is paused until then."""
         raise NotImplementedError
 
     def session_detached(self, session: Session) -> None:
-        """In a cluster: the session's connection is closed, and all records about that are
-        appended."""
+        """The session's connection is closed, and all records about that are appended."""
         raise NotImplementedError
 
     def subscribed(self, filter: str) -> None:
@@ -234,120 +220,3 @@ class ClusterPort:
     def unsubscribed(self, filter: str) -> None:
         """One session fewer here has this filter."""
         raise NotImplementedError
-
-
-class SingleNode(ClusterPort):
-    """The port of a node without a cluster: records go into its own journal."""
-
-    def __init__(self, state: "NodeState") -> None:
-        self._state = state
-        self.is_single = True
-        self.groups = SingleNodeGroups(state)
-        self.member = MemberPort(state.config.node_id)
-
-    def append(self, record: Record) -> int:
-        return self._state.journal.append(record)
-
-    def publish(self, record: Record, promise: Promise) -> None:
-        state = self._state
-        journal = state.journal
-        journal.append(record)
-        # The record is pending, so the promise waits: `promise` without its question.
-        promise.after = journal.sequence
-        state.promises.append(promise)
-
-    def promise(self, promise: Promise) -> None:
-        state = self._state
-        promise.after = state.journal.sequence
-        if not state.promises and promise.after <= state.journal.committed_sequence:
-            promise.release(state)
-        else:
-            state.promises.append(promise)
-
-    def promise_interest(self, promise: Promise) -> None:
-        promise.release(self._state)
-
-    def refusal(self, connection: Connection, record: Record) -> str:
-        if not self._state.disk_full:
-            return ""
-        self._state.stats.refused_disk_full += 1
-        return "the broker's disk is full"
-
-    def older_nodes(self, feature: str) -> str:
-        """There is no other node."""
-        return ""
-
-    def ends_delayed(self, place: tuple[int, int]) -> bool:
-        """Always False: `Delayed.is_ending` says it."""
-        return False
-
-    def is_congested(self, part: int) -> bool:
-        state = self._state
-        promised = len(state.promises) * PROMISE_BYTES + state.promise_bytes
-        return (state.journal.pending_bytes + promised) * part > state.config.pending_bytes_max
-
-    def spread(self, message: Message, topic: str, behind: int) -> None:
-        """There is no other node."""
-
-    def has_room(self, client_id: str) -> bool:
-        return self._state.client_sessions() < self._state.config.sessions_max
-
-    def away(self) -> tuple[int, int, int]:
-        return 0, 0, 0
-
-    def recorded_session(self, client_id: str) -> Session | None:
-        return None
-
-    def recorded(self) -> RecordedState:
-        return self._state
-
-    def request_retained(self, subscriptions: list[Subscription]) -> None:
-        """There is no other node."""
-
-    def is_retained_behind(self, topic: str, subscription: Subscription) -> bool:
-        """Always False: the store changes in one step with the delivery."""
-        return False
-
-    def subscribed(self, filter: str) -> None:
-        """There is no other node."""
-
-    def unsubscribed(self, filter: str) -> None:
-        """There is no other node."""
-
-
-class SingleNodeGroups(GroupPort):
-    """The shared groups of a node without a cluster. It coordinates none."""
-
-    def __init__(self, state: "NodeState") -> None:
-        self._state = state
-
-    def changed(self, group: Group) -> None:
-        """The group has no coordinator."""
-
-    def moved(self, group: Group) -> None:
-        if not group.progress_due:
-            group.progress_due = True
-            self._state.groups_in_progress.append(group)
-            self._state.arm_progress(self._state.config.progress_interval_s)
-
-    def finished(self, group: Group, partition: int, offset: int) -> None:
-        self.moved(group)
-
-    def received(self, group: Group, entry: Inflight) -> None:
-        group.note_assigned(entry.partition, entry.offset)
-        self.moved(group)
-
-    def denied(self, group: Group, partition: int, offset: int) -> None:
-        self._state.stats.dropped_unreadable += 1
-
-    def move_record(self, group: Group, session: Session, entry: Inflight) -> None:
-        """The group's cursor waits until the session has finished the record."""
-
-    def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
-        """The group's position is in one write group with its members' packet ids."""
-
-    def joining(self, connection: Connection, session: Session, filter: str) -> None:
-        """The record of the session says it."""
-
-    def left(self, session: Session, filter: str) -> None:
-        """The record of the session has said it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.connections.close import end_session, handle_connection_lost, log_end
+from holdfast.node.connections.close import handle_connection_lost, log_end
 from holdfast.node.connections.session_open import open_session
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.delivery.retained import send_late_retained
@@ -61,8 +61,7 @@ def has_session(state: NodeState) -> bool:
 
 def end(state: NodeState) -> None:
     """Forget the session of an earlier run, because no federation will read on."""
-    session = state.cluster.recorded().sessions[FEDERATION]
-    (end_session if state.cluster.is_single else log_end)(state, session)
+    log_end(state, state.cluster.recorded().sessions[FEDERATION])
 
 
 def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:
@@ -90,7 +89,7 @@ def group_starts(state: NodeState, topic: bytes) -> dict[str, list[int]]:
     return {
         group.key: group.start or [0] * state.config.partitions
         for group in find_route(state, topic).groups
-        if group.coordination is not None or state.cluster.is_single
+        if group.coordination is not None
     }
 
 

@@ -2,9 +2,7 @@
 
 `publish` is the one gate for records with a promise: it appends the record and ties the promise to
 it. A promise is everything that may leave only after a record is committed: PUBACK, PUBREC,
-PUBCOMP, SUBACK, CONNACK of a durable session, an outbound QoS 2 PUBLISH, a delivery. On a single
-node promises wait in `promises`, in append order, until the journal's committed sequence has passed
-them.
+PUBCOMP, SUBACK, CONNACK of a durable session, an outbound QoS 2 PUBLISH, a delivery.
 """
 
 from collections import deque
@@ -15,7 +13,7 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.reading.interest import ReadInterest
 from holdfast.log.record import Record
 from holdfast.node.admission.control import AdmissionControl
-from holdfast.node.cluster_port import ClusterPort, SingleNode
+from holdfast.node.cluster_port import ClusterPort
 from holdfast.node.config import NodeConfig
 from holdfast.node.connections.pending_connects import PendingConnects
 from holdfast.node.effects import Cut, ResumeInput
@@ -108,7 +106,8 @@ class NodeState(RecordedState):
 
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         super().__init__(config, journal)
-        self.cluster: ClusterPort = SingleNode(self)
+        # `ClusterNode` sets the one that it implements.
+        self.cluster: ClusterPort = ClusterPort()
         # Further values under $SYS/broker/, by name.
         self.sys_values: list[Callable[[], dict[str, str]]] = []
         self.started_us = 0
@@ -121,10 +120,6 @@ class NodeState(RecordedState):
         )
         self.subscriptions = SubscriptionTrie()
         self.subscription_count = 0
-        # Topics whose retained message is ahead of the log, with the offset of its record, or the
-        # next one if it has none. A record with a lower offset that commits later must not replace
-        # it. See completion.retain_at_once.
-        self.retained_ahead: dict[str, int] = {}
         self.routes: dict[bytes, Route] = {}
         self.routes_bytes = 0
         self.route_version = 0
@@ -133,8 +128,6 @@ class NodeState(RecordedState):
         # The interests of sessions that read the log; broker.delivery.log_replay makes them.
         self.interests: dict[Session, list[ReadInterest]] = {}
 
-        # On a single node, in append order: `after` never falls along it.
-        self.promises: deque[Promise] = deque()
         # The number of records appended. A client that makes it grow is paused under congestion.
         self.appended = 0
         # Memory of promises beyond PROMISE_BYTES each: the filters of SUBSCRIBE and UNSUBSCRIBE.
@@ -241,42 +234,28 @@ class NodeState(RecordedState):
         if work:
             self.arm(self.now, WORK, None)
 
-    def append(self, record: Record) -> int:
-        """Append a record. Returns its offset, or -1 in a cluster."""
+    def append(self, record: Record) -> None:
+        """Append a record."""
         self.appended += 1
-        return self.cluster.append(record)
+        self.cluster.append(record)
 
     def publish(self, record: Record, promise: Promise) -> None:
-        """Append a record, and release the promise once it is committed. A single node releases
-        promises in call order, a cluster those of one connection."""
+        """Append a record, and release the promise once it is committed. The promises of one
+        connection are released in call order."""
         self.appended += 1
         self.cluster.publish(record, promise)
 
     def promise(self, promise: Promise) -> None:
-        """Release a promise that has no record of its own, behind the earlier ones. On a single
-        node all records so far must be committed first."""
+        """Release a promise that has no record of its own, behind the earlier ones."""
         self.cluster.promise(promise)
 
     def check(self) -> None:
         """Raise `AssertionError` for an invariant that does not hold between two turns."""
         super().check()
-        after = [promise.after for promise in self.promises]
-        assert after == sorted(after), "the promises are out of order"
         assert self.promise_bytes >= 0, "fewer bytes of promises than none"
         assert self.routes_bytes == sum(each.size_bytes for each in self.routes.values())
         assert all(work.is_queued for work in self.work), "a job is queued and does not know it"
         self.pending_connects.check()
-
-    def release_committed(self) -> None:
-        """Release the promises of committed records, after the committed sequence has grown."""
-        promises = self.promises
-        committed = self.journal.committed_sequence
-        while promises and promises[0].after <= committed:
-            promise = promises.popleft()
-            try:
-                promise.release(self)
-            except AssertionError as error:
-                self.stop_promise(promise, error)
 
     def stop_promise(self, promise: Promise, error: AssertionError) -> None:
         """Stop the session of a promise that could not be kept. Raises the error if there is

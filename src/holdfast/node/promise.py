@@ -16,14 +16,11 @@ PROMISE_BYTES: Final = 300
 class Promise:
     """A PUBACK, a SUBACK, a delivery, or whatever else waits for the commit of its record.
 
-    It goes to `connection`, if there is one. A single node sets `after`; a cluster sets `waiting`,
-    `reason` and `text`.
+    It goes to `connection`, if there is one.
     """
 
     def __init__(self, connection: Connection | None = None) -> None:
         self.connection = connection
-        # The journal sequence that must be committed first.
-        self.after = 0
         # The number of conditions that are not met yet: records without a commit, and others.
         self.waiting = 0
         # In a cluster whose only node this is: the appended record whose commit it waits for.
@@ -37,8 +34,8 @@ class Promise:
         raise NotImplementedError
 
     def refuse(self, state: "NodeState", reason: int, text: str) -> None:
-        """Take the place of `release` in a cluster: the leader of the record's partition refuses
-        the message, or the partition has no leader."""
+        """Take the place of `release`: the leader of the record's partition refuses the message, or
+        the partition has no leader."""
         raise NotImplementedError
 
 

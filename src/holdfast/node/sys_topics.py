@@ -113,7 +113,6 @@ def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) ->
         state.cluster.recorded().own_retained += state.retained.get(route.topic) is None
         state.retained.set(route.topic, message)
     deliver(state, route, message)
-    if not state.cluster.is_single:
-        # Each node publishes its own $SYS topics to its own clients.
-        for group in route.groups:
-            send_group_qos0(state, group, message)
+    # Each node publishes its own $SYS topics to its own clients.
+    for group in route.groups:
+        send_group_qos0(state, group, message)

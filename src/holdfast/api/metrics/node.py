@@ -150,7 +150,7 @@ class NodeCollector(Collector):
             ("log_bytes", size_bytes(journal.segments)),
             ("log_segments", len(journal.segments)),
             ("journal_pending_bytes", journal.pending_bytes),
-            ("journal_held_promises", len(state.promises)),
+            ("journal_held_promises", state.cluster.waiting()),
             ("disk_full", int(state.disk_full)),
             ("disk_free_bytes", broker.writer.space()),
             ("disk_full_in_seconds", inf if full_in_s is None else full_in_s),

@@ -207,7 +207,10 @@ class AdmissionChange(Work):
         for index in range(start, end):
             session = self.sessions[index]
             client_id = session.client_id
-            known = (state.sessions.get(client_id), state.cluster.recorded_session(client_id))
+            known = (
+                state.sessions.get(client_id),
+                state.cluster.recorded().sessions.get(client_id),
+            )
             if session not in known:
                 continue
             if users is not None and client_id not in state.cluster.recorded().queues:

@@ -26,14 +26,12 @@ from holdfast.node.connections.client_notes import (
     note_refused,
     reason_name,
 )
-from holdfast.node.connections.wills import publish_will
 from holdfast.node.delivery.subscriptions import leave_groups, remove_subscription
 from holdfast.node.effects import DrainOlder
 from holdfast.node.node_state import NodeState, Work
 from holdfast.node.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
 from holdfast.node.session.rare_fields import inflight_ahead, rarities_of
-from holdfast.node.session.session import NEVER_EXPIRES, Session
-from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE
+from holdfast.node.session.session import Session
 from holdfast.node.state.session_records import CloseRecord, EndRecord
 from holdfast.node.state.state_records import append_change, log_session, note_progress
 from holdfast.protocol.mqtt import properties as p
@@ -162,31 +160,13 @@ def _detach(
     connection.session = None
     session.disconnected_us = state.wall_us
     _release_cursor(state, session)
-    if not state.cluster.is_single:
-        # The leader of the session's home partition publishes its will, and ends it on expiry 0.
-        log_session(state, session)
-        if session.expiry_s > 0 or session.will is not None:
-            log_close(state, session, maybe_sent=session.maybe_sent is not None)
-        elif session.recorded:
-            log_end(state, session)
-        state.cluster.session_detached(session)
-        return
-    durable = session.expiry_s > 0
-    will = session.will
-    if will is not None:
-        delay_s = min(will.delay_s, session.expiry_s)
-        if delay_s == 0:
-            session.will = None
-            publish_will(state, session, will)
-        else:
-            # [MQTT-3.1.3-9] published when the delay or the session ends, whichever is first
-            session.will_timer = state.arm(state.now + delay_s, WILL_DUE, session)
-    if not durable:
-        end_session(state, session)
-        return
-    log_close(state, session)
-    if session.expiry_s != NEVER_EXPIRES:
-        session.expiry_timer = state.arm(state.now + session.expiry_s, SESSION_EXPIRY, session)
+    # The leader of the session's home partition publishes its will, and ends it on expiry 0.
+    log_session(state, session)
+    if session.expiry_s > 0 or session.will is not None:
+        log_close(state, session, maybe_sent=session.maybe_sent is not None)
+    elif session.recorded:
+        log_end(state, session)
+    state.cluster.session_detached(session)
 
 
 def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -> None:
@@ -231,17 +211,6 @@ def _release_cursor(state: NodeState, session: Session) -> None:
     note_progress(state, session)
 
 
-def end_session(state: NodeState, session: Session) -> None:
-    """End the session: publish its will (if still due) and forget its state."""
-    will = session.will
-    if will is not None and session.connection is None:
-        session.will = None
-        publish_will(state, session, will)
-    drop_session(state, session)
-    if session.recorded:
-        log_end(state, session)
-
-
 def log_end(state: NodeState, session: Session) -> None:
     """Append that the session has ended."""
     append_change(state, session.key, EndRecord(session.client_id), session.epoch)
@@ -274,12 +243,10 @@ class EndedSession(Work):
 
 def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
     """Remove a session without a connection. `in_slices`: a long removal continues as Work."""
-    if state.sessions.get(session.client_id) is session:
-        if state.admission.users is not None:
-            kept = state.cluster.recorded_session(session.client_id)
-            state.admission.users.assign(session.client_id, kept.username if kept else None)
-        if state.cluster.is_single and (session.recorded or session.epoch > 1):
-            state.note_ended(session)
+    users = state.admission.users
+    if users is not None and state.sessions.get(session.client_id) is session:
+        kept = state.cluster.recorded().sessions.get(session.client_id)
+        users.assign(session.client_id, kept.username if kept else None)
     state.pop_session(session)
     work = EndedSession(session)
     steps = min(max(0, state.steps_left), state.steps_at_once)
@@ -288,22 +255,6 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
         state.ended[session] = None
         state.change_routes()
         state.start_work(work)
-
-
-def handle_will_due(state: NodeState, session: Session) -> None:
-    """Publish a delayed will, unless the client has come back: that cancels the timer."""
-    will = session.will
-    if session.connection is None and will is not None:
-        session.will = None
-        publish_will(state, session, will)
-
-
-def handle_expiry(state: NodeState, session: Session) -> None:
-    """End a session whose time without a connection is over. [MQTT-3.1.2-23]"""
-    if session.connection is not None or state.sessions.get(session.client_id) is not session:
-        return
-    state.stats.sessions_expired += 1
-    end_session(state, session)
 
 
 def waits_for_older(

@@ -8,7 +8,7 @@ from holdfast.node.promise import Promise
 from holdfast.node.session.connection import CLOSED
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import MOVED
-from holdfast.node.state.state_records import append_cursor, log_cursor
+from holdfast.node.state.state_records import append_cursor
 from holdfast.protocol.mqtt import reasons
 
 Outcome = Callable[[str], None]
@@ -49,21 +49,11 @@ def move_session(
 ) -> None:
     """Let a durable session without a connection continue at other positions of the log.
 
-    In a cluster `session` is that of the replicated state, which changes when the record comes back
-    committed. `epoch` is the one that the caller saw: a session that a client has opened meanwhile
+    `session` is that of the replicated state, which changes when the record comes back committed.
+    `epoch` is the one that the caller saw: a session that a client has opened meanwhile
     has a higher one, so its readers ignore the record. Messages that are inflight stay inflight,
     because the client may have received them.
     """
     promise = OutcomePromise(done)
     places = list(enumerate(positions))
-    if state.cluster.is_single:
-        session.positions = list(positions)
-        session.outbox = None
-        session.outbox_bytes = 0
-        session.tailing = False
-        session.logged_positions = list(positions)
-        # As `MOVED`.
-        session.note_change(0, None)
-        log_cursor(state, session, places, promise)
-        return
     append_cursor(state, session.key, places, MOVED, [], epoch, promise)

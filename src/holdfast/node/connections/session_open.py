@@ -12,7 +12,7 @@ from holdfast.node.admission.throttle import (
     recording_refusal,
 )
 from holdfast.node.connections.client_notes import note_connected
-from holdfast.node.connections.close import end_session, refuse, take_over, waits_for_older
+from holdfast.node.connections.close import refuse, waits_for_older
 from holdfast.node.connections.keep_alive import start_keep_alive
 from holdfast.node.connections.wills import will_of
 from holdfast.node.delivery.acknowledgements import proceed
@@ -31,8 +31,6 @@ from holdfast.node.session.connection import (
 )
 from holdfast.node.session.session import FEDERATION, NEVER_EXPIRES, Session
 from holdfast.node.session.will import Will
-from holdfast.node.state.session_records import open_record
-from holdfast.node.state.state_records import append_change
 from holdfast.node.topic_rights.kept_subscriptions import (
     checksum_asked,
     waits_before_takeover,
@@ -160,7 +158,7 @@ def open_session(
         )
         return
     session = state.sessions.get(client_id)
-    known = session or state.cluster.recorded_session(client_id)
+    known = session or state.cluster.recorded().sessions.get(client_id)
     if not _may_have(state, connection, session, known):
         return
     if (
@@ -182,11 +180,6 @@ def open_session(
     if (expiry_s > 0 or packet.will is not None) and not _pays_open(
         state, connection, packet, known
     ):
-        return
-    if state.cluster.is_single:
-        if session is not None and session.connection is not None:
-            take_over(state, session)
-        _open_here(state, connection, packet, expiry_s, answer)
         return
     connection.state = OPENING
     opening = AcceptedConnect(packet, expiry_s, answer, reply)
@@ -273,43 +266,6 @@ def _take_client_id(
         return False
     connection.client_id = client_id
     return True
-
-
-def _open_here(
-    state: NodeState, connection: Connection, packet: Connect, expiry_s: int, answer: Properties
-) -> None:
-    """Open the session on a node without a cluster."""
-    client_id = connection.client_id
-    session = state.sessions.get(client_id)
-    present = False
-    was_recorded = session is not None and session.recorded
-    if session is not None and packet.clean_start:
-        # [MQTT-3.1.2-4]
-        end_session(state, session)
-        session = None
-    if session is None:
-        session = Session(client_id)
-        session.epoch = state.ended_epochs.pop(client_id, 0)
-        state.sessions[client_id] = session
-    else:
-        # [MQTT-3.1.2-5] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
-        present = True
-    session.epoch += 1
-    earlier_expiry_s = session.expiry_s
-    _attach(state, connection, session, will_of(packet), expiry_s)
-    _apply_limits(state, connection, session)
-    # [MQTT-3.2.2-6] no session, no session present
-    reply = _connack(connection, present, answer)
-    session.recorded = expiry_s > 0 or session.will is not None
-    connection.state = OPENING
-    promise = ConnackPromise(connection, session, reply, earlier_expiry_s)
-    # The end of a durable session must be in the log too, or after a crash it would be back.
-    if session.recorded or was_recorded:
-        connection.input_paused = True
-        change = open_record(session, packet.clean_start)
-        append_change(state, session.key, change, session.epoch, promise)
-    else:
-        promise.release(state)
 
 
 def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -> bool:

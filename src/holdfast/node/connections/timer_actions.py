@@ -7,7 +7,6 @@ because an action before may have closed it.
 from typing import Final
 
 from holdfast.node.admission.throttle import handle_throttle
-from holdfast.node.connections.close import handle_expiry, handle_will_due
 from holdfast.node.connections.connect import handle_identity_end
 from holdfast.node.connections.keep_alive import check_deadline
 from holdfast.node.delivery.acknowledgements import proceed
@@ -15,23 +14,19 @@ from holdfast.node.delivery.log_replay import continue_reading
 from holdfast.node.delivery.replay_pace import next_reader
 from holdfast.node.delivery.subscriptions import DeferredReview
 from holdfast.node.node_state import NodeState
-from holdfast.node.publish.delayed import every_partition, publish_due
 from holdfast.node.relocation.client_relocation import ClientRelocation
 from holdfast.node.session.connection import OPEN, Connection, Deadline
 from holdfast.node.session.session import Session
 from holdfast.node.state.recorded_state import (
-    DELAYED,
     IDENTITY_ENDS,
     KEEP_ALIVE,
     PROGRESS,
     RELOCATION,
     REPLAY,
     RIGHTS_CHANGED,
-    SESSION_EXPIRY,
     SYS,
     THROTTLE,
     TOPIC_RIGHTS,
-    WILL_DUE,
     WITHHELD,
     WORK,
     Timer,
@@ -51,16 +46,8 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
     subject = timer.subject
     if kind == PROGRESS:
         log_progress(state, PROGRESS_STEPS_PER_TURN)
-    elif kind == WILL_DUE:
-        assert isinstance(subject, Session)
-        handle_will_due(state, subject)
-    elif kind == SESSION_EXPIRY:
-        assert isinstance(subject, Session)
-        handle_expiry(state, subject)
     elif kind == WORK:
         state.run_work()
-    elif kind == DELAYED:
-        publish_due(state, state, every_partition)
     elif kind == REPLAY:
         session = next_reader(state)
         if session is not None:

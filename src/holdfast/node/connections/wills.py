@@ -12,7 +12,7 @@ from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.node_state import NodeState, Route
-from holdfast.node.publish.completion import PublishPromise, follow_qos0
+from holdfast.node.publish.completion import follow_qos0
 from holdfast.node.publish.inbound import log_qos0
 from holdfast.node.rights import may_publish_will
 from holdfast.node.routing.routing import find_route
@@ -60,11 +60,8 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
         properties=will.properties,
         payload=will.payload,
     )
-    # In a cluster the message is delivered when it comes back committed, on every node.
-    if state.cluster.is_single:
-        state.publish(record, PublishPromise(record, route, None, 0, False))
-    else:
-        state.append(record)
+    # The message is delivered when it comes back committed, on every node.
+    state.append(record)
 
 
 def _publish_qos0(

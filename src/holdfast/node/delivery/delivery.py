@@ -162,28 +162,9 @@ def note_room(group: Group, member: GroupMember) -> None:
 
 
 def _deliver_to_group(state: NodeState, group: Group, message: Message) -> None:
-    if not state.cluster.is_single:
-        # At QoS 0 the publisher's node selects the node that delivers.
-        if message.qos and group.coordination is not None:
-            state.cluster.groups.record(group, message)
-        return
-    if message.qos == 0:
-        send_group_qos0(state, group, message)
-        return
-    if not group.tailing:
-        return
-    if not group.outbox and not group.reading and not group.returned and not group.deferred:
-        member = ready_member(state, group, message.topic)
-        if member is not None:
-            send_to_member(state, group, member, message)
-            return
-    if not group.connected or not has_room(state, group.outbox_count(), group.outbox_bytes):
-        fall_behind(state, group, message)
-        return
-    group.push(Delivery(message, message.qos, message.retain, None))
-    if has_rules(state) and not group.reading:
-        # The ready members may not be allowed to read it. Later messages should not wait for that.
-        pump_group(state, group)
+    # At QoS 0 the publisher's node selects the node that delivers.
+    if message.qos and group.coordination is not None:
+        state.cluster.groups.record(group, message)
 
 
 def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:

@@ -50,7 +50,7 @@ class FilterRoom:
         most = state.config.filter_bytes_max
         if not state.filters.has_room(filter_owner(session), size_bytes, most):
             return False
-        if state.cluster.is_single or not session.is_durable():
+        if not session.is_durable():
             return True
         # Every node of a cluster has the durable sessions of all.
         return state.cluster.recorded().filters.has_room(session.username or "", size_bytes, most)

@@ -1,9 +1,6 @@
 """Puts records that were read for readers behind the log into their outbox."""
 
 from holdfast.log.record import FLAG_AUDIENCE, FLAG_QOS_MASK, FLAG_RETAIN, Record
-from holdfast.node.delivery.delivery import (
-    pump_group,
-)
 from holdfast.node.delivery.live_lane import is_backed_up, is_full, pump_lane
 from holdfast.node.delivery.log_replay import (
     READ_RECORDS_MAX,
@@ -63,21 +60,7 @@ def handle_read(
         if work.has_more:
             state.start_work(work)
         return
-    if not state.cluster.is_single:
-        state.cluster.groups.handle_read(reader, records, positions, done)
-        return
-    for record in records:
-        message = message_of(record)
-        audience = message.audience
-        if reader.assigned is not None and (record.partition, record.offset) in reader.assigned:
-            continue
-        if message.qos > 0 and (audience is None or reader.key in audience.groups):
-            _queue(reader, Delivery(message, message.qos, message.retain, None))
-    reader.finish_read(positions, done)
-    state.cluster.groups.moved(reader)
-    pump_group(state, reader)
-    if not reader.tailing:
-        continue_reading(state, reader)
+    state.cluster.groups.handle_read(reader, records, positions, done)
 
 
 def _handle_lane_read(

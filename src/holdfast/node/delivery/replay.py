@@ -101,9 +101,6 @@ def asks_for_past(packet: Subscribe) -> bool:
 
 def plan_starts(state: NodeState, session: Session, packet: Subscribe) -> StartPlan:
     """Read the starts of a SUBSCRIBE, and give its requests their plain filters."""
-    if state.cluster.is_single:
-        # All committed records were handed out. Those of QoS 0 have no promise that says so.
-        state.delivered[:] = list(map(max, state.delivered, state.journal.high_watermark))
     plan = StartPlan(packet)
     common = property_start(packet.properties)
     for index, request in enumerate(packet.subscriptions):

@@ -20,7 +20,7 @@ from holdfast.node.delivery.replay import (
 )
 from holdfast.node.delivery.replay_start import wishes
 from holdfast.node.delivery.retained import continue_scans, may_match, start_scan
-from holdfast.node.delivery.subscriptions import add_subscription, find_group
+from holdfast.node.delivery.subscriptions import add_subscription
 from holdfast.node.effects import FindStarts, ResumeInput
 from holdfast.node.groups.queue_changes import QueueRoom, begin_queues, needs_history
 from holdfast.node.node_state import NodeState
@@ -39,10 +39,6 @@ from holdfast.node.state.session_records import (
 )
 from holdfast.node.state.state_records import (
     append_change,
-    append_cursor,
-    changed_positions,
-    group_positions,
-    is_durable_group,
 )
 from holdfast.node.topic_rights.questions import asks_to_subscribe, is_filter_unanswered
 from holdfast.protocol.mqtt import reasons
@@ -101,12 +97,9 @@ class SubscribePromise(Promise):
         connection = self.connection
         assert connection is not None
         if session.connection is not connection or connection.state == CLOSED:
-            # In a cluster this node has released the session; the subscriptions are in the
-            # replicated state. A session that ended meanwhile has no subscriptions: SUBSCRIBE and a
-            # DISCONNECT with session expiry 0 may arrive in one segment.
-            if state.cluster.is_single and state.sessions.get(session.client_id) is session:
-                for subscription in self.accepted:
-                    add_subscription(state, subscription)
+            # This node has released the session. The subscriptions are in the replicated state,
+            # unless the session has ended: SUBSCRIBE and a DISCONNECT with session expiry 0 may
+            # arrive in one segment.
             return
         scans: list[Subscription] = []
         for subscription in self.accepted:
@@ -272,9 +265,6 @@ def _subscribe(
             promise.release(state)
         return
     for filter in [each.filter for each in accepted if is_shared(each.filter)]:
-        # In a cluster the group's coordinator logs the group's positions.
-        if state.cluster.is_single and not is_queue(filter):
-            _record_group(state, filter)
         state.cluster.groups.joining(connection, session, filter)
     promise.size_bytes = size_of([each.filter for each in accepted])
     session.subscribes_awaited += 1
@@ -363,20 +353,6 @@ def size_of(filters: list[str]) -> int:
     for filter in filters:
         size_bytes += FILTER_BYTES + len(filter)
     return size_bytes
-
-
-def _record_group(state: NodeState, key: str) -> None:
-    """Log the positions of a group that gets its first durable member. They must be in the log
-    before SUBACK, or after a crash the group would begin at the log's end."""
-    group = find_group(state, key)
-    if group is None:
-        positions = state.delivered
-    elif not is_durable_group(group):
-        positions = group_positions(state, group)
-    else:
-        return
-    changed = changed_positions(None, positions)
-    append_cursor(state, key.encode(), changed, {}, [])
 
 
 def _check(

@@ -112,13 +112,12 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) 
 
 class DeferredReview(Work):
     """The job that asks again, after rights have changed, about the messages that groups keep for
-    members that may read them. A step is one group, or one member of it. In a cluster coordinators
-    keep them, and try them again for a node whose groups have changed."""
+    members that may read them. A step is one group, or one member of it. Coordinators keep messages
+    too, and try them again for a node whose groups have changed."""
 
     def __init__(self, state: NodeState) -> None:
         super().__init__()
-        is_single = state.cluster.is_single
-        self.groups = [each for each in state.groups.values() if each.deferred or not is_single]
+        self.groups = list(state.groups.values())
 
     def step(self, state: NodeState, steps: int) -> int:
         done = 0

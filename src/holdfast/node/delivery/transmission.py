@@ -274,7 +274,7 @@ def send_inflight(
     session.add_inflight(packet_id, entry)
     if session.expiry_s > 0:
         note_progress(state, session)
-        if group is None or qos == 2 or state.cluster.is_single:
+        if group is None or qos == 2:
             session.note_change(packet_id, entry)
         # Otherwise the group's position stays below the record until it is finished. After a crash
         # the group assigns the record again.

@@ -2,18 +2,13 @@
 
 The record of a queue says where it begins, and counts only if there is none with its key. So two
 nodes may begin the same queue at once: the first record in its home partition counts everywhere.
-On a single node the CURSOR record of the group goes before it, into the same write group. With the
-queue alone in the log, the group would begin at the log's end after a crash.
 """
 
 from operator import lt
 
 from holdfast.node.cluster_port import QUEUES
-from holdfast.node.connections.close import drop_session
 from holdfast.node.connections.operations import Outcome, OutcomePromise
 from holdfast.node.delivery.replay import StartPlan
-from holdfast.node.delivery.subscriptions import add_subscription, find_group
-from holdfast.node.groups.queue_keeper import keeper_subscription, make_keeper
 from holdfast.node.node_state import NodeState
 from holdfast.node.promise import Promise
 from holdfast.node.rights import proves_names
@@ -22,9 +17,6 @@ from holdfast.node.session.session import Session, Subscription
 from holdfast.node.state.session_records import EndRecord, QueueRecord
 from holdfast.node.state.state_records import (
     append_change,
-    append_cursor,
-    changed_positions,
-    group_positions,
 )
 from holdfast.protocol.mqtt.packets import Subscribe
 from holdfast.protocol.topics.names import is_queue
@@ -33,36 +25,19 @@ from holdfast.protocol.topics.names import is_queue
 class QueuePromise(Promise):
     """The promise of a queue whose record is on its way to the log. The SUBACK waits behind it.
 
-    In a cluster the replicated state has the queue when the promise is released.
+    The replicated state has the queue when the promise is released.
     """
 
-    def __init__(
-        self, connection: Connection, keeper: Session, start: list[int], creator: str, is_new: bool
-    ) -> None:
+    def __init__(self, connection: Connection, key: str, creator: str, is_new: bool) -> None:
         """`is_new`: this node knew no such queue."""
         super().__init__(connection)
-        self.is_new = is_new
-        self.keeper = keeper
-        self.start = start
+        self.key = key
         self.creator = creator
+        self.is_new = is_new
 
     def release(self, state: NodeState) -> None:
-        keeper = self.keeper
-        key = keeper.client_id
         if self.is_new:
-            state.note("info", "queue_created", {"queue": key, "client": self.creator})
-        if not state.cluster.is_single or state.queues.get(key) is not keeper:
-            return
-        state.sessions[key] = keeper
-        is_new = find_group(state, key) is None
-        add_subscription(state, keeper_subscription(keeper, self.start))
-        group = state.groups[key]
-        if is_new:
-            # Nobody is connected yet: the log keeps the records.
-            group.start = list(self.start)
-            group.positions = list(self.start)
-            group.tailing = False
-            group.logged_positions = list(self.start)
+            state.note("info", "queue_created", {"queue": self.key, "client": self.creator})
 
     def refuse(self, state: NodeState, reason: int, text: str) -> None:
         """The SUBACK cannot be sent without the queue. The client subscribes again."""
@@ -77,28 +52,18 @@ def create_queue(
     """Begin a queue at these offsets, unless there is one. The caller promises the SUBACK after
     it.
 
-    In a cluster the record is appended also if this node has the queue: its home partition decides.
+    The record is appended also if this node has the queue, because its home partition decides.
     Counter-example: an operator has deleted the queue, and this node has not applied that. The
     client receives SUBACK, there is no queue, and what comes while the client is away is lost.
     """
     owner = None if connection.session is None else connection.session.username
     is_known = key in state.cluster.recorded().queues
-    if is_known and (state.cluster.is_single or state.cluster.older_nodes(QUEUES)):
+    if is_known and state.cluster.older_nodes(QUEUES):
         return
     is_past = any(map(lt, start, state.delivered))
-    keeper = make_keeper(key, owner, is_past)
-    if state.cluster.is_single:
-        group = find_group(state, key)
-        if group is not None and any(each.client_id != key for each in group.members):
-            # A group of this name without a keeper: an operator deleted the queue while members
-            # were there.
-            start = group_positions(state, group)
-        # From now on it exists. Another SUBSCRIBE of this turn must not log another start.
-        state.queues[key] = keeper
-        append_cursor(state, keeper.key, changed_positions(None, start), {}, [])
-    promise = QueuePromise(connection, keeper, start, creator, not is_known)
+    promise = QueuePromise(connection, key, creator, not is_known)
     change = QueueRecord(key, start, creator, owner or "", is_past)
-    append_change(state, keeper.key, change, promise=promise)
+    append_change(state, key.encode(), change, promise=promise)
 
 
 def begin_queues(
@@ -168,24 +133,7 @@ class QueueRoom:
         return not text
 
 
-class DeletionPromise(OutcomePromise):
-    """The promise of the end of a queue. `keeper`: that of a single node."""
-
-    def __init__(self, keeper: Session | None, done: Outcome) -> None:
-        super().__init__(done)
-        self.keeper = keeper
-
-    def release(self, state: NodeState) -> None:
-        if self.keeper is not None:
-            drop_session(state, self.keeper)
-        super().release(state)
-
-
 def delete_queue(state: NodeState, key: str, done: Outcome) -> None:
     """End a queue. Its group ends with it, or with the group's last member."""
-    # On a single node it is gone from now on. Counter-example: a client subscribes before the
-    # commit, and finds the queue. It receives SUBACK, and the queue ends.
-    keeper = state.queues.pop(key, None) if state.cluster.is_single else None
-    promise = DeletionPromise(keeper, done)
-    append_change(state, key.encode(), EndRecord(key), promise=promise)
+    append_change(state, key.encode(), EndRecord(key), promise=OutcomePromise(done))
     state.note("info", "queue_deleted", {"queue": key})

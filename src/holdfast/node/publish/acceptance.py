@@ -43,8 +43,6 @@ def is_repeated(
         # the new message, whose sender may repeat it with DUP 1.
         release(state, session, packet_id, ReplyPromise(connection, b"", False))
         return False
-    elif state.cluster.is_single:
-        session.hold_inbound(packet_id, partition)
     else:
         # The leader decides: the log may have a later message with the id, not committed yet.
         return False
@@ -135,7 +133,7 @@ def refuse(
         note_publish_denied(state, connection, publish.topic, text)
     if publish.qos == 0:
         return
-    is_repeated = not state.cluster.is_single and publish.qos == 2 and publish.dup
+    is_repeated = publish.qos == 2 and publish.dup
     if is_repeated and reason == reasons.QUOTA_EXCEEDED:
         # See PublishPromise.
         raise MessageRefused(reason, f"the message could not be stored: {text}")

@@ -4,15 +4,14 @@ acknowledgement or its replacement.
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.delivery.delivery import deliver, deliver_committed_qos0
-from holdfast.node.delivery.log_replay import message_of
+from holdfast.node.delivery.delivery import deliver
 from holdfast.node.node_state import NodeState, Route
 from holdfast.node.promise import Promise
 from holdfast.node.publish.producer_dedup import note_refused
 from holdfast.node.routing.routing import find_route
 from holdfast.node.session.audience import encode_audience
 from holdfast.node.session.connection import CLOSED, Connection
-from holdfast.node.session.message import Message, queued_size, retained_size
+from holdfast.node.session.message import Message, queued_size
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack, encode_within
 from holdfast.protocol.mqtt.packets import PUBACK, PUBREC, Ack, Properties
@@ -22,14 +21,6 @@ from holdfast.protocol.mqtt.properties import REASON_STRING
 def acknowledgement(qos: int) -> int:
     """The packet type that acknowledges a message of this QoS."""
     return PUBACK if qos == 1 else PUBREC
-
-
-def _pass(state: NodeState, partition: int, offset: int) -> None:
-    """Note a delivered record. One that is delivered twice is no error of a single session: it
-    stops the process, because only recovery knows what each session has."""
-    if offset < state.delivered[partition]:
-        raise ValueError(f"offset {offset} of partition {partition} is delivered twice")
-    state.delivered[partition] = offset + 1
 
 
 class PrecedingPromise(Promise):
@@ -76,8 +67,7 @@ class PrecedingPromise(Promise):
         self.precedes = None
         if route.newest is self:
             route.newest = None
-        if not state.cluster.is_single:
-            route.behind = state.delivered[route.partition]
+        route.behind = state.delivered[route.partition]
         for message in self.followers or ():
             state.promise_bytes -= queued_size(message)
             hand_out_qos0(state, route, message)
@@ -87,34 +77,24 @@ class PrecedingPromise(Promise):
 class PublishPromise(PrecedingPromise):
     """The promise of PUBACK or PUBREC for a message that is appended and not committed yet.
 
-    A single node passes `route`. On release it then updates the retained message and delivers
-    before it acknowledges, so a publisher with its acknowledgement knows that the record is
-    committed. In a cluster that happens when the record is applied.
+    The message is delivered, and retained, when its record is applied, before the release.
     """
 
     def __init__(
         self,
         record: Record,
-        route: Route | None,
-        connection: Connection | None,
+        connection: Connection,
         packet_id: int,
         is_repeated: bool,
     ) -> None:
         """`is_repeated`: a QoS 2 message that was sent before, perhaps to another node."""
         super().__init__(connection)
         self.record = record
-        self.route = route
         self.packet_id = packet_id
         self.is_repeated = is_repeated
 
     def release(self, state: NodeState) -> None:
         connection = self.connection
-        if self.route is not None:
-            if self._complete(state, self.route) == 0:
-                self.reason = reasons.NO_MATCHING_SUBSCRIBERS
-            self.end_precedence(state)
-            if connection is None:
-                return
         assert connection is not None
         packet_type = acknowledgement(self.record.flags & log_record.FLAG_QOS_MASK)
         if packet_type == PUBACK:
@@ -123,22 +103,6 @@ class PublishPromise(PrecedingPromise):
         if connection.state != CLOSED:
             reply = encode_ack(packet_type, self.packet_id, self.reason, connection.version)
             connection.send(reply, state.dirty)
-
-    def _complete(self, state: NodeState, route: Route) -> int:
-        """Retain and deliver the message. Returns the number of receivers."""
-        record = self.record
-        # The receivers are those at the commit. Subscriptions may have changed since the append.
-        if route.version != state.route_version:
-            route = find_route(state, record.topic)
-        is_retained = record.flags & log_record.FLAG_RETAIN != 0
-        receivers = 0
-        if is_retained or route.targets or route.groups or route.denied:
-            message = message_of(record)
-            if is_retained and record.offset >= state.retained_ahead.get(route.topic, 0):
-                set_retained(state, route.topic, message)
-            receivers = deliver(state, route, message)
-        _pass(state, record.partition, record.offset)
-        return receivers
 
     def refuse(self, state: NodeState, reason: int, text: str) -> None:
         connection = self.connection
@@ -177,13 +141,12 @@ class TracedPromise(PublishPromise):
     def __init__(
         self,
         record: Record,
-        route: Route | None,
-        connection: Connection | None,
+        connection: Connection,
         packet_id: int,
         is_repeated: bool,
         span: object,
     ) -> None:
-        super().__init__(record, route, connection, packet_id, is_repeated)
+        super().__init__(record, connection, packet_id, is_repeated)
         self.span = span
 
     def release(self, state: NodeState) -> None:
@@ -198,27 +161,8 @@ class TracedPromise(PublishPromise):
         tracer = state.tracer
         if tracer is not None:
             # A record that is forwarded has no offset at this node, or one of an earlier leader.
-            is_own = self.route is not None or state.journal.is_alone
-            offset = self.record.offset if is_own else -1
+            offset = self.record.offset if state.journal.is_alone else -1
             tracer.end(self.span, self.record.partition, offset, error)
-
-
-class LoggedPromise(Promise):
-    """The promise of a logged QoS 0 message to the subscriptions that read the log, on a single
-    node. All others have it when it is appended."""
-
-    def __init__(self, message: Message, route: Route) -> None:
-        super().__init__()
-        self.message = message
-        self.route = route
-
-    def release(self, state: NodeState) -> None:
-        message = self.message
-        route = self.route
-        if route.version != state.route_version:
-            route = find_route(state, message.topic)
-        deliver_committed_qos0(state, route, message)
-        _pass(state, message.partition, message.offset)
 
 
 class Qos0Promise(PrecedingPromise):
@@ -233,17 +177,7 @@ class Qos0Promise(PrecedingPromise):
     def release(self, state: NodeState) -> None:
         record = self.record
         route = find_route(state, record.topic)
-        if not state.cluster.is_single:
-            hand_out_qos0(state, route, self.message)
-            return
-        stored = message_of(record)
-        if stored.retain and record.offset >= state.retained_ahead.get(route.topic, 0):
-            set_retained(state, route.topic, stored)
         hand_out_qos0(state, route, self.message)
-        if record.kind == log_record.MESSAGE:
-            deliver_committed_qos0(state, route, stored)
-        _pass(state, record.partition, record.offset)
-        self.end_precedence(state)
 
     def refuse(self, state: NodeState, reason: int, text: str) -> None:
         hand_out_qos0(state, self.route, self.message)
@@ -297,24 +231,6 @@ def encode_refusal(
     return encode_ack(packet_type, packet_id, reason, connection.version)
 
 
-def set_retained(state: NodeState, topic: str, message: Message) -> None:
-    """Replace or remove the retained message of a topic.
-
-    On a single node. Without room the topic has no retained message then, because the old one is
-    out of date. A record says so, so that each recovery has the same retained messages, whatever
-    the limits are by then.
-    """
-    before = state.retained_bytes(topic)
-    more = retained_size(message) - before
-    if message.payload and not state.has_retained_room(more, 0 if before else 1):
-        state.note_retained_limit(topic)
-        state.retained.remove(topic)
-        if message.offset >= 0:
-            state.append(removal(message.partition, message.offset, message.topic, state.wall_us))
-        return
-    state.set_retained(topic, message)
-
-
 def removal(partition: int, offset: int, topic: bytes, timestamp_us: int) -> Record:
     """The record that removes the retained message of the record at `offset`, if the topic still
     has that one."""
@@ -326,31 +242,6 @@ def removal(partition: int, offset: int, topic: bytes, timestamp_us: int) -> Rec
         topic=topic,
         sequence=offset + 1,
     )
-
-
-def retain_at_once(state: NodeState, route: Route, message: Message, record: Record | None) -> None:
-    """Apply the retained update of a QoS 0 message in one step with its delivery. `record` is
-    appended with it; None on a full disk.
-
-    Invariant: in one run of the broker the retained message is never older than the delivered one.
-    Smallest counter-example of an update that waits for the log: a subscriber gets the message,
-    unsubscribes, subscribes again within the fsync, and gets the message before it, or none. A
-    record that was appended earlier and is committed later must not undo the update.
-
-    The delivery does not wait for the log, as QoS 0 never does. So a crash within that write group
-    loses the message like any other of QoS 0, and the topic has its earlier retained message again.
-    Without a record the update lasts until the next start.
-    """
-    offset = state.journal.next_offset[route.partition]
-    if record is not None:
-        message.offset = offset
-    state.retained_ahead[route.topic] = offset
-    promise = RetainedAheadPromise(route.topic, offset)
-    if record is None:
-        state.promise(promise)
-    else:
-        state.publish(record, promise)
-    set_retained(state, route.topic, message)
 
 
 def hand_out_qos0(state: NodeState, route: Route, message: Message) -> None:
@@ -402,16 +293,3 @@ def record_of_qos0(message: Message, route: Route) -> Record:
         payload=message.payload,
         audience=audience,
     )
-
-
-class RetainedAheadPromise(Promise):
-    """The end of a retained update's lead over the log: its record is committed."""
-
-    def __init__(self, topic: str, offset: int) -> None:
-        super().__init__()
-        self.topic = topic
-        self.offset = offset
-
-    def release(self, state: NodeState) -> None:
-        if state.retained_ahead.get(self.topic) == self.offset:
-            del state.retained_ahead[self.topic]

@@ -1,7 +1,6 @@
 """Accepts delayed messages, and publishes them when they are due.
 
-On a single node a message is taken from the heap once in a run, and its record is committed, or the
-process ends. In a cluster the leader of its partition publishes it. A leader may take over while
+The leader of its partition publishes a message that is due. A leader may take over while
 the record of the previous one is under way, so both may append one. The admission at the leader
 stores the first of them only: it knows the uncommitted records of the partition, and the table
 knows the committed ones (`Admission`). Therefore a leader may also try again, and no leader has to
@@ -10,7 +9,7 @@ know what another one has begun.
 The first record that ends a message decides whether it is published, and no other one is appended.
 Counter-example: a cancellation is on its way to the disk when the message is due. If the
 publication followed, the operator would be told that the message is cancelled, and the receivers
-would have it. On a single node `Delayed.is_ending` says so, in a cluster the leader's admission.
+would have it.
 
 Their rights are checked twice, like those of wills: against the real topic when the client
 publishes, and when the message is due, because rules may have changed meanwhile.
@@ -24,11 +23,9 @@ from holdfast.log.record import Record
 from holdfast.node.admission.limits import CLIENT, USER
 from holdfast.node.admission.meters import names_of
 from holdfast.node.cluster_port import DELAYED_MESSAGES
-from holdfast.node.delivery.delivery import deliver, deliver_committed_qos0
-from holdfast.node.delivery.log_replay import message_of
+from holdfast.node.delivery.delivery import deliver
 from holdfast.node.node_state import NodeState, Route
 from holdfast.node.promise import Promise
-from holdfast.node.publish.completion import PublishPromise, set_retained
 from holdfast.node.publish.delayed_table import (
     ACTS_FOR,
     Delayed,
@@ -44,7 +41,6 @@ from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message, stored_message
 from holdfast.node.session.session import Session
 from holdfast.node.state.recorded_state import DELAYED, RecordedState
-from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.protocol.topics.names import InvalidTopic
 
@@ -58,53 +54,6 @@ RETRY_S: Final = 5.0
 record it has not applied. The leader's admission stores it once."""
 OVER: Final = "it was published or cancelled before, or that is on its way to the log"
 """The reason why a delayed message is not cancelled."""
-
-
-class DelayedPromise(PublishPromise):
-    """The promise of an acknowledgement for a delayed message, on a single node."""
-
-    def _complete(self, state: NodeState, route: Route) -> int:
-        record = self.record
-        state.delayed.apply(record)
-        arm_delayed(state)
-        state.delivered[record.partition] = record.offset + 1
-        return 1
-
-
-class DuePromise(PublishPromise):
-    """The promise of a delayed message's publication on a single node, without a client."""
-
-    def __init__(self, record: Record, route: Route, place: Place) -> None:
-        super().__init__(record, route, None, 0, False)
-        self.place = place
-
-    def _complete(self, state: NodeState, route: Route) -> int:
-        state.delayed.remove(self.place)
-        record = self.record
-        if record.flags & log_record.FLAG_QOS_MASK:
-            return super()._complete(state, route)
-        # One of QoS 0 was delivered already. See `retain_at_once`.
-        message = message_of(record)
-        is_newest = record.offset >= state.retained_ahead.get(route.topic, 0)
-        if record.flags & log_record.FLAG_RETAIN and is_newest:
-            set_retained(state, route.topic, message)
-        if route.version != state.route_version:
-            route = find_route(state, record.topic)
-        deliver_committed_qos0(state, route, message)
-        state.delivered[record.partition] = record.offset + 1
-        return 1
-
-
-class WaitingPromise(Promise):
-    """The promise of a delayed message of QoS 0 on a single node: nobody is told."""
-
-    def __init__(self, record: Record) -> None:
-        super().__init__()
-        self.record = record
-
-    def release(self, state: NodeState) -> None:
-        state.delayed.apply(self.record)
-        arm_delayed(state)
 
 
 def delayed_route(state: NodeState, publish: Publish) -> Route:
@@ -173,10 +122,9 @@ def publish_due(
     if table.armed_at > state.now:
         return
     table.armed_at = 0.0
-    again_us = 0 if state.cluster.is_single else int(RETRY_S * 1e6)
     count = 0
     if not state.disk_full:
-        for message in table.take_due(state.wall_us, is_ours, PER_TURN, again_us):
+        for message in table.take_due(state.wall_us, is_ours, PER_TURN, int(RETRY_S * 1e6)):
             _publish(state, message)
             count += 1
     due_us = table.earliest_us()
@@ -192,7 +140,7 @@ def publish_due(
 
 def _publish(state: NodeState, message: Delayed) -> None:
     """Publish a delayed message, and record in the same record that it is over."""
-    if message.is_ending or state.cluster.ends_delayed(message.place):
+    if state.cluster.ends_delayed(message.place):
         return
     waiting = message.record
     username, is_given, properties = split_publisher(waiting.properties)
@@ -234,11 +182,8 @@ def _publish(state: NodeState, message: Delayed) -> None:
     )
     if record.flags & log_record.FLAG_QOS_MASK == 0:
         _publish_qos0(state, record, route, message)
-    # In a cluster the message is delivered when it comes back committed, on every node.
-    elif state.cluster.is_single:
-        message.is_ending = True
-        state.publish(record, DuePromise(record, route, message.place))
     else:
+        # The message is delivered when it comes back committed, on every node.
         state.append(record)
 
 
@@ -261,47 +206,15 @@ def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delay
         message.partition = record.partition
         deliver(state, route, message)
         state.cluster.spread(message, route.topic, 0)
-    if state.cluster.is_single:
-        waiting.is_ending = True
-        state.publish(record, DuePromise(record, route, (record.partition, record.sequence)))
-    else:
-        state.append(record)
+    state.append(record)
 
 
 def end_delayed(state: NodeState, place: Place, promise: Promise | None = None) -> None:
     """End a delayed message without publishing it. The promise is refused if it is over already, or
     its publication is on its way to the log."""
     partition, offset = place
-    if state.cluster.is_single:
-        message = state.delayed.by_place.get(place)
-        if message is None or message.is_ending:
-            if promise is not None:
-                promise.refuse(state, reasons.IMPLEMENTATION_SPECIFIC_ERROR, OVER)
-            return
-        message.is_ending = True
     record = Record(partition, log_record.DELAYED, timestamp_us=state.wall_us, sequence=offset)
-    state.publish(record, EndPromise(place, promise))
-
-
-class EndPromise(Promise):
-    """The promise of the end of a delayed message that is not published."""
-
-    def __init__(self, place: Place, then: Promise | None) -> None:
-        super().__init__()
-        self.place = place
-        self.then = then
-
-    def release(self, state: NodeState) -> None:
-        if state.cluster.is_single:
-            state.delayed.remove(self.place)
-        if self.then is not None:
-            self.then.release(state)
-
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        if self.then is not None:
-            self.then.refuse(state, reason, text)
-
-
-def every_partition(partition: int) -> bool:
-    """A single node publishes the messages of all partitions."""
-    return True
+    if promise is None:
+        state.append(record)
+    else:
+        state.publish(record, promise)

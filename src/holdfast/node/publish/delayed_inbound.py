@@ -15,16 +15,14 @@ from holdfast.node.publish.acceptance import (
     is_replied,
     refuse,
 )
+from holdfast.node.publish.completion import PublishPromise
 from holdfast.node.publish.delayed import (
-    DelayedPromise,
-    WaitingPromise,
     delayed_record,
     delayed_refusal,
     delayed_route,
 )
 from holdfast.node.publish.delayed_table import InvalidDelay
 from holdfast.node.rights import may_write
-from holdfast.node.routing.routing import look_up
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.session import Session
 from holdfast.protocol.mqtt import reasons
@@ -51,8 +49,6 @@ def publish_delayed(
         state.stats.publish_qos0_received += 1
         if delayed_refusal(state, record) or state.disk_full:
             state.stats.refused_quota += 1
-        elif state.cluster.is_single:
-            state.publish(record, WaitingPromise(record))
         else:
             state.append(record)
         return
@@ -97,6 +93,4 @@ def _store_delayed(
         # Before the record is committed: a repetition that arrives meanwhile must not be stored.
         session.hold_inbound(publish.packet_id, record.partition)
         may_be_known = publish.dup
-    here = look_up(state, record.topic) if state.cluster.is_single else None
-    promise = DelayedPromise(record, here, connection, publish.packet_id, may_be_known)
-    state.publish(record, promise)
+    state.publish(record, PublishPromise(record, connection, publish.packet_id, may_be_known))

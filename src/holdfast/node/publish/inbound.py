@@ -20,13 +20,11 @@ from holdfast.node.publish.acceptance import (
 )
 from holdfast.node.publish.aliases import resolve_alias
 from holdfast.node.publish.completion import (
-    LoggedPromise,
     PublishPromise,
     ReplyPromise,
     TracedPromise,
     follow_qos0,
     record_of_qos0,
-    retain_at_once,
 )
 from holdfast.node.publish.control import COMMAND_TOPIC, take_command
 from holdfast.node.publish.delayed_inbound import publish_delayed
@@ -190,8 +188,8 @@ def _store(
     record: Record,
     route: Route,
 ) -> None:
-    """Append the record and promise its acknowledgement, or refuse the message. A cluster sends the
-    record to its leader. Delivery and the retained update follow when it comes back committed."""
+    """Append the record and promise its acknowledgement, or refuse the message. The record
+    goes to its leader. Delivery and the retained update follow when it comes back committed."""
     text = "" if connection.meter is None else refusal_of(connection)
     if not text:
         text = state.cluster.refusal(connection, record)
@@ -203,13 +201,10 @@ def _store(
         # Before the record is committed: a repetition that arrives meanwhile must not be stored.
         session.hold_inbound(publish.packet_id, record.partition)
         is_repeated = publish.dup
-    here = route if state.cluster.is_single else None
-    promise = PublishPromise(record, here, connection, publish.packet_id, is_repeated)
+    promise = PublishPromise(record, connection, publish.packet_id, is_repeated)
     tracer = state.tracer
     if tracer is not None and tracer.span is not None:
-        promise = TracedPromise(
-            record, here, connection, publish.packet_id, is_repeated, tracer.span
-        )
+        promise = TracedPromise(record, connection, publish.packet_id, is_repeated, tracer.span)
     promise.precede(route)
     state.publish(record, promise)
     observer = state.admission.observer
@@ -260,24 +255,15 @@ def _publish_qos0(
     observer = state.admission.observer
     if observer is not None and route.unobserved_by is not observer:
         _observe(observer, connection, publish, route)
-    if not is_following and (route.logged or publish.retain):
-        if not state.disk_full:
-            log_qos0(state, message, route)
-        elif publish.retain and state.cluster.is_single:
-            retain_at_once(state, route, message, None)
+    if not is_following and (route.logged or publish.retain) and not state.disk_full:
+        log_qos0(state, message, route)
 
 
 def log_qos0(state: NodeState, message: Message, route: Route) -> None:
     """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
     retained update."""
     message.partition = route.partition
-    record = record_of_qos0(message, route)
-    if message.retain and state.cluster.is_single:
-        retain_at_once(state, route, message, record)
-    else:
-        message.offset = state.append(record)
-    if route.logged and state.cluster.is_single:
-        state.promise(LoggedPromise(message, route))
+    state.append(record_of_qos0(message, route))
 
 
 def handle_pubrel(

@@ -20,7 +20,7 @@ from typing import Final
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.node_state import NodeState
-from holdfast.node.promise import PROMISE_BYTES, CallbackPromise, Promise
+from holdfast.node.promise import CallbackPromise, Promise
 from holdfast.node.publish.admission import REFUSED, STORE, Admission, is_recognised
 from holdfast.node.publish.apply import Applier
 from holdfast.node.publish.completion import PrecedingPromise, PublishPromise
@@ -62,13 +62,9 @@ class LocalCommit:
         # `_Step`s. Unless `release` runs, the first one has a record that is not committed.
         self._steps: list[object] = []
 
-    def is_waiting(self) -> bool:
-        """Whether a record or a promise waits."""
-        return bool(self._steps)
-
-    def size_bytes(self) -> int:
-        """The memory of what waits, approximately."""
-        return len(self._steps) * PROMISE_BYTES
+    def waiting(self) -> int:
+        """The number of records and promises that wait."""
+        return len(self._steps)
 
     def append(self, record: Record) -> None:
         """Append a record without a promise."""

@@ -147,23 +147,10 @@ def admit(
     if is_stored:
         state.stats.producer_duplicates += 1
         return sequencer.reply(reasons.SUCCESS, "")
-    is_single = state.cluster.is_single
-    if refusal or (state.disk_full and is_single):
+    if refusal:
         sequencer.note_refused_for_now()
-        if not refusal:
-            state.stats.refused_disk_full += 1
         return sequencer.reply(reasons.QUOTA_EXCEEDED, refusal)
     _bind(state, connection, sequencer, partition, producer)
-    if not is_single:
-        return STORE
-    # The table moves before the commit: a repetition may arrive before this record is on disk, and
-    # must not be stored twice. Its acknowledgement waits for the record.
-    if place is not None:
-        table.advance(sequencer.producer_id, place, epoch, sequence, state.wall_us)
-        return STORE
-    client_id = connection.client_id.encode()
-    table.store(sequencer.producer_id, partition, epoch, sequence, state.wall_us, client_id)
-    forget_some(state, sequencer.producer_id)
     return STORE
 
 
@@ -182,8 +169,6 @@ def _bind(
     owner = known or verified_user(state, connection)
     if owner == known and producer is not None and producer.position(partition) is not None:
         return
-    if state.cluster.is_single:
-        state.producers.bind(sequencer.producer_id, partition, owner, state.wall_us)
     if owner or state.producers.binds:
         _append_owner(state, sequencer, partition, owner)
 
@@ -234,8 +219,6 @@ def forget_some(state: NodeState, newest: bytes = b"") -> None:
             state.note("warning", "producers_evicted", fields)
     for producer_id, place in expired + excess:
         state.append(forgotten(producer_id, place, state.wall_us))
-        if state.cluster.is_single:
-            table.remove(producer_id, place.partition)
 
 
 def _may_use(state: NodeState, connection: Connection, producer: Producer) -> bool:

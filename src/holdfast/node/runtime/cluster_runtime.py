@@ -265,7 +265,7 @@ class ClusterRuntime(Runtime):
         """Commit a group locally, and let the cluster acknowledge what is durable."""
         super().group_written(group)
         now = self.state.now
-        if self.cluster_node.local.is_waiting():
+        if self.cluster_node.local.waiting():
             self.state.stats.durations.acknowledged.observe(now - self._group_oldest_at)
         if self.disk.ended(self.disk.journal, now):
             self._disk_changed(now)
@@ -281,7 +281,7 @@ class ClusterRuntime(Runtime):
 
     def waits_s(self, now: float) -> float:
         """Return the age in seconds of the oldest waiting promise, 0.0 without one."""
-        if self.cluster_node.local.is_waiting():
+        if self.cluster_node.local.waiting():
             return super().waits_s(now)
         return self.cluster_node.forwarding.waits_s(now)
 

@@ -211,9 +211,6 @@ class Runtime:
             self.refuse_publishes()
         state.journal.wrote(group)
         state.journal.commit(group)
-        if state.promises:
-            state.stats.durations.acknowledged.observe(state.now - self._group_oldest_at)
-        state.release_committed()
         state.resume_inputs()
         state.effects.extend(self.deferred)
         self.deferred.clear()
@@ -326,7 +323,7 @@ class Runtime:
         self.reader.fetch(effect, self._fetched)
 
     def _defer(self, effect: Effect) -> None:
-        """Wait for the next group: with "memory" the file may lack committed records."""
+        """Wait for the next group, because the file lacks some of the records."""
         self.deferred.append(effect)
         self.write_journal(True)
 

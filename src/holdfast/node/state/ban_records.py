@@ -47,15 +47,7 @@ def record_lift(state: NodeState, scope: str, name: str, done: Callable[[str], N
 def _record(
     state: NodeState, scope: str, name: str, payload: bytes, done: Callable[[str], None]
 ) -> None:
-    key = ban_key(scope, name)
-
-    def committed(failure: str) -> None:
-        # In a cluster the application of the record has changed the table already.
-        if not failure and state.cluster.is_single:
-            _apply(state, key, payload)
-        done(failure)
-
-    append_state(state, BAN, key, payload, 0, CallbackPromise(committed))
+    append_state(state, BAN, ban_key(scope, name), payload, 0, CallbackPromise(done))
 
 
 def ban_key(scope: str, name: str) -> bytes:
@@ -65,17 +57,13 @@ def ban_key(scope: str, name: str) -> bytes:
 
 def apply_ban(state: RecordedState, record: Record) -> None:
     """Apply a BAN record. Raises `ValueError` for one that is none."""
-    _apply(state, record.client_id, record.payload)
-
-
-def _apply(state: RecordedState, key: bytes, payload: bytes) -> None:
-    scope, space, name = key.decode().partition(" ")
+    scope, space, name = record.client_id.decode().partition(" ")
     if not space:
         raise ValueError("a ban without a name")
-    if not payload:
+    if not record.payload:
         state.bans.lift(scope, name)
         return
-    entry = decode_ban(payload)
+    entry = decode_ban(record.payload)
     ban = Ban(scope, name, entry.until_us, entry.reason, entry.by, entry.since_us)
     state.bans.put(ban, state.wall_us)
 

@@ -264,7 +264,7 @@ def append_cursor(
 ) -> None:
     """Append a CURSOR record, as `append_state`. The lists are not changed any more."""
     payload = encode_cursor(positions, changes, done)
-    content = None if state.cluster.is_single else cursor_state(positions, changes, done)
+    content = cursor_state(positions, changes, done)
     append_state(state, log_record.CURSOR, key, payload, epoch, promise, content)
 
 
