@@ -15,7 +15,7 @@ _UNITS_NS: Final = {
 }
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _NS_MAX: Final = (1 << 63) - 1
-"""What Go's time.Duration holds."""
+"""Bounds of Go's time.Duration."""
 
 
 def duration_ns(text: str) -> int:

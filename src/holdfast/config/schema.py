@@ -185,7 +185,7 @@ class Log(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The free bytes of the disk below which QoS 1 and 2 publishes are refused; 0: chosen from the
     disk."""
     memory_flush_ms: Annotated[int, Meta(ge=0, le=60_000)] | None = None
-    """Of version 0.1, accepted without effect: records are written at once."""
+    """Setting of version 0.1, accepted without effect: records are written at once."""
     commit_gather_ms: Annotated[int, Meta(ge=0, le=100)] | None = None
     """The most time for which records wait for others to share a sync with, while publishers do not
     wait for acknowledgements; 0: none. Unset: 1, and 0 where the cluster has other nodes."""

@@ -29,7 +29,7 @@ SETTLED: Final = 50
 SERVICE_S: Final = 30.0
 """The longest wait for service after a fault."""
 PAUSE_S: Final = 2.0
-"""How long a broker is paused that nothing takes over from."""
+"""Pause of a broker that nothing takes over from."""
 ROUNDS: Final = 5
 QUICK_ROUNDS: Final = 1
 

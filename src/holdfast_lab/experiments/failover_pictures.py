@@ -25,7 +25,7 @@ class PlayedFault:
     from_s: float
     until_s: float
     changes: list[Change]
-    """What the broker did, with times since 1970."""
+    """Events of the broker, with times since 1970."""
 
 
 def timeline_of(title: str, fault: PlayedFault, observed: Observed) -> Chart:

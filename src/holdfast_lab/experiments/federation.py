@@ -33,7 +33,7 @@ SETTLED: Final = 50
 SERVICE_S: Final = 30.0
 STUDY: Final = "Mosquitto with federators (the study)"
 REPAIR_S: Final = 2.0
-"""How long a relay is down that nothing takes over from."""
+"""Downtime of a relay that nothing takes over from."""
 
 
 async def run(target: Target, trial: Trial) -> Result:

@@ -10,7 +10,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass
 class Trial:
-    """What an experiment gets beside its target."""
+    """Arguments of an experiment beside its target."""
 
     run: str
     """The name of the run in its events; each name is used once."""

@@ -34,7 +34,7 @@ SIGNALS: Final = {
 }
 NODES: Final = 3
 LEASE_CHANGES: Final = {"lease_claimed": "detected", "lease_held": "elected"}
-"""What each line of a node's log about the lease means for a failover."""
+"""Meaning of a node's log lines about the lease for a failover."""
 
 
 class HoldfastNode(Program):
@@ -69,7 +69,7 @@ class HoldfastNode(Program):
 
 
 class _Holdfast(Target):
-    """What the three forms have in common: nodes, one of which is hurt at a time."""
+    """Base of the three forms: nodes, one of which is hurt at a time."""
 
     faults = (Fault.PLANNED, Fault.KILL, Fault.PAUSE)
 

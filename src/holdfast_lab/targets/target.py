@@ -35,7 +35,7 @@ class TargetError(Exception):
 
 
 class Fault(StrEnum):
-    """What happens to the broker, or to the node that serves."""
+    """Fault of the broker, or to the node that serves."""
 
     PLANNED = "planned stop"
     KILL = "kill -9"

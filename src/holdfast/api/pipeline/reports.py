@@ -62,7 +62,7 @@ class PipelineReport(Struct):
     """The machine of the job."""
     state: ReportState
     began_us: int
-    """When the job began, in microseconds since 1970."""
+    """Start of the job, in microseconds since 1970."""
     every_s: Annotated[float, Meta(gt=0, le=86_400)]
     """A running job reports again within so many seconds."""
     trigger_s: Annotated[float, Meta(ge=0)] = 0.0

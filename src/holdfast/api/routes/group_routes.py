@@ -52,7 +52,7 @@ class CommittedOffset(Struct):
     partition: int
     offset: int
     at_us: int
-    """When it was committed, in microseconds since 1970."""
+    """Time of the commit, in microseconds since 1970."""
     by: str
     """The caller who committed it."""
 

@@ -40,7 +40,7 @@ class ClientChanges(Struct):
 
 
 class EventBatch(Struct, omit_defaults=True, kw_only=True):
-    """What changed at one node since its last batch. Only what changed is there."""
+    """Changes at one node since its last batch. Unchanged parts are left out."""
 
     number: int
     node: str
@@ -88,7 +88,7 @@ class ChangeWatch:
         self._number = 0
 
     def batch(self) -> EventBatch | None:
-        """What has changed, or None."""
+        """Returns the changes, or None."""
         now = self._broker.loop.time()
         state = self._broker.node.state
         found = EventBatch(number=0, node=state.config.node_id, at_us=0)

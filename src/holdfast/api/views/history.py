@@ -1,4 +1,4 @@
-"""What the log tells of one session at one time: whether it existed, and its subscriptions.
+"""State of one session at one time, by the log: whether it existed, and its subscriptions.
 
 The log has a record of each open, subscribe, unsubscribe, close and end of a session that outlives
 its connection, and of its cursor about twenty times a second. Records before the retention floor
@@ -58,7 +58,7 @@ class SessionHistory:
     is_open: bool | None = None
     """Whether a client was connected at the time; None: unknown."""
     subscribed_us: int = 0
-    """When the session last subscribed before the time; 0: unknown."""
+    """Time of its last SUBSCRIBE before the time; 0: unknown."""
     filters: dict[str, tuple[int, int]] = field(default_factory=dict)
     """The matching filters that were subscribed to before the time, with QoS and time."""
     shared: set[str] = field(default_factory=set)
@@ -70,15 +70,15 @@ class SessionHistory:
     later: list[tuple[int, str, str]] = field(default_factory=list)
     """Changes behind the time: microseconds, kind and filter."""
     passed_us: int = 0
-    """When the session's position passed the message; 0: not seen."""
+    """Time at which the session's position passed the message; 0: not seen."""
     moved_us: int = 0
-    """When an operator moved the session past the message; 0: nobody did."""
+    """Time at which an operator moved the session past the message; 0: none did."""
     acknowledged_us: int = 0
-    """When a record showed the message as no longer inflight."""
+    """Time of the record that shows the message as no longer inflight."""
     inflight_us: int = 0
-    """When the message became inflight."""
+    """Time at which the message became inflight."""
     connected_us: int = 0
-    """When a client connected first behind the time; 0: not seen."""
+    """Time of the first connect behind the time; 0: not seen."""
 
     def before(self, record: Record) -> None:
         """Applies a record before the message, oldest first."""
@@ -178,7 +178,7 @@ class SessionHistory:
 
     @property
     def ended_us(self) -> int:
-        """When the session ended behind the message; 0: not seen."""
+        """Returns the time at which the session ended behind the message; 0: not seen."""
         return next((at for at, kind, _ in self.later if kind in ("clean", "end")), 0)
 
 

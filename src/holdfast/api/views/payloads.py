@@ -66,13 +66,13 @@ class RetainedRow(Struct):
     bytes: int
     qos: int
     at_us: int
-    """When it was published, in microseconds since 1970."""
+    """Time of the publish, in microseconds since 1970."""
     publisher: str
     partition: int
     """With `offset` the place of its record in the log; -1: it is not in the log."""
     offset: int
     expires_at_us: int = 0
-    """When it expires; 0: never."""
+    """Time of its expiry; 0: never."""
 
 
 def retained_row(message: Message) -> RetainedRow:

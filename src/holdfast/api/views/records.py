@@ -46,7 +46,7 @@ class LogRecord(Struct, kw_only=True):
     partition: int
     offset: int
     at_us: int
-    """When its node took it, in microseconds since 1970."""
+    """Time at which its node took it, in microseconds since 1970."""
     kind: str
     topic: str = ""
     client: str = ""
@@ -153,7 +153,7 @@ class RecordWindow:
 
     records: list[Record]
     position: int
-    """Where the next window of the partition begins, or, with `newest`, ends."""
+    """Offset at which the partition's next window begins, or, with `newest`, ends."""
     size_bytes: int
 
 

@@ -40,9 +40,9 @@ class SessionRow(Struct, kw_only=True):
     expiry_s: int = 0
     """The session expiry interval; 4294967295: never."""
     away_since_us: int = 0
-    """When the client left, in microseconds since 1970; 0 while it is connected."""
+    """Time at which the client left, in microseconds since 1970; 0 while it is connected."""
     expires_at_us: int = 0
-    """When a session away ends; 0: never, or the client is connected."""
+    """Time at which a session away ends; 0: never, or the client is connected."""
     subscriptions: int = 0
     queued: int = 0
     """Messages in memory that wait to be sent."""

@@ -46,7 +46,7 @@ class TopicNode(Struct, kw_only=True):
     retained: bool
     """Whether a message is retained at this name itself."""
     last_us: int = 0
-    """When the last known message was published to this name itself; 0: unknown."""
+    """Time of the last known publish to this name itself; 0: unknown."""
     value: Content | None = None
     """The last known message of this name itself, for callers with the scope `reader`."""
 
@@ -65,7 +65,7 @@ class TopicLevel(Struct):
 
 @dataclass
 class RecentTopic:
-    """What the newest records say about one topic."""
+    """One topic, by the newest records."""
 
     count: int = 0
     last: Record | None = None

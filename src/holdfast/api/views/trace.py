@@ -55,7 +55,7 @@ class TraceStep(Struct):
 
 
 class SessionTrace(Struct):
-    """What became of a message for one session."""
+    """Fate of a message for one session."""
 
     client: str
     status: Status
@@ -68,7 +68,7 @@ GroupStatus = Literal["finished", "waiting", "unknown"]
 
 
 class GroupTrace(Struct):
-    """What became of a message for one shared group."""
+    """Fate of a message for one shared group."""
 
     group: str
     status: GroupStatus
@@ -85,7 +85,7 @@ class MessageTrace(Struct):
     counts: dict[str, int]
     """The sessions by status, also of those that are not listed."""
     unknown: list[str]
-    """What the log cannot tell about this message."""
+    """Limits of the log's account of this message."""
     missing: list[AbsentNode] = []
 
 
@@ -112,7 +112,7 @@ class TracedMessage:
 def session_trace(
     state: NodeState, session: Session, message: TracedMessage, positions: list[int] | None
 ) -> SessionTrace | None:
-    """What became of a message for a session, or None if it does not subscribe to the topic now.
+    """Returns a message's fate for a session; None if it does not subscribe to the topic now.
 
     `positions`: the first offsets that the session has not been sent; None: unknown.
     """

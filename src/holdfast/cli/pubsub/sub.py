@@ -71,7 +71,7 @@ class SubOptions(ClientOptions):
         self.retain_handling = 0
         self.random_percent = 100.0
         self.start = ""
-        """Where the subscription begins in the past, or ""."""
+        """Start of the subscription in the past, or ""."""
         self.until_us: int | None = None
         """The wall clock in microseconds at which to exit; None: not before being told."""
         self.format: list[Part] | None = None

@@ -30,7 +30,7 @@ class LogMessage(Struct, frozen=True, gc=False):
     offset: int
     """The offset in the partition. Offsets have gaps, because not every record is a message."""
     timestamp_us: int
-    """When the broker stored it, in microseconds since 1970."""
+    """Time of storage by the broker, in microseconds since 1970."""
     qos: int
     """The QoS as published."""
     retain: bool
@@ -44,7 +44,7 @@ class LogMessage(Struct, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """When the broker stored it, in UTC."""
+        """Time of storage by the broker, in UTC."""
         return _EPOCH + timedelta(microseconds=self.timestamp_us)
 
     @property

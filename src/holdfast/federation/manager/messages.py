@@ -78,7 +78,7 @@ class Report(Struct, kw_only=True):
     links: Annotated[list[LinkReport], Meta(max_length=1000)] = []
     epoch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     digest: Short = ""
-    """Of its link-state database."""
+    """Digest of its link-state database."""
     interest: Annotated[int, Meta(ge=0)] = 0
     """Filters its clients are subscribed to."""
 

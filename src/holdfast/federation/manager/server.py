@@ -27,7 +27,7 @@ logger = logging.getLogger("holdfast.topology")
 CONNECTIONS_MAX: Final = 4096
 """2,000 of them may watch for changes. At most three quarters of the process's descriptors."""
 SHUTDOWN_S: Final = 2
-"""How long answers that are under way may take at the end."""
+"""The longest time for responses under way at the end."""
 
 
 class _CertifiedProtocol(BoundedConnection):

@@ -49,7 +49,7 @@ class ManagerSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     client_ca: str = ""
     """PEM file of who signs those of operators and members; empty: none is asked for."""
     access: Literal["", "token", "certificate", "either", "both"] = ""
-    """What a caller needs: token, certificate, either or both. Empty, with `client_ca`: both if
+    """Credentials of callers: token, certificate, either or both. Empty, with `client_ca`: both if
     there is a token, else a certificate; without it, a token if there is one."""
     operators: list[str] = field(default_factory=list)
     """Names of the operators' certificates. With both: empty lets the token alone decide."""
@@ -59,7 +59,7 @@ class ManagerSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     degree_max: Annotated[int, Meta(ge=2, le=64)] = 5
     strategy: Literal["default", "paper"] = "default"
     broker_username: str = ""
-    """How the manager logs in to the members' brokers; empty: without a name."""
+    """Name at the members' brokers; empty: without a name."""
     broker_password_file: str = ""
     brokers: list[str] = field(default_factory=list)
     """Hosts, addresses and networks where members' brokers are, with or without a port. Others are

@@ -42,7 +42,7 @@ class RaftTiming:
     election_max_s: float = 0.6
     """A leader steps down if it has not heard from a majority for this time."""
     election_step_s: float = 0.03
-    """When the leader is known to be down, each voter waits this long for each voter before it. The
+    """If the leader is known to be down, each voter waits this long for each voter before it. The
     steps keep the voters from splitting the vote."""
 
 

@@ -9,7 +9,7 @@ CERTIFICATE: Final = "certificate"
 
 
 class ListenerRules:
-    """What a listener adds to the limits and rights of the node.
+    """Limits and rights of a listener, beside those of the node.
 
     Its connections share one object. A reload changes it in place, so that the rules of now apply
     to the clients of then. A connection keeps its mount, because its session has filters with it.

@@ -129,7 +129,7 @@ class Step:
         self._staged: dict[str, list[File]] = {ROWS: [], QUARANTINED: [], STATE: []}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.counts: Counter[str] = Counter()
-        """What the step counted besides rows."""
+        """The step's counts besides rows."""
         self.log = self.last.log if self.last is not None else ""
         """The identity of the log that bronze reads."""
         self.old_state: list[File] = self.last.state if self.last is not None else []

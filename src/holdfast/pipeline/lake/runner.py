@@ -52,7 +52,7 @@ class RunReport:
     rows: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What the commits counted besides rows, such as repetitions."""
+    """The commits' counts besides rows, such as repetitions."""
     skipped: int = 0
     """The number of offsets of the log that bronze skipped, as far as its commits list the ranges
     (commits.Skipped)."""

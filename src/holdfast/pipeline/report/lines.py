@@ -17,7 +17,7 @@ GAPS_MAX: Final = 50
 """The most gaps that are shaded."""
 SHADED: Final = " Shaded: no message of any client was stored."
 LOGARITHMIC: Final = 50
-"""How many times as great as the median a peak is that makes the axis logarithmic."""
+"""Ratio of a peak to the median from which the axis is logarithmic."""
 LEAST_MS: Final = 0.1
 """The least latency on a logarithmic axis. Clocks that differ make it zero or less."""
 MIDDLE: Final = (0.1, 0.5, 0.9)

@@ -124,7 +124,7 @@ class SourceOptions:
     records_per_trigger_max: int | None
     fail_on_data_loss: bool
     server_wait_s: float | None
-    """How long a request waits for servers that are away, if that is given."""
+    """Wait of a request for servers that are away, if given."""
     topics: TopicFilter
     push_filters: bool
     tasks: int

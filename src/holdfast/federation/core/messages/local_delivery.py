@@ -13,7 +13,7 @@ class RetainedVersions(Protocol):
         """Returns whether its version is the newest of the topic."""
 
     def delivered(self, data: Data, now: float) -> None:
-        """Which was the newest."""
+        """Handles the delivery of a newest version."""
 
 
 class LocalDelivery:

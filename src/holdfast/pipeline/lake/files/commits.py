@@ -144,7 +144,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     quarantine: list[File] = []
     state: list[File] = []
     counts: dict[str, int] = {}
-    """What the step counted besides rows, such as repetitions or rows that fail an expectation."""
+    """The step's counts besides rows, such as repetitions or rows that fail an expectation."""
     counts_total: dict[str, int] = {}
     """The same of this commit and all before it."""
     removed: list[str] = []
