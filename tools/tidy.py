@@ -35,6 +35,7 @@ LIMITS = {
     "class_name": 1,
     "gerund": 0,
     "noun_for_verb": 0,
+    "imperative": 0,
     "untyped_dictionaries": 0,
     "code_share": 82,
     "long_lines": 0,
@@ -56,6 +57,8 @@ NOUNS = {
 """Words that end in -ing and are nouns of the field."""
 NOUN_FOR_VERB = re.compile(r"The [\w' -]+ of ")
 """The beginning of a module's docstring that names an action: "The run of", in place of "Runs"."""
+IMPERATIVE = re.compile(r"(Add|Close|Make|Note|Raise|Remove|Return|Send|Wait|Write)\b")
+"""The beginning of a function's docstring in the other mood: "Return", in place of "Returns"."""
 UNTYPED = re.compile(r"\b(dict|Mapping|MutableMapping)\[str, (object|Any)\]")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -148,6 +151,8 @@ def values() -> Values:
         for qualified, function, in_class in functions(tree):
             place = f"{name}:{qualified}"
             found["function_lines"][place] = body_lines(function)
+            summary = ast.get_docstring(function) or ""
+            found["imperative"][place] = int(IMPERATIVE.match(summary) is not None)
             found["positional_parameters"][place] = positional(function, in_class)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

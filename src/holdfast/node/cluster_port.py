@@ -52,8 +52,8 @@ class GroupPort:
         raise NotImplementedError
 
     def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
-        """Let a promise that is not given yet wait until the log says that the group of the entry's
-        record has finished with it."""
+        """Lets a promise that is not given yet wait until the log says that the group of the
+        entry's record has finished with it."""
         raise NotImplementedError
 
     def joining(self, connection: Connection, session: Session, filter: str) -> None:
@@ -130,16 +130,16 @@ class ClusterPort:
     member: "MemberPort"
 
     def append(self, record: Record) -> None:
-        """Append a record at the leader of its partition."""
+        """Appends a record at the leader of its partition."""
         raise NotImplementedError
 
     def publish(self, record: Record, promise: Promise) -> None:
-        """Append a record. Release the promise when the record is committed, or refuse it; both
+        """Appends a record. Release the promise when the record is committed, or refuse it; both
         after the earlier promises to its connection."""
         raise NotImplementedError
 
     def promise(self, promise: Promise) -> None:
-        """Release a promise without a record after the earlier promises to its connection."""
+        """Releases a promise without a record after the earlier promises to its connection."""
         raise NotImplementedError
 
     def promise_interest(self, promise: Promise) -> None:
@@ -170,8 +170,8 @@ class ClusterPort:
         raise NotImplementedError
 
     def spread(self, message: Message, topic: str, behind: int) -> None:
-        """Send a QoS 0 message to the other nodes with receivers for it. They deliver it behind the
-        records of the topic's partition below the offset `behind`."""
+        """Sends a QoS 0 message to the other nodes with receivers for it. They deliver it behind
+        the records of the topic's partition below the offset `behind`."""
         raise NotImplementedError
 
     def has_groups(self) -> bool:
@@ -205,7 +205,7 @@ class ClusterPort:
     def open_session(
         self, connection: Connection, client_id: str, opening: "AcceptedConnect"
     ) -> None:
-        """Become the owner of the session, then call `session_open.finish_open`. The input of the
+        """Becomes the owner of the session, then calls `session_open.finish_open`. The input of the
         connection is paused until then."""
         raise NotImplementedError
 

@@ -38,7 +38,7 @@ REMOTE = "federation"
 
 
 def connect(state: NodeState, transport: object) -> Connection:
-    """Open or resume the federation's session, as MQTT 5. CONNACK comes as to a client."""
+    """Opens or resumes the federation's session, as MQTT 5. CONNACK comes as to a client."""
     connection = Connection(state.config.packet_bytes_max, REMOTE, ListenerRules(REMOTE))
     connection.is_internal = True
     connection.transport = transport
@@ -50,7 +50,7 @@ def connect(state: NodeState, transport: object) -> Connection:
 
 
 def disconnect(state: NodeState, connection: Connection) -> None:
-    """End the connection. The session stays, with the messages that it has not acknowledged."""
+    """Ends the connection. The session stays, with the messages that it has not acknowledged."""
     handle_connection_lost(state, connection)
 
 
@@ -60,12 +60,12 @@ def has_session(state: NodeState) -> bool:
 
 
 def end(state: NodeState) -> None:
-    """Forget the session of an earlier run, because no federation will read on."""
+    """Forgets the session of an earlier run, because no federation will read on."""
     log_end(state, state.cluster.recorded().sessions[FEDERATION])
 
 
 def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:
-    """Subscribe at QoS 2, with No Local and without the messages that are retained already."""
+    """Subscribes at QoS 2, with No Local and without the messages that are retained already."""
     session = connection.session
     assert session is not None
     assert connection.state == OPEN
@@ -74,7 +74,7 @@ def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> N
 
 
 def unsubscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:
-    """Remove the session's subscriptions to these filters."""
+    """Removes the session's subscriptions to these filters."""
     session = connection.session
     assert session is not None
     assert connection.state == OPEN
@@ -101,7 +101,7 @@ def publish(
     sequence: int,
     done: Callable[[bool], None],
 ) -> bool:
-    """Publish a message from the federation, unless its producer has stored it already.
+    """Publishes a message from the federation, unless its producer has stored it already.
 
     The message counts as stored if the topic's partition has (`epoch`, `sequence`) of the producer,
     or a later one. QoS 0 ignores both. `done` is called with True when the message is committed,
@@ -151,7 +151,7 @@ def publish(
 
 
 def retain(state: NodeState, message: Message, done: Callable[[bool], None]) -> bool:
-    """Replace the retained message of a topic, or remove it if the payload is empty.
+    """Replaces the retained message of a topic, or removes it if the payload is empty.
 
     This is not a publication. Only clients that subscribed when the topic had no retained message
     receive it, as retained. `done` and the result are as with `publish`. An invalid topic name
@@ -187,8 +187,9 @@ def retain(state: NodeState, message: Message, done: Callable[[bool], None]) -> 
 def store_values(
     state: NodeState, start: int, values: list[tuple[bytes, bytes]], done: Callable[[bool], None]
 ) -> None:
-    """Change values of the member (`node.state.member_values`), in order; empty: removed. `done` is
-    called with True once all are committed and applied here. They count if `start` was in force."""
+    """Changes values of the member (`node.state.member_values`), in order; empty: removed. `done`
+    is called with True once all are committed and applied here. They count if `start` was in
+    force."""
     home = member_home(state.config.partitions)
     promise = DonePromise(done)
     for number, (key, value) in enumerate(values, 1):
@@ -207,7 +208,7 @@ def store_values(
 
 
 def _refuse_reserved(state: NodeState, done: Callable[[bool], None]) -> bool:
-    """Drop a message under $SYS: only this broker publishes there, never another member."""
+    """Drops a message under $SYS: only this broker publishes there, never another member."""
     state.stats.authorizations_denied += 1
     done(True)
     return True

@@ -55,7 +55,7 @@ class Work:
         self.has_more = True
 
     def step(self, state: "NodeState", steps: int) -> int:
-        """Do about `steps` steps and return the number done."""
+        """Does about `steps` steps and returns the number done."""
         raise NotImplementedError
 
 
@@ -167,7 +167,7 @@ class NodeState(RecordedState):
         self.stopped: dict[str, str] = {}
 
     def note_stopped(self, part: str, error: str) -> None:
-        """Report a part of the node that goes on no more, because an invariant of it does not
+        """Reports a part of the node that goes on no more, because an invariant of it does not
         hold. The other parts go on."""
         self.stats.invariants_broken += 1
         if part not in self.stopped and len(self.stopped) < STOPPED_MAX:
@@ -175,26 +175,26 @@ class NodeState(RecordedState):
             self.note("critical", "invariant_broken", {"part": part, "error": error})
 
     def stop_partition(self, partition: int, error: str) -> None:
-        """Report a partition that this node neither follows, leads nor applies any more."""
+        """Reports a partition that this node neither follows, leads nor applies any more."""
         self.has_stopped_partition = True
         self.note_stopped(f"partition {partition}", error)
 
     def stop_session(self, session: Session, error: AssertionError) -> None:
-        """Cut off the client of a session whose state is wrong. It may come back, and then the
+        """Cuts off the client of a session whose state is wrong. It may come back, and then the
         session continues from its cursor."""
         self.note_stopped(f"session {session.client_id}", str(error))
         if session.connection is not None:
             self.effects.append(Cut(session.connection))
 
     def note_ended(self, session: Session) -> None:
-        """Remember the epoch of a session that ended."""
+        """Remembers the epoch of a session that ended."""
         ended = self.ended_epochs
         if session.client_id not in ended and len(ended) >= ENDED_EPOCHS_MAX:
             del ended[next(iter(ended))]
         ended[session.client_id] = session.epoch
 
     def change_routes(self, filter: str = "") -> None:
-        """Invalidate the routes of the topics that a plain filter matches, or of all topics."""
+        """Invalidates the routes of the topics that a plain filter matches, or of all topics."""
         self.route_version += 1
         changes = self.route_changes
         if not filter:
@@ -205,13 +205,13 @@ class NodeState(RecordedState):
             del changes[: ROUTE_CHANGES_MAX // 2]
 
     def arm_progress(self, wait_s: float) -> None:
-        """Log the cursors that moved after `wait_s` seconds, unless that is scheduled already."""
+        """Logs the cursors that moved after `wait_s` seconds, unless that is scheduled already."""
         if not self.progress_armed:
             self.progress_armed = True
             self.arm(self.now + wait_s, PROGRESS, None)
 
     def start_work(self, work: Work) -> None:
-        """Queue the job. It runs in slices from the next pass of the timers on."""
+        """Queues the job. It runs in slices from the next pass of the timers on."""
         if not work.is_queued:
             work.is_queued = True
             self.work.append(work)
@@ -220,7 +220,7 @@ class NodeState(RecordedState):
                 self.arm(self.now, WORK, None)
 
     def run_work(self) -> None:
-        """Run one slice of the jobs. The rest follows in the next turn of the event loop."""
+        """Runs one slice of the jobs. The rest follows in the next turn of the event loop."""
         left = self.steps_per_turn
         work = self.work
         while work and left > 0:
@@ -235,22 +235,22 @@ class NodeState(RecordedState):
             self.arm(self.now, WORK, None)
 
     def append(self, record: Record) -> None:
-        """Append a record."""
+        """Appends a record."""
         self.appended += 1
         self.cluster.append(record)
 
     def publish(self, record: Record, promise: Promise) -> None:
-        """Append a record, and release the promise once it is committed. The promises of one
+        """Appends a record, and releases the promise once it is committed. The promises of one
         connection are released in call order."""
         self.appended += 1
         self.cluster.publish(record, promise)
 
     def promise(self, promise: Promise) -> None:
-        """Release a promise that has no record of its own, behind the earlier ones."""
+        """Releases a promise that has no record of its own, behind the earlier ones."""
         self.cluster.promise(promise)
 
     def check(self) -> None:
-        """Raise `AssertionError` for an invariant that does not hold between two turns."""
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
         super().check()
         assert self.promise_bytes >= 0, "fewer bytes of promises than none"
         assert self.routes_bytes == sum(each.size_bytes for each in self.routes.values())
@@ -258,7 +258,7 @@ class NodeState(RecordedState):
         self.pending_connects.check()
 
     def stop_promise(self, promise: Promise, error: AssertionError) -> None:
-        """Stop the session of a promise that could not be kept. Raises the error if there is
+        """Stops the session of a promise that could not be kept. Raises the error if there is
         none."""
         connection = promise.connection
         if connection is None or connection.session is None:
@@ -270,14 +270,14 @@ class NodeState(RecordedState):
         return self.cluster.is_congested(part)
 
     def pause_input(self, connection: Connection) -> None:
-        """Stop reading from a client because the journal is behind. Every appended packet counts:
+        """Stops reading from a client because the journal is behind. Every appended packet counts:
         QoS 1, logged or retained QoS 0, PUBREL, SUBSCRIBE of a durable session."""
         if not connection.input_paused:
             connection.input_paused = True
             self.paused_inputs.append(connection)
 
     def resume_inputs(self) -> None:
-        """Read from the stalled clients again once less than half of the limit is pending. Called
+        """Reads from the stalled clients again once less than half of the limit is pending. Called
         after a write group, and when a cluster is less congested."""
         if self.paused_inputs and not self.is_congested(2):
             for connection in self.paused_inputs:

@@ -30,12 +30,12 @@ class Promise:
         self.text = ""
 
     def release(self, state: "NodeState") -> None:
-        """Keep the promise: its record is committed."""
+        """Keeps the promise: its record is committed."""
         raise NotImplementedError
 
     def refuse(self, state: "NodeState", reason: int, text: str) -> None:
-        """Take the place of `release`: the leader of the record's partition refuses the message, or
-        the partition has no leader."""
+        """Takes the place of `release`: the leader of the record's partition refuses the message,
+        or the partition has no leader."""
         raise NotImplementedError
 
 

@@ -75,7 +75,7 @@ class SysTopics:
         )
 
     def _update_loads(self) -> None:
-        """Update the rates per minute, exponentially averaged over 1, 5 and 15 minutes."""
+        """Updates the rates per minute, exponentially averaged over 1, 5 and 15 minutes."""
         stats = self._state.stats
         interval_s = self._state.config.sys_interval_s
         counters = {
@@ -96,7 +96,7 @@ class SysTopics:
                 self._loads[key] = self._loads.get(key, 0.0) * (1 - share) + per_minute * share
 
     def publish(self) -> None:
-        """Publish the values that differ from the last ones published."""
+        """Publishes the values that differ from the last ones published."""
         self._update_loads()
         last = self._last
         for name, value in self.values().items():
@@ -106,7 +106,7 @@ class SysTopics:
 
 
 def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) -> None:
-    """Publish a QoS 0 message of the broker itself ($SYS). Its retained copy is not in the log."""
+    """Publishes a QoS 0 message of the broker ($SYS). Its retained copy is not in the log."""
     message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
     route = find_route(state, topic)
     if retain:

@@ -62,7 +62,7 @@ class AgreedAccess:
         return mark is not None and (mark.cluster, mark.version) == here
 
     def call_on_change(self, call: Callable[[], None]) -> None:
-        """Call this whenever the nodes may have agreed on something else. Then `follow`."""
+        """Calls this whenever the nodes may have agreed on something else. Then `follow`."""
         self._agreement.on_change = call
 
     async def change(self, make: Change[T]) -> T:

@@ -42,7 +42,7 @@ record twice."""
 
 
 def give_meter(state: NodeState, connection: Connection) -> None:
-    """Let the connection take from the allowances of its names, from now on."""
+    """Lets the connection take from the allowances of its names, from now on."""
     admission = state.admission
     release_meter(state, connection)
     if admission.counts_messages and not connection.is_internal:
@@ -54,7 +54,7 @@ def give_meter(state: NodeState, connection: Connection) -> None:
 
 
 def release_meter(state: NodeState, connection: Connection) -> None:
-    """Forget the connection's meter, if it has one."""
+    """Forgets the connection's meter, if it has one."""
     meter = connection.meter
     if meter is not None:
         assert isinstance(meter, Meter)
@@ -63,7 +63,7 @@ def release_meter(state: NodeState, connection: Connection) -> None:
 
 
 def charge_publish(state: NodeState, connection: Connection, size_bytes: int, qos: int) -> bool:
-    """Charge a PUBLISH of `size_bytes`. False: the message, of QoS 0, is dropped.
+    """Charges a PUBLISH of `size_bytes`. False: the message, of QoS 0, is dropped.
 
     A QoS 1 or 2 message above a limit sets `Meter.refusal`, for the place where it would be stored.
     Raises `ProtocolViolation` if the configuration says that the client is disconnected.
@@ -97,7 +97,7 @@ def charge_publish(state: NodeState, connection: Connection, size_bytes: int, qo
 
 
 def charge_bytes(state: NodeState, connection: Connection, size_bytes: int) -> None:
-    """Charge the bytes of a packet that is no message, and let its client wait above a rate."""
+    """Charges the bytes of a packet that is no message, and lets its client wait above a rate."""
     meter = connection.meter
     assert isinstance(meter, Meter)
     meter.state(state.now)
@@ -107,7 +107,7 @@ def charge_bytes(state: NodeState, connection: Connection, size_bytes: int) -> N
 
 
 def charge_open(state: NodeState, connection: Connection, will_bytes: int) -> None:
-    """Charge the records of an open session. Its will is charged now, because nobody is refused
+    """Charges the records of an open session. Its will is charged now, because nobody is refused
     when it is published. `will_bytes` of 0: there is none."""
     meter = connection.meter
     if meter is not None:
@@ -176,7 +176,7 @@ def throttled_until(connection: Connection) -> float:
 
 
 def handle_throttle(state: NodeState, connection: Connection) -> None:
-    """Read from a client again whose wait is over."""
+    """Reads from a client again whose wait is over."""
     if connection.state == CLOSED:
         return
     left_s = throttled_until(connection) - state.now
@@ -225,14 +225,14 @@ class AdmissionChange(Work):
 
 
 def replace_limits(state: NodeState, limits: AdmissionLimits) -> None:
-    """Use other limits: at once for those that connect, and as a job for the present sessions."""
+    """Uses other limits: at once for those that connect, and as a job for the present sessions."""
     if limits != state.admission.limits:
         state.admission.replace(limits)
         _start_change(state)
 
 
 def count_sessions(state: NodeState) -> None:
-    """Count the sessions that were recovered from the log, as a job."""
+    """Counts the sessions that were recovered from the log, as a job."""
     if state.admission.users is not None:
         _start_change(state)
 

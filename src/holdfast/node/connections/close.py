@@ -52,7 +52,7 @@ def refuse(
     server_reference: str = "",
     claimed: str = "",
 ) -> None:
-    """Send CONNACK with a reason, then close. [MQTT-3.2.2-7] `claimed`: see `note_refused`."""
+    """Sends CONNACK with a reason, then closes. [MQTT-3.2.2-7] `claimed`: see `note_refused`."""
     state.stats.refuse_connection(reason_name(reason))
     note_refused(state, connection, reason, text, claimed)
     # [MQTT-3.1.4-2] no further packet of the client is processed
@@ -77,8 +77,8 @@ def close_connection(
     server_reference: str = "",
     event: str = DISCONNECTED,
 ) -> None:
-    """Close a connection from the broker's side. An MQTT 5 client is sent the reason and, if given,
-    the reference to another server. [MQTT-4.13.1-1] `event`: the name of the log line."""
+    """Closes a connection from the broker's side. An MQTT 5 client is sent the reason and, if
+    given, the reference to another server. [MQTT-4.13.1-1] `event`: the name of the log line."""
     if connection.state == CLOSED:
         return
     if connection.state == OPEN and connection.version >= 5:
@@ -97,7 +97,7 @@ def close_connection(
 
 
 def handle_violation(state: NodeState, connection: Connection, error: ProtocolViolation) -> None:
-    """Report a protocol violation to the client as its state allows, and close. [MQTT-4.13.1-1]
+    """Reports a protocol violation to the client as its state allows, and closes. [MQTT-4.13.1-1]
     [MQTT-4.13.2-1]"""
     text = str(error)
     if isinstance(error, MessageRefused):
@@ -118,7 +118,7 @@ def handle_violation(state: NodeState, connection: Connection, error: ProtocolVi
 def handle_disconnect(
     state: NodeState, connection: Connection, session: Session, packet: Disconnect
 ) -> None:
-    """Close a connection at the client's request."""
+    """Closes a connection at the client's request."""
     expiry = packet.properties.get(p.SESSION_EXPIRY_INTERVAL)
     if isinstance(expiry, int):
         if session.expiry_s == 0 and expiry != 0:
@@ -136,7 +136,7 @@ def handle_disconnect(
 
 
 def handle_connection_lost(state: NodeState, connection: Connection) -> None:
-    """Handle a closed socket: the session's will is due. [MQTT-3.1.2-8]"""
+    """Handles a closed socket: the session's will is due. [MQTT-3.1.2-8]"""
     _detach(state, connection)
 
 
@@ -147,7 +147,7 @@ def _detach(
     reason: str = LOST,
     text: str = "",
 ) -> None:
-    """End a connection, and its session's part in it. `taken_over`: by another connection of the
+    """Ends a connection, and its session's part in it. `taken_over`: by another connection of the
     same client."""
     if connection.state == OPEN:
         note_closed(state, connection, event, reason, text)
@@ -170,15 +170,15 @@ def _detach(
 
 
 def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -> None:
-    """Append that the session has no connection. `maybe_sent`: it was sent messages that its logged
-    cursor does not cover."""
+    """Appends that the session has no connection. `maybe_sent`: it was sent messages that its
+    logged cursor does not cover."""
     will = session.will is not None
     change = CloseRecord(session.client_id, session.expiry_s, will, maybe_sent)
     append_change(state, session.key, change, session.epoch)
 
 
 def _release_cursor(state: NodeState, session: Session) -> None:
-    """Drop everything from memory that the log has. The session continues from its positions."""
+    """Drops everything from memory that the log has. The session continues from its positions."""
     if session.groups is not None:
         leave_groups(state, session, session.groups)
         session.blocked = None
@@ -212,7 +212,7 @@ def _release_cursor(state: NodeState, session: Session) -> None:
 
 
 def log_end(state: NodeState, session: Session) -> None:
-    """Append that the session has ended."""
+    """Appends that the session has ended."""
     append_change(state, session.key, EndRecord(session.client_id), session.epoch)
 
 
@@ -242,7 +242,7 @@ class EndedSession(Work):
 
 
 def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
-    """Remove a session without a connection. `in_slices`: a long removal continues as Work."""
+    """Removes a session without a connection. `in_slices`: a long removal continues as Work."""
     users = state.admission.users
     if users is not None and state.sessions.get(session.client_id) is session:
         kept = state.cluster.recorded().sessions.get(session.client_id)
@@ -276,7 +276,7 @@ def waits_for_older(
 
 
 def take_over(state: NodeState, session: Session) -> None:
-    """Close the older connection of the same client id with SESSION_TAKEN_OVER. [MQTT-3.1.4-3]"""
+    """Closes the older connection of the same client id with SESSION_TAKEN_OVER. [MQTT-3.1.4-3]"""
     old = session.connection
     assert old is not None
     state.stats.sessions_taken_over += 1

@@ -30,7 +30,7 @@ class OutcomePromise(Promise):
 
 
 def disconnect_client(state: NodeState, session: Session, text: str) -> bool:
-    """Close the connection of a session as an administrative action, whose will is then published.
+    """Closes the connection of a session as an administrative action, whose will is then published.
     False: there is none."""
     connection = session.connection
     if connection is None or connection.state == CLOSED:
@@ -47,7 +47,7 @@ def disconnect_client(state: NodeState, session: Session, text: str) -> bool:
 def move_session(
     state: NodeState, session: Session, positions: list[int], epoch: int, done: Outcome
 ) -> None:
-    """Let a durable session without a connection continue at other positions of the log.
+    """Lets a durable session without a connection continue at other positions of the log.
 
     `session` is that of the replicated state, which changes when the record comes back committed.
     `epoch` is the one that the caller saw: a session that a client has opened meanwhile

@@ -97,7 +97,7 @@ class ConnackPromise(Promise):
 
 
 def admit(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
-    """Open the session of an authenticated client, after the hooks that give rights."""
+    """Opens the session of an authenticated client, after the hooks that give rights."""
     state.pending_connects.note_proof(connection)
     if proved_connections(state) > state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
@@ -127,8 +127,8 @@ def open_session(
     extra: Properties | None = None,
     drained: Connection | None = None,
 ) -> None:
-    """Find or make the session of an authenticated client, and reply with CONNACK. [MQTT-3.2.0-1]
-    `drained`: an older connection whose input is processed, see `waits_for_older`.
+    """Finds or makes the session of an authenticated client, and replies with CONNACK.
+    [MQTT-3.2.0-1] `drained`: an older connection whose input is processed, see `waits_for_older`.
 
     The checks of rights and of CONNACK's size come before the takeover, and so do the questions to
     a service. Otherwise a client that is refused could still close the connection of the session's
@@ -211,7 +211,7 @@ def _may_have(
 def _pays_open(
     state: NodeState, connection: Connection, packet: Connect, known: Session | None
 ) -> bool:
-    """Charge a session that is recorded, or refuse its client."""
+    """Charges a session that is recorded, or refuses its client."""
     if connection.is_internal:
         return True
     will = packet.will
@@ -240,7 +240,7 @@ def _reopen(extra: Properties | None, state: object, connection: Connection) -> 
 def _take_client_id(
     state: NodeState, connection: Connection, packet: Connect, answer: Properties
 ) -> bool:
-    """Give the connection its client id, or refuse the client."""
+    """Gives the connection its client id, or refuses the client."""
     client_id = packet.client_id
     if not client_id:
         if packet.protocol_level < 4 or (packet.protocol_level < 5 and not packet.clean_start):
@@ -282,7 +282,7 @@ def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -
 
 
 def refuse_other_user(state: NodeState, connection: Connection) -> None:
-    """Refuse a client because its client id is another user's. That session stays as it is."""
+    """Refuses a client because its client id is another user's. That session stays as it is."""
     state.stats.sessions_denied += 1
     text = "the client id is in use by another user"
     refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
@@ -311,7 +311,7 @@ def finish_open(
     present: bool,
     opening: AcceptedConnect,
 ) -> None:
-    """Complete an open in a cluster: this node owns the session, which is in no table here yet."""
+    """Completes an open in a cluster: this node owns the session, which is in no table here yet."""
     session.life = session.life or session.epoch
     state.sessions[session.client_id] = session
     earlier_expiry_s = session.expiry_s
@@ -377,7 +377,7 @@ def _connack(connection: Connection, present: bool, answer: Properties) -> bytes
 def _announce(
     state: NodeState, connection: Connection, packet: Connect, answer: Properties
 ) -> None:
-    """Exchange limits: keep those that the client announced, and put the broker's into CONNACK."""
+    """Exchanges limits: keeps those of the client, and puts the broker's into CONNACK."""
     config = state.config
     keep_alive_s = packet.keep_alive_s
     receive_maximum = 65535
@@ -421,7 +421,7 @@ def _announce(
 
 
 def _apply_limits(state: NodeState, connection: Connection, session: Session) -> None:
-    """Apply the limits that CONNACK announces."""
+    """Applies the limits that CONNACK announces."""
     session.inflight_max = min(connection.receive_maximum, state.config.inflight_max)
     if connection.is_bridge and connection.version < 5:
         session.inflight_max = min(session.inflight_max, BRIDGE_INFLIGHT_MAX)

@@ -41,7 +41,7 @@ the event loop."""
 
 
 def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
-    """Carry out the action of a timer that is due."""
+    """Carries out the action of a timer that is due."""
     kind = timer.kind
     subject = timer.subject
     if kind == PROGRESS:
@@ -68,7 +68,7 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
 
 
 def _fire_for_connection(state: NodeState, kind: int, connection: Connection) -> None:
-    """Carry out the action of a connection's timer."""
+    """Carries out the action of a connection's timer."""
     if kind == THROTTLE:
         handle_throttle(state, connection)
     elif kind == IDENTITY_ENDS:

@@ -26,8 +26,8 @@ from holdfast.protocol.topics.names import InvalidTopic
 
 
 def publish_will(state: NodeState, session: Session, will: Will) -> None:
-    """Publish a session's will and record that it is done, in one record. [MQTT-3.1.2-8] With two
-    records a crash between them would publish it again."""
+    """Publishes a session's will and records that it is done, in one record. [MQTT-3.1.2-8] With
+    two records a crash between them would publish it again."""
     try:
         route = find_route(state, will.topic)
     except InvalidTopic:
@@ -67,7 +67,7 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
 def _publish_qos0(
     state: NodeState, session: Session, will: Will, retain: bool, route: Route
 ) -> None:
-    """Publish a will at QoS 0. Its WILL record follows, because the message itself may be in no
+    """Publishes a will at QoS 0. Its WILL record follows, because the message itself may be in no
     log."""
     message = Message(
         will.topic,
@@ -95,7 +95,7 @@ def _publish_qos0(
 
 
 def _log_done(state: NodeState, session: Session) -> None:
-    """Append that the will is done, so that a restart does not publish it again."""
+    """Appends that the will is done, so that a restart does not publish it again."""
     if session.recorded:
         state.append(
             Record(

@@ -35,7 +35,7 @@ topic, whether any member may read it."""
 
 
 def deliver(state: NodeState, route: Route, message: Message) -> int:
-    """Deliver a message to the subscribers in its audience. Returns their number."""
+    """Delivers a message to the subscribers in its audience. Returns their number."""
     targets, groups = route.targets, route.groups
     if route.denied:
         state.stats.reads_denied += route.denied
@@ -72,7 +72,7 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
 
 
 def deliver_committed_qos0(state: NodeState, route: Route, message: Message) -> None:
-    """Deliver a committed QoS 0 message to the targets that read the log. The others have it."""
+    """Delivers a committed QoS 0 message to the targets that read the log. The others have it."""
     audience = message.audience
     if not route.reads_log or (audience is not None and not audience.is_plain):
         return
@@ -146,7 +146,7 @@ def _has_ready_member(state: NodeState, group: Group) -> bool:
 
 
 def note_blocked(state: NodeState, group: Group, member: GroupMember) -> None:
-    """Record that the session has no room for the group; `proceed` unblocks it."""
+    """Records that the session has no room for the group; `proceed` unblocks it."""
     group.block(member)
     session = member.session
     if session.blocked is None:
@@ -155,7 +155,7 @@ def note_blocked(state: NodeState, group: Group, member: GroupMember) -> None:
 
 
 def note_room(group: Group, member: GroupMember) -> None:
-    """Record that the member has room again."""
+    """Records that the member has room again."""
     group.unblock(member)
     if member.session.blocked is not None:
         member.session.blocked.pop(member, None)
@@ -168,7 +168,7 @@ def _deliver_to_group(state: NodeState, group: Group, message: Message) -> None:
 
 
 def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
-    """Send a QoS 0 message to one member. False: no connected member may read it."""
+    """Sends a QoS 0 message to one member. False: no connected member may read it."""
     connected = group.connected
     for passed in range(len(connected)):
         if passed == PASSED_MAX and not may_any_read(state, group, message.topic):
@@ -187,7 +187,7 @@ def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
 
 
 def send_to_member(state: NodeState, group: Group, member: GroupMember, message: Message) -> None:
-    """Send a record of the group to one of its members."""
+    """Sends a record of the group to one of its members."""
     state.cluster.groups.sent(group, message)
     send_unlisted(state, group, member, message)
 
@@ -206,7 +206,8 @@ def send_unlisted(state: NodeState, group: Group, member: GroupMember, message: 
 
 
 def pump_group(state: NodeState, group: Group) -> None:
-    """Send returned records, then the outbox. So the group keeps its order unless members leave."""
+    """Sends returned records, then the outbox, so the group keeps its order unless members
+    leave."""
     state.cluster.groups.changed(group)
     while group.returned or group.outbox:
         message: Message
@@ -239,7 +240,7 @@ def pump_group(state: NodeState, group: Group) -> None:
 
 
 def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
-    """Skip a message for which no member is ready. False: the group has to wait.
+    """Skips a message for which no member is ready. False: the group has to wait.
 
     The group continues only if a member is ready for the next message. This one stays aside for a
     member that may read it. It is finished if no member may.
@@ -257,7 +258,7 @@ def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
 
 
 def send_deferred(state: NodeState, group: Group, member: GroupMember) -> None:
-    """Send to this member the messages aside that it may read. They are kept by topic, so a member
+    """Sends to this member the messages aside that it may read. They are kept by topic, so a member
     that may read none of them costs one check per topic."""
     session = member.session
     for topic in list(group.deferred):
@@ -276,7 +277,7 @@ def send_deferred(state: NodeState, group: Group, member: GroupMember) -> None:
 
 
 def drop_deferred(state: NodeState, group: Group) -> None:
-    """Finish the messages aside that no member may read, now that a member has left."""
+    """Finishes the messages aside that no member may read, now that a member has left."""
     for topic in list(group.deferred):
         if may_any_read(state, group, topic):
             continue
@@ -287,7 +288,7 @@ def drop_deferred(state: NodeState, group: Group) -> None:
 
 
 def _fetch_returned(state: NodeState, group: Group) -> None:
-    """Fetch returned records from the log again, once a member can take them."""
+    """Fetches returned records from the log again, once a member can take them."""
     if group.fetching or not _has_ready_member(state, group):
         return
     entries: list[Inflight] = []

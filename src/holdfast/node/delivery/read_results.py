@@ -36,7 +36,7 @@ def handle_read(
     done: bool,
     lost: int,
 ) -> None:
-    """Queue the result of a ReadLog effect. `lost`: records that retention or damage took."""
+    """Queues the result of a ReadLog effect. `lost`: records that retention or damage took."""
     reader = effect.cursor
     if effect.lane is not None:
         if isinstance(reader, Session) and reader.connection is effect.connection:
@@ -71,7 +71,7 @@ def _handle_lane_read(
     positions: list[int],
     done: bool,
 ) -> None:
-    """Queue the records of a lane that catches up. The replay will pass those that are sent. Lost
+    """Queues the records of a lane that catches up. The replay will pass those that are sent. Lost
     records are left to it, because it reads the same part of the log."""
     if session.lane is not lane or not lane.reading:
         return
@@ -236,8 +236,8 @@ class QueueRead(Work):
         return steps
 
     def _frame(self, record: Record, subscription: Subscription, plan: "TopicPlan") -> bool:
-        """Make the packet of a record that goes out at QoS 0 and as it is, without the objects of a
-        delivery. False: it needs these.
+        """Makes the packet of a record that goes out at QoS 0 and as it is, without the objects of
+        a delivery. False: it needs these.
 
         Frames are made only until the first delivery of a read, and sent before it. So the order
         stays that of the log. Counter-example of frames for all records of QoS 0: a message of QoS
@@ -266,7 +266,7 @@ class QueueRead(Work):
         return True
 
     def _send_frames(self, state: NodeState) -> None:
-        """Send the frames in one piece, at most one read of bytes beyond the limit of the output.
+        """Sends the frames in one piece, at most one read of bytes beyond the limit of the output.
         If they have to wait they become deliveries."""
         frames = self.frames
         if not frames:
@@ -294,7 +294,7 @@ class QueueRead(Work):
         self._unframe()
 
     def _unframe(self) -> None:
-        """Make deliveries of the frames, because they have to wait."""
+        """Makes deliveries of the frames, because they have to wait."""
         if not self.frames:
             return
         waiting: list[Delivery] = []
@@ -342,7 +342,7 @@ def _redelivery(session: Session, record: Record) -> Redelivery | None:
 
 
 def _queue(reader: Session | Group, delivery: Delivery) -> None:
-    """Queue before the deliveries that were tailed during the read."""
+    """Queues before the deliveries that were tailed during the read."""
     reading = reader.reading
     reader.reading = False
     reader.push(delivery)

@@ -87,7 +87,7 @@ class StartPlan:
         self.asking: list[int] = []
 
     def refuse(self, index: int, reason: int, error: str) -> None:
-        """Refuse the subscription. The first error is the one that the client is told."""
+        """Refuses the subscription. The first error is the one that the client is told."""
         self.refused[index] = reason
         self.error = self.error or error
 
@@ -100,7 +100,7 @@ def asks_for_past(packet: Subscribe) -> bool:
 
 
 def plan_starts(state: NodeState, session: Session, packet: Subscribe) -> StartPlan:
-    """Read the starts of a SUBSCRIBE, and give its requests their plain filters."""
+    """Reads the starts of a SUBSCRIBE, and gives its requests their plain filters."""
     plan = StartPlan(packet)
     common = property_start(packet.properties)
     for index, request in enumerate(packet.subscriptions):
@@ -158,7 +158,7 @@ def _plan_start(
 
 
 def _grant_known(state: NodeState, plan: StartPlan, index: int, start: ReplayStart) -> None:
-    """Grant a start that needs no search."""
+    """Grants a start that needs no search."""
     if start.is_earliest:
         offsets = list(state.journal.start_offsets)
     else:
@@ -182,7 +182,7 @@ def _grant_known(state: NodeState, plan: StartPlan, index: int, start: ReplaySta
 def _grant(
     state: NodeState, plan: StartPlan, index: int, start: list[int], floors: dict[bytes, int]
 ) -> None:
-    """Grant a start, unless the session would keep too much of the log from retention."""
+    """Grants a start, unless the session would keep too much of the log from retention."""
     bytes_max = state.config.replay_pin_bytes
     if bytes_max:
         pinned = _bytes_from(state, start)
@@ -204,7 +204,7 @@ def _bytes_from(state: NodeState, start: list[int]) -> int:
 
 
 def search_starts(state: NodeState, connection: Connection, plan: StartPlan) -> None:
-    """Search the log for the starts that are not known. The client's next packets wait."""
+    """Searches the log for the starts that are not known. The client's next packets wait."""
     connection.input_paused = True
     state.effects.append(FindStarts(connection, plan, plan.wanted, list(state.delivered)))
 
@@ -212,7 +212,7 @@ def search_starts(state: NodeState, connection: Connection, plan: StartPlan) -> 
 def take_found(
     state: NodeState, session: Session, plan: StartPlan, found: list[FoundStart]
 ) -> None:
-    """Grant or refuse what was searched for. All floors of a session have one bound."""
+    """Grants or refuses what was searched for. All floors of a session have one bound."""
     size_bytes = 0
     for subscription in session.subscriptions.values():
         if subscription.replay is not None:
@@ -232,7 +232,7 @@ def take_found(
 def begin_replay(
     state: NodeState, session: Session, accepted: list[Subscription], record: SubscribeRecord
 ) -> None:
-    """Put the session back to the starts, and into the record what recovery needs for that. The
+    """Puts the session back to the starts, and into the record what recovery needs for that. The
     packet ids of what it was sent go into the log first: the positions of the record pass them."""
     filters = [each.filter for each in accepted if each.replay is not None]
     if session.lane is not None:

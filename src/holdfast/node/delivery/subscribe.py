@@ -166,8 +166,8 @@ class SubackPromise(Promise):
 
 
 def send_reply(state: NodeState, connection: Connection, packet: Suback | Unsuback) -> bool:
-    """Send the packet. If it is larger than the client takes [MQTT-3.1.2-24], close the connection,
-    because the client cannot go on without it, and return False."""
+    """Sends the packet. If it is larger than the client takes [MQTT-3.1.2-24], closes the
+    connection, because the client cannot go on without it, and returns False."""
     data = encode_within(packet, connection.version, connection.packet_bytes_max)
     if data:
         connection.send(data, state.dirty)
@@ -188,7 +188,7 @@ def send_reply(state: NodeState, connection: Connection, packet: Suback | Unsuba
 def handle_subscribe(
     state: NodeState, connection: Connection, session: Session, packet: Subscribe
 ) -> None:
-    """Check and log a SUBSCRIBE; SubscribePromise does the rest. The starts of subscriptions that
+    """Checks and logs a SUBSCRIBE; SubscribePromise does the rest. The starts of subscriptions that
     begin in the past may have to be searched for first, and a service asked about the filters."""
     filters = [each.filter for each in packet.subscriptions]
     if session.is_durable() or any(map(is_queue, filters)):
@@ -205,7 +205,7 @@ def handle_subscribe(
 
 
 def _decided(packet: Subscribe, state: object, connection: Connection) -> None:
-    """Continue a SUBSCRIBE whose filters are decided."""
+    """Continues a SUBSCRIBE whose filters are decided."""
     session = connection.session
     if isinstance(state, NodeState) and connection.state == OPEN and session is not None:
         try:
@@ -227,7 +227,7 @@ def _plan_and_subscribe(
 
 
 def handle_starts(state: NodeState, effect: FindStarts, found: list[FoundStart]) -> None:
-    """Continue a SUBSCRIBE whose starts were searched for, and read the client's next packets."""
+    """Continues a SUBSCRIBE whose starts were searched for, and reads the client's next packets."""
     connection = effect.connection
     session = connection.session
     plan = effect.plan

@@ -23,7 +23,7 @@ def find_group(state: NodeState, key: str) -> Group | None:
 
 
 def add_subscription(state: NodeState, subscription: Subscription) -> None:
-    """Add a subscription to the state and to the routing, and announce a new filter."""
+    """Adds a subscription to the state and to the routing, and announces a new filter."""
     session = subscription.session
     filter = subscription.filter
     if filter not in session.subscriptions:
@@ -45,7 +45,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
 
 
 def remove_subscription(state: NodeState, session: Session, filter: str) -> bool:
-    """Remove a subscription. False: there is none. [MQTT-3.10.4-1] [MQTT-3.10.4-2]"""
+    """Removes a subscription. False: there is none. [MQTT-3.10.4-1] [MQTT-3.10.4-2]"""
     subscription = state.pop_subscription(session, filter)
     if subscription is None:
         return False
@@ -68,7 +68,7 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
 
 
 def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) -> None:
-    """Detach a session from these groups of its own, because it unsubscribes or disconnects.
+    """Detaches a session from these groups of its own, because it unsubscribes or disconnects.
 
     Its unacknowledged QoS 1 records return to their groups, ahead of the queue. QoS 2 ones must
     stay with the session. [MQTT-4.8.2-4] [MQTT-4.8.2-5] Inflight is walked once, however many

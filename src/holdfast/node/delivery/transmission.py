@@ -23,8 +23,8 @@ READ_BYTES_MAX: Final = 1 << 20
 
 
 def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
-    """Send at QoS 0, or drop and count: the socket is full, or the message expired or too large. It
-    waits behind QoS 2 packets that wait for the log."""
+    """Sends at QoS 0, or drops and counts: the socket is full, or the message expired or too large.
+    It waits behind QoS 2 packets that wait for the log."""
     session = target.session
     connection = session.connection
     if connection is None or connection.state != OPEN:
@@ -117,7 +117,7 @@ def has_room(state: NodeState, count: int, size_bytes: int) -> bool:
 
 
 def fall_behind(state: NodeState, reader: Session | Group, message: Message) -> None:
-    """Let the reader read the log from `message` on, the first record that it was not handed."""
+    """Lets the reader read the log from `message` on, the first record that it was not handed."""
     state.stats.readers_fell_behind += 1
     delivered = state.delivered
     was = delivered[message.partition]
@@ -189,7 +189,7 @@ class SendPromise(Promise):
 
 
 def withhold(state: NodeState, session: Session, connection: Connection, packet_id: int) -> None:
-    """Let `log_replay.send_unsent` decide about a message that cannot be sent as it is."""
+    """Lets `log_replay.send_unsent` decide about a message that cannot be sent as it is."""
     if session.unsent is None:
         session.unsent = deque()
     session.unsent.append(packet_id)
@@ -203,7 +203,7 @@ def send_log_qos0(
     retain: bool,
     additions: Additions | None,
 ) -> None:
-    """Send at QoS 0 to a subscription that reads the log; needs can_send(), so none is dropped for
+    """Sends at QoS 0 to a subscription that reads the log; needs can_send(), so none is dropped for
     a full socket. It waits behind QoS 2 packets that wait for the log."""
     connection = session.connection
     assert connection is not None
@@ -237,7 +237,7 @@ def send_inflight(
     is_retained: bool,
     group: Group | None,
 ) -> bool:
-    """Send a QoS 1 or 2 PUBLISH, make it inflight; needs can_send(). False: nothing was sent."""
+    """Sends a QoS 1 or 2 PUBLISH, makes it inflight; needs can_send(). False: nothing was sent."""
     connection = session.connection
     assert connection is not None
     assert session.window_is_open(), "more is sent than the client takes"
@@ -295,7 +295,7 @@ def send_inflight(
 
 
 def redeliver(state: NodeState, session: Session, message: Message) -> None:
-    """Send an inflight message that the cursor has reached, unless it is finished meanwhile; needs
+    """Sends an inflight message that the cursor has reached, unless it is finished meanwhile; needs
     can_send()."""
     connection = session.connection
     assert connection is not None
@@ -313,7 +313,7 @@ def redeliver(state: NodeState, session: Session, message: Message) -> None:
 def resend(
     state: NodeState, session: Session, connection: Connection, packet_id: int, message: Message
 ) -> bool:
-    """Send an inflight message again, behind QoS 2 packets that wait for the log. False: it is
+    """Sends an inflight message again, behind QoS 2 packets that wait for the log. False: it is
     larger than the client takes."""
     entry = session.inflight[packet_id]
     retain = entry.is_retained
@@ -356,7 +356,7 @@ def _is_retained(state: NodeState, message: Message) -> bool:
 
 
 def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
-    """Free the packet id and record that the message is finished."""
+    """Frees the packet id and records that the message is finished."""
     del session.inflight[packet_id]
     pop_ahead(session, (entry.partition, entry.offset), packet_id)
     if session.unsent is not None and packet_id in session.unsent:

@@ -49,7 +49,7 @@ class QueuePromise(Promise):
 def create_queue(
     state: NodeState, connection: Connection, key: str, start: list[int], creator: str
 ) -> None:
-    """Begin a queue at these offsets, unless there is one. The caller promises the SUBACK after
+    """Begins a queue at these offsets, unless there is one. The caller promises the SUBACK after
     it.
 
     The record is appended also if this node has the queue, because its home partition decides.
@@ -74,7 +74,7 @@ def begin_queues(
     accepted: list[Subscription],
     plan: StartPlan | None,
 ) -> bool:
-    """Begin the accepted queues that do not exist. Returns whether the SUBACK waits for one."""
+    """Begins the accepted queues that do not exist. Returns whether the SUBACK waits for one."""
     keys = {each.filter: None for each in accepted if is_queue(each.filter)}
     if not keys:
         return False
@@ -134,6 +134,6 @@ class QueueRoom:
 
 
 def delete_queue(state: NodeState, key: str, done: Outcome) -> None:
-    """End a queue. Its group ends with it, or with the group's last member."""
+    """Ends a queue. Its group ends with it, or with the group's last member."""
     append_change(state, key.encode(), EndRecord(key), promise=OutcomePromise(done))
     state.note("info", "queue_deleted", {"queue": key})

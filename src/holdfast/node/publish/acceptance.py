@@ -93,7 +93,7 @@ def is_replied(
 
 
 def release(state: NodeState, session: Session, packet_id: int, promise: ReplyPromise) -> None:
-    """Free the packet id of a QoS 2 message. `promise`: released when that is durable."""
+    """Frees the packet id of a QoS 2 message. `promise`: released when that is durable."""
     partition = -1
     if session.inbound is not None:
         partition = session.inbound.pop(packet_id, -1)
@@ -121,7 +121,7 @@ def refuse(
     reason: int,
     text: str = "",
 ) -> None:
-    """Refuse a message; `text` is the reason.
+    """Refuses a message; `text` is the reason.
 
     MQTT 5 has a reason code for that. MQTT 3 has no negative acknowledgement: an unauthorised
     message is acknowledged and dropped [MQTT3-3.3.5-2]. One that could not be stored closes the
@@ -159,7 +159,7 @@ def refuse_for_now(
     partition: int,
     text: str,
 ) -> None:
-    """Refuse a message that the client should send again later. Later messages of its producer are
+    """Refuses a message that the client should send again later. Later messages of its producer are
     refused, too: one that is stored would make this one a repetition."""
     if publish.qos == 0:
         refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)

@@ -46,12 +46,12 @@ class PrecedingPromise(Promise):
         self.followers: list[Message] | None = None
 
     def precede(self, route: Route) -> None:
-        """Let the topic's messages of QoS 0 follow this one from now on."""
+        """Lets the topic's messages of QoS 0 follow this one from now on."""
         self.precedes = route
         route.newest = self
 
     def add_follower(self, state: NodeState, message: Message) -> None:
-        """Keep a message of QoS 0. It counts like a promise and an append, so its publisher is not
+        """Keeps a message of QoS 0. It counts like a promise and an append, so its publisher is not
         read while too much is pending."""
         if self.followers is None:
             self.followers = []
@@ -60,7 +60,7 @@ class PrecedingPromise(Promise):
         state.appended += 1
 
     def end_precedence(self, state: NodeState) -> None:
-        """Deliver the followers: this message is delivered, or refused."""
+        """Delivers the followers: this message is delivered, or refused."""
         route = self.precedes
         if route is None:
             return
@@ -245,7 +245,7 @@ def removal(partition: int, offset: int, topic: bytes, timestamp_us: int) -> Rec
 
 
 def hand_out_qos0(state: NodeState, route: Route, message: Message) -> None:
-    """Deliver a message of QoS 0 here."""
+    """Delivers a message of QoS 0 here."""
     if route.version != state.route_version:
         route = find_route(state, message.topic)
     if route.logged:
@@ -256,7 +256,7 @@ def hand_out_qos0(state: NodeState, route: Route, message: Message) -> None:
 
 
 def follow_qos0(state: NodeState, route: Route, message: Message, newest: Promise) -> None:
-    """Let a message of QoS 0 follow the topic's newest one, whose record is not committed. Its own
+    """Lets a message of QoS 0 follow the topic's newest one, whose record is not committed. Its own
     record, if it has one, is appended now.
 
     Other nodes receive it at once. If it were sent to them when this node has applied the newest

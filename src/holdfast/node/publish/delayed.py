@@ -116,8 +116,8 @@ def publish_due(
     *,
     least_s: float = 0.0,
 ) -> None:
-    """Publish the delayed messages that are due in the partitions that are this node's to publish,
-    and start the timer again, `least_s` from now or later. `recorded` has the table."""
+    """Publishes the delayed messages that are due in the partitions that are this node's to
+    publish, and starts the timer again, `least_s` from now or later. `recorded` has the table."""
     table = recorded.delayed
     if table.armed_at > state.now:
         return
@@ -139,7 +139,7 @@ def publish_due(
 
 
 def _publish(state: NodeState, message: Delayed) -> None:
-    """Publish a delayed message, and record in the same record that it is over."""
+    """Publishes a delayed message, and records in the same record that it is over."""
     if state.cluster.ends_delayed(message.place):
         return
     waiting = message.record
@@ -197,7 +197,7 @@ def _is_banned(state: NodeState, client_id: str, username: str | None) -> bool:
 
 
 def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delayed) -> None:
-    """Publish a message of QoS 0 at once. The record follows; after a crash before it, or at
+    """Publishes a message of QoS 0 at once. The record follows; after a crash before it, or at
     another leader, the message is published again. While its own record is not committed, this node
     only tries the record again."""
     if not waiting.is_delivered:
@@ -210,8 +210,8 @@ def _publish_qos0(state: NodeState, record: Record, route: Route, waiting: Delay
 
 
 def end_delayed(state: NodeState, place: Place, promise: Promise | None = None) -> None:
-    """End a delayed message without publishing it. The promise is refused if it is over already, or
-    its publication is on its way to the log."""
+    """Ends a delayed message without publishing it. The promise is refused if it is over already,
+    or its publication is on its way to the log."""
     partition, offset = place
     record = Record(partition, log_record.DELAYED, timestamp_us=state.wall_us, sequence=offset)
     if promise is None:

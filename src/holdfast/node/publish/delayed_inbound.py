@@ -34,8 +34,8 @@ from holdfast.protocol.topics.names import InvalidTopic
 def publish_delayed(
     state: NodeState, connection: Connection, session: Session, publish: Publish
 ) -> None:
-    """Store a message to `$delayed/SECONDS/TOPIC`, or refuse it. PUBACK follows when it is durable,
-    not when it is due."""
+    """Stores a message to `$delayed/SECONDS/TOPIC`, or refuses it. PUBACK follows when it is
+    durable, not when it is due."""
     try:
         route = delayed_route(state, publish)
         record = delayed_record(state, connection, session, publish, route)
@@ -79,7 +79,7 @@ def _store_delayed(
     record: Record,
     text: str,
 ) -> None:
-    """Append the record, or refuse the message. `text`: the reason of a refusal, or ""."""
+    """Appends the record, or refuses the message. `text`: the reason of a refusal, or ""."""
     if text:
         state.stats.refused_quota += 1
     else:

@@ -53,7 +53,7 @@ from holdfast.protocol.topics.names import InvalidTopic
 
 
 def handle_publish(state: NodeState, connection: Connection, session: Session) -> None:
-    """Check a PUBLISH, then append its record, deliver it at once (QoS 0), or refuse it."""
+    """Checks a PUBLISH, then appends its record, delivers it at once (QoS 0), or refuses it."""
     reader = connection.reader
     assert reader is not None
     version = connection.version
@@ -118,7 +118,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
 def _handle_special(
     state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
 ) -> None:
-    """Handle a PUBLISH to a topic that the client may not write, as far as is known. A service may
+    """Handles a PUBLISH to a topic that the client may not write, as far as is known. A service may
     have to be asked. A delayed message and a command have such topics. Any other is refused."""
     asked = _topic_in_question(state, publish, route)
     if asked and asks_to_publish(state, connection, asked):
@@ -188,7 +188,7 @@ def _store(
     record: Record,
     route: Route,
 ) -> None:
-    """Append the record and promise its acknowledgement, or refuse the message. The record
+    """Appends the record and promises its acknowledgement, or refuses the message. The record
     goes to its leader. Delivery and the retained update follow when it comes back committed."""
     text = "" if connection.meter is None else refusal_of(connection)
     if not text:
@@ -225,7 +225,7 @@ def _observe(
 def _publish_qos0(
     state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
 ) -> None:
-    """Deliver a QoS 0 message at once, unless a message of its topic waits for its commit. It is
+    """Delivers a QoS 0 message at once, unless a message of its topic waits for its commit. It is
     logged only if the configuration says so, or if it is retained."""
     message = Message(
         publish.topic,
@@ -260,7 +260,7 @@ def _publish_qos0(
 
 
 def log_qos0(state: NodeState, message: Message, route: Route) -> None:
-    """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
+    """Appends a QoS 0 message: as a message if the configuration says so, otherwise only as a
     retained update."""
     message.partition = route.partition
     state.append(record_of_qos0(message, route))
@@ -269,7 +269,7 @@ def log_qos0(state: NodeState, message: Message, route: Route) -> None:
 def handle_pubrel(
     state: NodeState, connection: Connection, session: Session, packet_id: int
 ) -> None:
-    """Free the packet id of a QoS 2 message that the publisher has released. The log must contain
+    """Frees the packet id of a QoS 2 message that the publisher has released. The log must contain
     that before PUBCOMP is sent. [MQTT-4.3.3-11] [MQTT-4.3.3-12]"""
     is_known = session.inbound is not None and packet_id in session.inbound
     reason = reasons.SUCCESS

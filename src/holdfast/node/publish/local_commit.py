@@ -67,12 +67,12 @@ class LocalCommit:
         return len(self._steps)
 
     def append(self, record: Record) -> None:
-        """Append a record without a promise."""
+        """Appends a record without a promise."""
         if self._append(record) == STORE:
             self._add(record)
 
     def publish(self, record: Record, promise: Promise) -> None:
-        """Append a record. The promise waits for it, and for its other conditions."""
+        """Appends a record. The promise waits for it, and for its other conditions."""
         promise.waiting += 1
         outcome = self._append(record)
         if outcome != STORE:
@@ -84,7 +84,7 @@ class LocalCommit:
             self._add(_Step(record.partition, record, promise))
 
     def _append(self, record: Record) -> int:
-        """Append a record if admission stores it. Returns the verdict."""
+        """Appends a record if admission stores it. Returns the verdict."""
         record.ticket = self._forwarding.next_ticket()
         if self._needs_admission(record) or self._state.disk_full:
             return self._admission.append_own(record)
@@ -105,7 +105,7 @@ class LocalCommit:
         return is_recognised(record)
 
     def _add(self, step: object) -> None:
-        """Add an appended record, and the one that admission has appended behind it, if any."""
+        """Adds an appended record, and the one that admission has appended behind it, if any."""
         self._steps.append(step)
         removed = self._admission.removed
         if removed is not None:
@@ -113,7 +113,7 @@ class LocalCommit:
             self._steps.append(removed)
 
     def _answer(self, record: Record, promise: Promise, outcome: int) -> None:
-        """Queue the reply to a record that is not appended. A repetition waits for the records
+        """Queues the reply to a record that is not appended. A repetition waits for the records
         before it in its partition."""
         partition = record.partition
         if outcome == REFUSED:
@@ -122,32 +122,32 @@ class LocalCommit:
         self._await(partition, promise)
 
     def promise(self, promise: Promise) -> None:
-        """Queue a promise without a record."""
+        """Queues a promise without a record."""
         promise.waiting += 1
         self._await(NO_PARTITION, promise)
 
     def after_newest(self, partition: int, do: Callable[[], None]) -> None:
-        """Call `do` once every record appended so far is folded."""
+        """Calls `do` once every record appended so far is folded."""
         promise = CallbackPromise(lambda _: do())
         promise.waiting += 1
         self._await(partition, promise)
 
     def _await(self, partition: int, promise: Promise) -> None:
-        """Let a promise without a record wait for the steps before it."""
+        """Lets a promise without a record wait for the steps before it."""
         if self._steps:
             self._steps.append(_Step(partition, None, promise))
         else:
             self._resolve(promise)
 
     def _resolve(self, promise: Promise) -> None:
-        """Meet the condition that a promise had for its place in the order."""
+        """Meets the condition that a promise had for its place in the order."""
         promise.waiting -= 1
         self._promises.add(promise)
         if isinstance(promise, PrecedingPromise):
             promise.end_precedence(self._state)
 
     def release(self) -> None:
-        """Fold what is committed, and resolve its promises."""
+        """Folds what is committed, and resolves its promises."""
         steps, applier = self._steps, self._applier
         marks = self._journal.high_watermark
         done = 0
@@ -181,7 +181,7 @@ class LocalCommit:
         del steps[:done]
 
     def end(self) -> None:
-        """Hand everything that waits to the forwarding."""
+        """Hands everything that waits to the forwarding."""
         steps, self._steps = self._steps, []
         found: list[tuple[Record | None, Promise | None, int]] = []
         for step in steps:

@@ -51,7 +51,7 @@ class Sequencer(SequenceReader):
         self.refused_sequences: dict[bytes, tuple[int, int]] = {}
 
     def reply(self, reason: int, text: str) -> int:
-        """Record the reply and return ANSWER."""
+        """Records the reply and returns ANSWER."""
         self.reason = reason
         self.text = text
         return REPLY
@@ -80,7 +80,7 @@ class Sequencer(SequenceReader):
         return True
 
     def note_refused_for_now(self) -> None:
-        """Record that the message is refused for now."""
+        """Records that the message is refused for now."""
         if len(self.refused_sequences) >= REFUSED_PRODUCERS_MAX:
             # A new connection starts without refusals, and its client where it was.
             raise ProtocolViolation(
@@ -161,7 +161,7 @@ def _bind(
     partition: int,
     producer: Producer | None,
 ) -> None:
-    """Append the producer's user to each partition that it writes to, before its first message
+    """Appends the producer's user to each partition that it writes to, before its first message
     there. So a log that has the message has the user. The first user to write owns the producer."""
     if not (state.config.authenticates_users or state.producers.binds):
         return
@@ -203,7 +203,7 @@ def note_refused(state: NodeState, connection: Connection, record: Record) -> No
 
 
 def forget_some(state: NodeState, newest: bytes = b"") -> None:
-    """Append that some expired producers, and those above the limit, are forgotten. `newest`
+    """Appends that some expired producers, and those above the limit, are forgotten. `newest`
     stays.
 
     A single node does so with each new position. In a cluster the leader of partition 0 does, with

@@ -92,7 +92,7 @@ class ClusterRuntime(Runtime):
     # The turn
 
     def begin(self, now: float, wall_us: int) -> None:
-        """Set the clocks. The wall clock follows the cluster's."""
+        """Sets the clocks. The wall clock follows the cluster's."""
         super().begin(now, wall_us)
         state = self.state
         state.wall_us = self.cluster_node.clock.tick(now, wall_us)
@@ -102,7 +102,7 @@ class ClusterRuntime(Runtime):
         self.cluster_node.tick(now)
 
     def _advance(self) -> None:
-        """Run the checks of the disk and the cluster's timers, and let the cluster end its turn."""
+        """Runs the disk's checks and the cluster's timers, and lets the cluster end its turn."""
         cluster_node = self.cluster_node
         now = self.state.now
         if self.disk.timer() <= now:
@@ -126,7 +126,7 @@ class ClusterRuntime(Runtime):
         return disk_at if disk_at < (FOREVER if when is None else when) else when
 
     def _finish(self) -> None:
-        """Send frames, submit Raft's writes and reads, and act on the turn's news."""
+        """Sends frames, submits Raft's writes and reads, and acts on the turn's news."""
         cluster_node = self.cluster_node
         effects = cluster_node.effects
         outgoing = cluster_node.context.outgoing
@@ -231,7 +231,7 @@ class ClusterRuntime(Runtime):
             self._loop.write_watermarks(watermarks)
 
     def _remember(self) -> None:
-        """Store the positions of the other nodes' disks, unless they are as before."""
+        """Stores the positions of the other nodes' disks, unless they are as before."""
         memory = self.cluster_node.disk_memory
         metadata = self.cluster_node.context.metadata
         if metadata is not None:
@@ -242,7 +242,7 @@ class ClusterRuntime(Runtime):
             self._loop.write_remembered(content)
 
     def watermarks_written(self, watermarks: Checkpoint) -> None:
-        """Note that a checkpoint is on disk, with all records below it."""
+        """Notes that a checkpoint is on disk, with all records below it."""
         if not self._durable:
             self.cluster_node.positions.synced_records = sum(watermarks.offsets)
 
@@ -255,14 +255,14 @@ class ClusterRuntime(Runtime):
         return (is_alone or self._gathers_among_others) and super()._gathers(pace)
 
     def _group_taken(self, group: WriteGroup) -> None:
-        """Replicate the group while the disk writes it."""
+        """Replicates the group while the disk writes it."""
         now = self.state.now
         self.disk.journal.began(now)
         self._probes.group_taken(group)
         self.cluster_node.handle_taken(group, now)
 
     def group_written(self, group: WriteGroup) -> None:
-        """Commit a group locally, and let the cluster acknowledge what is durable."""
+        """Commits a group locally, and lets the cluster acknowledge what is durable."""
         super().group_written(group)
         now = self.state.now
         if self.cluster_node.local.waiting():
@@ -272,7 +272,7 @@ class ClusterRuntime(Runtime):
         self.cluster_node.handle_durable(now)
 
     def raft_written(self) -> None:
-        """Handle the completion of Raft's oldest submitted write."""
+        """Handles the completion of Raft's oldest submitted write."""
         self.clients.touch()
         now = self.state.now
         if self.disk.ended(self.disk.metadata, now):
@@ -280,7 +280,7 @@ class ClusterRuntime(Runtime):
         self.cluster_node.handle_persisted(now)
 
     def waits_s(self, now: float) -> float:
-        """Return the age in seconds of the oldest waiting promise, 0.0 without one."""
+        """Returns the age in seconds of the oldest waiting promise, 0.0 without one."""
         if self.cluster_node.local.waiting():
             return super().waits_s(now)
         return self.cluster_node.forwarding.waits_s(now)
@@ -295,7 +295,7 @@ class ClusterRuntime(Runtime):
             self._disk_changed(now)
 
     def _disk_changed(self, now: float) -> None:
-        """Report that the disk stalls, or that it responds again."""
+        """Reports that the disk stalls, or that it responds again."""
         is_stalled = self.disk.is_stalled
         self._has_news = True
         if is_stalled:
@@ -305,7 +305,7 @@ class ClusterRuntime(Runtime):
         self.cluster_node.handle_disk(is_stalled, now)
 
     def _space_changed(self, *, is_full: bool) -> None:
-        """Report that the disk has only its reserve left, or space again."""
+        """Reports that the disk has only its reserve left, or space again."""
         self._has_news = True
         self.cluster_node.handle_space(is_full, self.state.now)
 
@@ -316,22 +316,22 @@ class ClusterRuntime(Runtime):
     # The other nodes
 
     def link_up(self, node: str, presence: Presence, role: str) -> None:
-        """Handle a new link."""
+        """Handles a new link."""
         self.clients.touch()
         self.cluster_node.handle_connected(node, presence, role, self.state.now)
 
     def link_down(self, node: str) -> None:
-        """Handle the end of a link."""
+        """Handles the end of a link."""
         self.clients.touch()
         self.cluster_node.handle_disconnected(node, self.state.now)
 
     def link_refused(self, node: str) -> None:
-        """Handle a refused connection: nothing listens at the node's address."""
+        """Handles a refused connection: nothing listens at the node's address."""
         self.clients.touch()
         self.cluster_node.handle_refused(node, self.state.now)
 
     def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
-        """Handle a frame at the present time `now`. Raises `BadFrame` when it is malformed.
+        """Handles a frame at the present time `now`. Raises `BadFrame` when it is malformed.
 
         The process may have been stopped after the turn began, so the turn's clock may be old.
         Ownership and heartbeats are judged by the present time.
@@ -345,7 +345,7 @@ class ClusterRuntime(Runtime):
     # Fitness
 
     def distrust_disk(self) -> None:
-        """Give no read result to anyone any more, if other nodes have replicas of the log.
+        """Gives no read result to anyone any more, if other nodes have replicas of the log.
 
         Without other replicas the node continues, because the rest of its log is the only copy.
         """
@@ -362,7 +362,7 @@ class ClusterRuntime(Runtime):
         self.cluster_node.handle_damage(self.state.now)
 
     def report_removed(self) -> None:
-        """Note that the other nodes have removed this one for good."""
+        """Notes that the other nodes have removed this one for good."""
         if not self.fitness.is_removed:
             self.clients.touch()
             self.fitness.is_removed = self._has_news = True
@@ -370,7 +370,7 @@ class ClusterRuntime(Runtime):
             self.state.note("error", "node_removed", {"text": text})
 
     def report_older_copy(self, text: str, may_begin_anew: bool) -> None:
-        """Note that this disk has lost something that it had once."""
+        """Notes that this disk has lost something that it had once."""
         self.clients.touch()
         fitness = self.fitness
         self._has_news = True
@@ -388,18 +388,18 @@ class ClusterRuntime(Runtime):
     # Shutdown
 
     def ask_to_stop(self, now: float) -> None:
-        """Announce that this node leaves as soon as the others can do without it."""
+        """Announces that this node leaves as soon as the others can do without it."""
         self.cluster_node.detector.ask_to_stop(now)
         self.clients.touch()
 
     def leave(self, now: float) -> None:
-        """Let other nodes take over the leaderships; `ProcessPort.relieved` says when."""
+        """Lets other nodes take over the leaderships; `ProcessPort.relieved` says when."""
         self.cluster_node.detector.leave(now)
         self._is_leaving = self._is_watched = True
         self.clients.touch()
 
     def hand_over(self, now: float) -> str:
-        """Give up Raft's leadership; returns where the clients may go."""
+        """Gives up Raft's leadership; returns where the clients may go."""
         self.clients.touch()
         self.cluster_node.meta.transfer_leadership(now)
         self.redirection.hand_over()
@@ -408,10 +408,10 @@ class ClusterRuntime(Runtime):
     # Snapshots
 
     def recorded_state(self) -> RecordedState:
-        """Return the state that the log's committed records define."""
+        """Returns the state that the log's committed records define."""
         return self.cluster_node.replicated.state
 
     def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
-        """Return the offsets at which replay begins after a snapshot of the replicated state that
+        """Returns the offsets at which replay begins after a snapshot of the replicated state that
         is begun now, and its entries."""
         return self.cluster_node.transfer.offsets(), self.cluster_node.replicated.snapshot()

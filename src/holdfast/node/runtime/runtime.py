@@ -47,23 +47,23 @@ class JournalPort(Protocol):
         """The free bytes after the last group."""
 
     def submit(self, group: WriteGroup) -> None:
-        """Write the group, then call `Runtime.group_written`."""
+        """Writes the group, then calls `Runtime.group_written`."""
 
     def space(self) -> int:
-        """Return the bytes that may still be written now."""
+        """Returns the bytes that may still be written now."""
 
 
 class ClientPort(Protocol):
     """The event loop with the clients' sockets."""
 
     def touch(self) -> None:
-        """Call `Runtime.begin` and schedule a turn, unless one is scheduled."""
+        """Calls `Runtime.begin` and schedules a turn, unless one is scheduled."""
 
     def flush(self, dirty: list[Connection]) -> None:
-        """Write the output of each of these connections to its socket."""
+        """Writes the output of each of these connections to its socket."""
 
     def carry_out(self, effect: Effect) -> None:
-        """Carry out an effect that is not a read."""
+        """Carries out an effect that is not a read."""
 
 
 Found = list[tuple[int, Record | None]]
@@ -74,15 +74,15 @@ class ReadPort(Protocol):
     it passes a result to `done`."""
 
     def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
-        """Read the records that `effect` asks for."""
+        """Reads the records that `effect` asks for."""
 
     def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
-        """Read the records of unfinished deliveries."""
+        """Reads the records of unfinished deliveries."""
 
     def find_starts(
         self, effect: FindStarts, done: Callable[[FindStarts, list[FoundStart]], None]
     ) -> None:
-        """Find the offsets at which subscriptions begin."""
+        """Finds the offsets at which subscriptions begin."""
 
 
 class Runtime:
@@ -123,11 +123,11 @@ class Runtime:
     # The turn
 
     def begin(self, now: float, wall_us: int) -> None:
-        """Set the clocks: monotonic in seconds, and the wall clock in microseconds."""
+        """Sets the clocks: monotonic in seconds, and the wall clock in microseconds."""
         self.node.tick(now, wall_us)
 
     def turn(self) -> None:
-        """Carry out the iteration's work. The module says why the steps have this order."""
+        """Carries out the iteration's work. The module says why the steps have this order."""
         state = self.state
         state.stats.durations.takes_delivery = True
         when = self.node.timer()
@@ -151,10 +151,10 @@ class Runtime:
         self._finish()
 
     def _advance(self) -> None:
-        """Advance what a cluster adds to the node."""
+        """Advances what a cluster adds to the node."""
 
     def _finish(self) -> None:
-        """Finish the turn after all effects and writes."""
+        """Finishes the turn after all effects and writes."""
 
     def timer(self) -> float | None:
         """The time of the next turn if nothing arrives before, or None."""
@@ -165,7 +165,7 @@ class Runtime:
     # The journal
 
     def write_journal(self, at_once: bool) -> None:
-        """Hand the pending records to the writer if it is free; later ones form the next group.
+        """Hands the pending records to the writer if it is free; later ones form the next group.
         They may gather before, unless `at_once`, for some time or up to 1 MiB."""
         state = self.state
         journal = state.journal
@@ -200,10 +200,10 @@ class Runtime:
         return state.now < self._flush_at
 
     def _group_taken(self, group: WriteGroup) -> None:
-        """Note that the writer receives the group."""
+        """Notes that the writer receives the group."""
 
     def group_written(self, group: WriteGroup) -> None:
-        """Commit a group that is in the file, and on disk unless durability is "memory"."""
+        """Commits a group that is in the file, and on disk unless durability is "memory"."""
         self.group_in_flight = False
         self.clients.touch()
         state = self.state
@@ -217,7 +217,7 @@ class Runtime:
         self._wake_waiters()
 
     def when_written(self, done: Callable[[], None]) -> None:
-        """Call `done` once everything appended so far is written."""
+        """Calls `done` once everything appended so far is written."""
         journal = self.state.journal
         target = journal.sequence
 
@@ -239,19 +239,19 @@ class Runtime:
                 check()
 
     def waits_s(self, now: float) -> float:
-        """Return the age in seconds of the oldest waiting promise, 0.0 without one."""
+        """Returns the age in seconds of the oldest waiting promise, 0.0 without one."""
         return now - self.group_began_at if self.group_in_flight else 0.0
 
     # Free space
 
     def writer_full(self) -> None:
-        """Refuse publishes: the group in flight, and every promise behind it, waits for space."""
+        """Refuses publishes: the group in flight, and every promise behind it, waits for space."""
         self.clients.touch()
         self.state.is_reserve_low = True
         self.refuse_publishes()
 
     def check_space(self, free_bytes: int) -> None:
-        """Refuse QoS 1 and 2 before the disk is full, and accept them with a quarter more room."""
+        """Refuses QoS 1 and 2 before the disk is full; accepts them with a quarter more room."""
         reserve = self.reserve_bytes
         self.state.is_reserve_low = self.writer.is_full or free_bytes < reserve // 2
         if free_bytes < reserve:
@@ -260,7 +260,7 @@ class Runtime:
             self.accept_publishes()
 
     def refuse_publishes(self) -> None:
-        """Refuse publishes of QoS 1 and 2, for lack of space."""
+        """Refuses publishes of QoS 1 and 2, for lack of space."""
         state = self.state
         if not state.disk_full:
             self.clients.touch()
@@ -272,7 +272,7 @@ class Runtime:
             self._space_changed(is_full=True)
 
     def accept_publishes(self) -> None:
-        """Accept publishes again, because there is space."""
+        """Accepts publishes again, because there is space."""
         state = self.state
         if state.disk_full:
             self.clients.touch()
@@ -281,7 +281,7 @@ class Runtime:
             self._space_changed(is_full=False)
 
     def _space_changed(self, *, is_full: bool) -> None:
-        """Note that publishes are refused, or accepted again."""
+        """Notes that publishes are refused, or accepted again."""
 
     # Effects
 
@@ -296,14 +296,14 @@ class Runtime:
             self.clients.carry_out(effect)
 
     def _read_log(self, effect: ReadLog) -> None:
-        """Read now, or after the next group if the file lacks some of the records."""
+        """Reads now, or after the next group if the file lacks some of the records."""
         if self._is_written(effect.limits):
             self.reader.read_log(effect, self._log_read)
         else:
             self._defer(effect)
 
     def _find_starts(self, effect: FindStarts) -> None:
-        """Search now, or after the next group if the file lacks some of the records."""
+        """Searches now, or after the next group if the file lacks some of the records."""
         if self._is_written(effect.limits):
             self.reader.find_starts(effect, partial(handle_starts, self.state))
         else:
@@ -314,7 +314,7 @@ class Runtime:
         return all(limit <= written[partition] for partition, limit in enumerate(limits))
 
     def _fetch(self, effect: FetchInflight) -> None:
-        """Read now, or after the next group if the file lacks some of the records."""
+        """Reads now, or after the next group if the file lacks some of the records."""
         written = self.state.journal.written
         for _, partition, offset in effect.wanted:
             if offset >= written[partition]:
@@ -323,7 +323,7 @@ class Runtime:
         self.reader.fetch(effect, self._fetched)
 
     def _defer(self, effect: Effect) -> None:
-        """Wait for the next group, because the file lacks some of the records."""
+        """Waits for the next group, because the file lacks some of the records."""
         self.deferred.append(effect)
         self.write_journal(True)
 
@@ -340,11 +340,11 @@ class Runtime:
     # Snapshots
 
     def recorded_state(self) -> RecordedState:
-        """Return the state that the log's committed records define."""
+        """Returns the state that the log's committed records define."""
         return self.state
 
     def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
-        """Return the offsets at which replay begins after a snapshot begun now, and its entries:
+        """Returns the offsets at which replay begins after a snapshot begun now, and its entries:
         see `recovery.snapshot_entries`."""
         # Later records are not in the state yet (`NodeState.promise`), so they are replayed.
         return list(self.state.journal.high_watermark), snapshot_entries(self.state)

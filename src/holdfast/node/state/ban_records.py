@@ -30,7 +30,7 @@ class BanEntry(msgspec.Struct, omit_defaults=True):
 
 
 def record_ban(state: NodeState, ban: Ban, done: Callable[[str], None]) -> None:
-    """Ban a name. `done` is called when the ban is durable, or with the reason of a failure."""
+    """Bans a name. `done` is called when the ban is durable, or with the reason of a failure."""
     older = state.cluster.older_nodes(BANS)
     if older:
         done(older)
@@ -40,7 +40,7 @@ def record_ban(state: NodeState, ban: Ban, done: Callable[[str], None]) -> None:
 
 
 def record_lift(state: NodeState, scope: str, name: str, done: Callable[[str], None]) -> None:
-    """Lift the ban of a name. `done`: see `record_ban`."""
+    """Lifts the ban of a name. `done`: see `record_ban`."""
     _record(state, scope, name, b"", done)
 
 
@@ -56,7 +56,7 @@ def ban_key(scope: str, name: str) -> bytes:
 
 
 def apply_ban(state: RecordedState, record: Record) -> None:
-    """Apply a BAN record. Raises `ValueError` for one that is none."""
+    """Applies a BAN record. Raises `ValueError` for one that is none."""
     scope, space, name = record.client_id.decode().partition(" ")
     if not space:
         raise ValueError("a ban without a name")
@@ -76,7 +76,7 @@ def ban_entry(ban: Ban) -> bytes:
 
 
 def restore_ban(state: RecordedState, data: bytes) -> None:
-    """Load an entry of a snapshot or of another node. Raises `ValueError` for one that is none."""
+    """Loads an entry of a snapshot or of another node. Raises `ValueError` for one that is none."""
     entry = decode_ban(data)
     if not entry.scope:
         raise ValueError("the entry of a ban without a scope")

@@ -45,7 +45,7 @@ class NodeRecovery(Recovery):
 
 
 def _forget_passed_starts(session: Session, positions: list[int]) -> None:
-    """Forget the starts that the session has passed, as it does when it catches up."""
+    """Forgets the starts that the session has passed, as it does when it catches up."""
     session.has_starts = False
     for subscription in session.subscriptions.values():
         start = subscription.start

@@ -74,8 +74,8 @@ def is_durable_group(group: Group) -> bool:
 
 
 def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
-    """Append the cursors that moved since the last call, about `steps` of them. The rest follows in
-    the next pass of the timers.
+    """Appends the cursors that moved since the last call, about `steps` of them. The rest follows
+    in the next pass of the timers.
 
     A group and those of its members that moved go into one write group, which is atomic. With the
     group's position alone in the log, no client would get a message that a member has inflight
@@ -104,8 +104,9 @@ def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
 
 
 def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> None:
-    """Append the group's cursor, with all its members, or (`lower_only`) with one of them. Then the
-    position moves back only, because others may have records inflight that are not in the log."""
+    """Appends the group's cursor, with all its members, or (`lower_only`) with one of them. Then
+    the position moves back only, because others may have records inflight that are not in the
+    log."""
     if state.groups.get(group.key) is not group or not is_durable_group(group):
         return
     positions = group_positions(state, group)
@@ -131,7 +132,7 @@ def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> N
 
 
 def log_session(state: NodeState, session: Session) -> None:
-    """Append the cursor of a durable session, and the packet ids that changed with it."""
+    """Appends the cursor of a durable session, and the packet ids that changed with it."""
     session.progress_due = False
     if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
         return
@@ -148,7 +149,7 @@ def log_session(state: NodeState, session: Session) -> None:
 
 
 def _log_owed(state: NodeState, session: Session) -> bool:
-    """Append how far retained sets were sent. False: the log may not have more of the cursor yet
+    """Appends how far retained sets were sent. False: the log may not have more of the cursor yet
     than its ids in use, which are appended.
 
     The order in the log is: ids in use, how far the sets were sent, freed ids and positions. A
@@ -184,7 +185,7 @@ def _log_owed(state: NodeState, session: Session) -> bool:
 
 
 def _forget_passed(session: Session, positions: list[int]) -> None:
-    """Drop the finished offsets that the logged positions have passed."""
+    """Drops the finished offsets that the logged positions have passed."""
     if session.done is not None:
         session.done = {place for place in session.done if place[1] >= positions[place[0]]}
     if session.positions is None and not session.outbox and session.lane is None:
@@ -193,7 +194,7 @@ def _forget_passed(session: Session, positions: list[int]) -> None:
 
 
 def note_progress(state: NodeState, session: Session) -> None:
-    """Log the cursor of a durable session, which has moved, within `progress_interval_s`."""
+    """Logs the cursor of a durable session, which has moved, within `progress_interval_s`."""
     if not session.progress_due:
         session.progress_due = True
         state.sessions_in_progress.append(session)
@@ -201,7 +202,8 @@ def note_progress(state: NodeState, session: Session) -> None:
 
 
 def log_changes(state: NodeState, session: Session, promise: Promise | None) -> None:
-    """Log the packet ids that came into use or changed their state, with a promise if there is one.
+    """Logs the packet ids that came into use or changed their state, with a promise if there is
+    one.
 
     It logs all of them: a later QoS 2 id that is in the log before an earlier QoS 1 id would be
     sent again first. It does not log freed ids. Those go with the positions that have passed their
@@ -224,7 +226,7 @@ def log_cursor(
     positions: list[tuple[int, int]],
     promise: Promise | None = None,
 ) -> None:
-    """Append the session's changes and these positions, in one CURSOR record or several. They are
+    """Appends the session's changes and these positions, in one CURSOR record or several. They are
     in one partition, so a promise waits for the last one."""
     changes: dict[int, Inflight | None] = {}
     if session.changes is not None:
@@ -262,7 +264,7 @@ def append_cursor(
     epoch: int = 0,
     promise: Promise | None = None,
 ) -> None:
-    """Append a CURSOR record, as `append_state`. The lists are not changed any more."""
+    """Appends a CURSOR record, as `append_state`. The lists are not changed any more."""
     payload = encode_cursor(positions, changes, done)
     content = cursor_state(positions, changes, done)
     append_state(state, log_record.CURSOR, key, payload, epoch, promise, content)
@@ -275,8 +277,8 @@ def append_change(
     epoch: int = 0,
     promise: Promise | None = None,
 ) -> None:
-    """Append a SESSION record, as `append_state`. The change is not changed any more, but its lists
-    of positions may be those of the node, which go on."""
+    """Appends a SESSION record, as `append_state`. The change is not changed any more, but its
+    lists of positions may be those of the node, which go on."""
     payload = encode_session(change)
     content: object | None = change
     if isinstance(change, SubscribeRecord):
@@ -298,7 +300,7 @@ def append_state(
     promise: Promise | None = None,
     content: object | None = None,
 ) -> None:
-    """Append a record of derived state, with a promise if there is one, in the home partition of
+    """Appends a record of derived state, with a promise if there is one, in the home partition of
     `key` (client id or group key). All records of a session or group are in one partition, so they
     are applied in the order in which they were appended. `epoch` is the session's: readers ignore a
     record with a lower one than the newest. `content`: see `Record`."""
