@@ -185,7 +185,7 @@ class BrokerFederation:
             await asyncio.sleep(AGAIN_S)
 
     async def _wait_for_end(self) -> str:
-        """Waits until the federator must end. Return the failure, "" if another node runs it."""
+        """Waits until the federator must end. Returns the failure, "" if another node runs it."""
         assert self._federator is not None
         assert self._edge is not None
         failed = asyncio.ensure_future(self._federator.failed())

@@ -51,7 +51,7 @@ def report_damage(damage: Damage) -> None:
 
 
 def usable_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
-    """Reads a snapshot. If it is damaged or unreadable, log that and return None."""
+    """Reads a snapshot. If it is damaged or unreadable, logs that and returns None."""
     try:
         return whole_snapshot(directory, sequence)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def usable_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
 
 
 def whole_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
-    """Reads a snapshot. If it is damaged, log that and return None. Raises `OSError`."""
+    """Reads a snapshot. If it is damaged, logs that and returns None. Raises `OSError`."""
     file = directory.open_snapshot(sequence)
     try:
         snapshot = Snapshot(file.read, file.size())

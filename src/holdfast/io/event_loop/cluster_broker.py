@@ -107,7 +107,7 @@ class ClusterBroker(Broker):
 
     async def hand_over(self) -> str:
         """Gives up Raft's leadership, and sends clients to other nodes at the pace of a drain.
-        Return where those that are left may go."""
+        Returns where those that are left may go."""
         others = self.cluster.hand_over(self.loop.time())
         if others and self.cluster.redirection.drain_per_s:
             await self.wait_for_disconnects(LEAVE_CLIENTS_S)

@@ -250,7 +250,7 @@ class PeerMesh:
         self._complaints.say(key, what, f"{subject}: {refusal.text}", level)
 
     async def _attempt(self, link: PeerLink) -> Refusal | None:
-        """Dials the link's address once. Return the refusal, None without a notable one."""
+        """Dials the link's address once. Returns the refusal, None without a notable one."""
         self.metrics.dials += 1
         protocol = cast(asyncio.BaseProtocol, link)
         return await self._settle(
@@ -258,7 +258,7 @@ class PeerMesh:
         )
 
     async def _settle(self, link: PeerLink, connecting: Awaitable[object]) -> Refusal | None:
-        """Waits until the connection is a link, is refused, or times out. Return the refusal."""
+        """Waits until the connection is a link, is refused, or times out. Returns the refusal."""
         try:
             async with asyncio.timeout(self._bounds.handshake_timeout_s):
                 await connecting

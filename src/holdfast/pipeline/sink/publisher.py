@@ -145,7 +145,7 @@ class Publisher:
         return True
 
     def _exchange(self, wait_s: float) -> None:
-        """Sends what the socket takes, and processes what has arrived. Wait at most `wait_s` for
+        """Sends what the socket takes, and processes what has arrived. Waits at most `wait_s` for
         either.
 
         Raises PublishError.

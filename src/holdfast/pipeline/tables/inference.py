@@ -582,7 +582,7 @@ def _checked(drafts: Sequence[_Draft], topics: Sequence[_Topic]) -> list[Proposa
 
 def _widen(drafts: Sequence[_Draft], uses: Sequence[_Use]) -> bool:
     """Gives the devices of a rule their longer names if another rule has a device and metric of the
-    same name: the door of one system is not that of another. Return whether a rule has changed."""
+    same name: the door of one system is not that of another. Returns whether a rule has changed."""
     first: dict[tuple[str, str], int] = {}
     for at, use in enumerate(uses):
         for key in use.owners:

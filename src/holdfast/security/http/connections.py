@@ -180,7 +180,7 @@ class BoundedConnection(H11Protocol):
 
 
 async def _serve_health(app: Any, scope: Any, receive: Any, send: Any) -> None:
-    """Serves HEALTH_PATHS. Reply 503 to other requests, and close their connection."""
+    """Serves HEALTH_PATHS. Replies 503 to other requests, and closes their connection."""
     if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
         await app(scope, receive, send)
         return

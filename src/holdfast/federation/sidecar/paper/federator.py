@@ -151,7 +151,7 @@ class PaperFederator:
         return AssignedMember(settings.id, config, dict(settings.neighbours))
 
     async def _be(self, standing: AssignedMember) -> AssignedMember:
-        """Be the assigned member until the manager assigns another, and return that."""
+        """Serves as the assigned member until the manager assigns another, and returns that."""
         now = self._now()
         self._epoch = max(self._epoch + 1, self.settings.epoch or time.time_ns() // 1_000_000)
         self._member = PaperMember(
