@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.log.reading.scan import SegmentScan
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import encode_cursor
 from holdfast.node.state.replicated import ReplicatedState
@@ -140,11 +139,6 @@ def test_a_position_that_moves_back_brings_no_finished_record_again() -> None:
     """A durable member had an older record of QoS 1 inflight when the group logged a position, and
     left. A record of QoS 2 between, which another member had finished, was forgotten by then."""
     run(4134650219)
-
-
-def test_a_recovery_that_keeps_half_a_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SegmentScan, "enter_group", lambda *_: None)
-    assert is_found(run, range(PLANTED_SEEDS))
 
 
 def test_a_snapshot_without_packet_ids_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
