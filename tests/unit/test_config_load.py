@@ -11,7 +11,7 @@ from msgspec.inspect import type_info
 from holdfast.addresses import is_loopback
 from holdfast.config.check import warnings
 from holdfast.config.explain import settings_of
-from holdfast.config.load import check, load
+from holdfast.config.load import load
 from holdfast.config.mosquitto.configuration import import_configuration
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
@@ -255,13 +255,15 @@ def test_long_values_are_cut() -> None:
     assert len(message) < 200
 
 
-def test_check_lists_every_problem(tmp_path: Path) -> None:
+def test_an_error_lists_every_problem(tmp_path: Path) -> None:
     path = write(tmp_path, "[limits]\nqos_max = 3\n[log]\npartitions = 0\n")
-    found = check(path)
+    with pytest.raises(ConfigError) as refused:
+        load(path)
+    found = refused.value.problems
     assert len(found) == 2
     assert "log.partitions = 0" in " ".join(found)
     assert complaint(path, {}, {}).endswith("(and 1 more)")
-    assert check(EXAMPLE) == []
+    load(EXAMPLE)
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,11 @@ def test_a_worker_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPat
         workers = IoWorkers()
         workers.start(1)
         try:
-            (first,) = workers.process_ids
+            (first,) = workers._workers
             monkeypatch.setattr(subprocess, "Popen", lacking)
-            workers._workers[0].process.kill()
+            first.process.kill()
             async with asyncio.timeout(10):
-                while first in workers.process_ids or not workers.process_ids:  # noqa: ASYNC110
+                while first in workers._workers or not workers._workers:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
             workers.close()

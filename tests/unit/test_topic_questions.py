@@ -20,7 +20,6 @@ from holdfast.security.identity.asked_rules import (
     FAILED,
     IGNORE,
     PUBLISH_BYTES_MAX,
-    SPARE_BYTES_MAX,
     AskedRules,
     TopicDecision,
 )
@@ -268,7 +267,7 @@ def test_decisions_are_bounded() -> None:
     assert cleared > 0
     assert len(rules.expire(2.0)) < PUBLISH_BYTES_MAX / 250
     assert rules.next_end() is None
-    assert rules.filters_bytes <= SPARE_BYTES_MAX + 2 * (DECISION_BYTES + 1)
+    assert not rules.has_spare_filters(DECISION_BYTES + 1)
     assert rules.can_read("0")
 
 
@@ -284,7 +283,7 @@ def test_decisions_about_long_filters_are_bounded_in_bytes() -> None:
         filters = [f"{number}/{index}/{'é' * 30_000}" for index in range(16)]
         client.send(m.Subscribe(2, [m.SubscriptionRequest(each, 1) for each in filters]))
         assert len(settled(bench, deny)) == 16
-        assert rules.filters_bytes < SPARE_BYTES_MAX
+        assert not rules.has_spare_filters(0)
     # A decision about a subscription is never forgotten.
     client.send(subscribe("kept", 1, 3))
     assert settled(bench, deny) == []

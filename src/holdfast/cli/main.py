@@ -17,7 +17,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
-EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE: Final = 141

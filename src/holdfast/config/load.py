@@ -8,7 +8,6 @@ import msgspec
 from holdfast.config.check import contradictions
 from holdfast.config.check_listener import admits_anonymous
 from holdfast.config.listener import LOOPBACK_ORIGINS, Listener
-from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 from holdfast.config.sections.check_identity import has_sources
 from holdfast.config.sources import Overrides, load_settings
@@ -25,15 +24,6 @@ def load(
     `allowed_origins` of a listener to `"loopback"` where `_resolve_origins` says so.
     """
     return load_settings(Config, contradictions, path, environ, overrides, complete=_resolve)
-
-
-def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
-    """The problems of a configuration file, one line each."""
-    try:
-        load(path, environ)
-    except ConfigError as error:
-        return error.problems
-    return []
 
 
 def _resolve(config: Config) -> Config:

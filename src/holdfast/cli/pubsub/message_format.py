@@ -195,18 +195,6 @@ class _Pairs(dict[str, str]):
         return self._pairs
 
 
-_NAMED: Final = (
-    pr.CONTENT_TYPE,
-    pr.RESPONSE_TOPIC,
-    pr.CORRELATION_DATA,
-    pr.USER_PROPERTY,
-    pr.PAYLOAD_FORMAT_INDICATOR,
-    pr.MESSAGE_EXPIRY_INTERVAL,
-    pr.TOPIC_ALIAS,
-    pr.SUBSCRIPTION_IDENTIFIER,
-)
-
-
 def _document(message: Message, now_ns: int, payload_is_json: bool) -> dict[str, object]:
     document: dict[str, object] = {
         "tst": _iso_time(now_ns, True),

@@ -139,11 +139,6 @@ class IoWorkers(ListenerHost):
         if self.count:
             self._watch()
 
-    @property
-    def process_ids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [worker.process.pid for worker in self._workers]
-
     def listen(
         self,
         broker: Broker,

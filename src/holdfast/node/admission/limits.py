@@ -11,7 +11,6 @@ SCOPES: Final = (CLIENT, USER, ADDRESS, LISTENER)
 """The scopes of a limit. Everything of one scope and name shares its allowance."""
 
 REFUSE: Final = "refuse"
-WAIT: Final = "wait"
 DISCONNECT: Final = "disconnect"
 
 
@@ -39,7 +38,7 @@ class AdmissionLimits:
     listeners: dict[str, RateLimits] = field(default_factory=dict)
     """The rates of the listeners that have their own, in place of `listener`."""
     over: str = REFUSE
-    """The effect of a message above a rate: REFUSE, WAIT or DISCONNECT."""
+    """The effect of a message above a rate: REFUSE, DISCONNECT or "wait"."""
     burst_s: float = 1.0
     """The seconds of a rate that may come at once."""
     sessions_per_user: int = 0

@@ -75,11 +75,6 @@ class Coordinator:
         self._unreachable_since: dict[str, float] = {}
 
     @property
-    def reclaimed(self) -> int:
-        """The number of records reclaimed from nodes that are down."""
-        return self._reclaimer.count
-
-    @property
     def is_dirty(self) -> bool:
         return bool(self._dirty)
 

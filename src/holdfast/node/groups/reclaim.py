@@ -44,8 +44,6 @@ class Reclaimer:
         self._pending: set[int] = set()
         self._doubtful: dict[Coordination, None] = {}
         self._review_at = 0.0
-        # The number of reclaimed records.
-        self.count = 0
 
     def reclaim(self, lost: dict[Coordination, list[Place]], node: str) -> None:
         """Reclaims the records `lost` from a node that is down or has reported without them."""
@@ -57,7 +55,6 @@ class Reclaimer:
             if places:
                 coordination.mark_doubtful(places, barrier, node)
                 self._doubtful[coordination] = None
-                self.count += len(places)
 
     def forget(self, coordination: Coordination) -> None:
         """Forgets a group that this node does not coordinate any more."""

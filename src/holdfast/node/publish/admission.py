@@ -95,7 +95,6 @@ class Admission(Appender):
         self._results: dict[str, list[ForwardResult]] = {}
         self.repeated = 0
         self.refused = 0
-        self.misrouted = 0
 
     def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
         """Rebuilds the uncommitted state of a partition from its uncommitted batches. A part of the
@@ -164,7 +163,6 @@ class Admission(Appender):
         """
         partition = batch.partition
         if partition >= len(self._context.leading) or self._context.leading[partition] != epoch:
-            self.misrouted += batch.count
             return
         self._origin = origin
         self._attempt = attempt

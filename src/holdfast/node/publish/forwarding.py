@@ -98,9 +98,6 @@ class RecordForwarder:
         self._open: list[BatchBuilder | None] = [None] * context.journal.partitions
         self._outbound_bytes = 0
         self.forwarded = 0
-        self.sent_again = 0
-        # The number of results from leaders that do not have the record any more.
-        self.outdated = 0
 
     def waits_s(self, now: float) -> float:
         """Returns the age in seconds of the oldest pending record with a promise, or 0.0 without
@@ -227,8 +224,6 @@ class RecordForwarder:
             is_of_leader = is_of_leader and answer.epoch == self._epochs[partition]
         if is_of_leader:
             self.refuse(answer.ticket, answer.reason, answer.text)
-        else:
-            self.outdated += 1
 
     def refuse(self, ticket: int, reason: int, text: str) -> None:
         """Ends a record that is not stored, now or later. A reason below 0x80: the leader has it
@@ -363,8 +358,6 @@ class RecordForwarder:
                 text = "an earlier message was refused: send that first"
                 self.refuse(pending.ticket, reasons.QUOTA_EXCEEDED, text)
                 continue
-            if pending.in_doubt:
-                self.sent_again += 1
             self._dispatch(pending)
 
     def after_newest(self, partition: int, do: Callable[[], None]) -> None:

@@ -9,10 +9,9 @@ default, a publish pays for one comparison.
 import re
 from typing import Final
 
-NAME: Final = b"traceparent"
 VALUE_BYTES: Final = 55
 _HEAD: Final = b"\x26\x00\x0btraceparent\x00\x37"
-"""A user property with this name, up to its value: identifier 38, lengths of name and value."""
+"""A user property `traceparent`, up to its value: identifier 38, lengths of name and value."""
 _VALUE: Final = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 

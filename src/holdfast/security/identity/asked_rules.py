@@ -163,11 +163,6 @@ class AskedRules(ClientRules):
         """Whether the service has decided about a filter since the client connected."""
         return plain in self._filters
 
-    @property
-    def filters_bytes(self) -> int:
-        """The `decision_bytes` of all filters with a decision."""
-        return self._filters_bytes
-
     # The rights
 
     def can_read(self, topic: str) -> bool:
