@@ -10,8 +10,6 @@ from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.recovery import Recovery
-from holdfast.node.state.session_records import encode_session
-from holdfast.node.state.snapshot_entries import SNAPSHOT_SESSION, session_entry
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
@@ -127,40 +125,6 @@ def test_a_release_of_a_session_that_has_ended() -> None:
     recovery.apply(released(2, 0))
     recovery.apply(sent(3, 0))
     assert recovery.state.sessions["q"].inbound == {5: 3}
-
-
-@pytest.mark.parametrize("is_early", [False, True])
-def test_a_packet_id_from_before_the_log_was_put_back(is_early: bool) -> None:
-    """It is doubtful until a later record has it. The snapshot of before does not say so, and that
-    of afterwards does."""
-    recovery = new_recovery()
-    opened = b'{"op":"open","client":"q","epoch":1,"expiry_s":99,"clean":true,"username":null}'
-
-    def sent(packet_id: int, offset: int) -> Record:
-        flags = 2 | log_record.FLAG_PACKET_ID
-        return Record(
-            *(2, log_record.MESSAGE, flags, 0, b"t", b"q"),
-            sequence=packet_id,
-            producer_epoch=1,
-            offset=offset,
-        )
-
-    recovery.note_put_back([0, 0, 12, 0], None)
-    session = Record(HOME, log_record.SESSION, client_id=b"q", payload=opened, sequence=1, offset=0)
-    before = [sent(5, 10), sent(6, 11)]
-    for record in [*before, session] if is_early else [session, *before]:
-        recovery.apply(record)
-    found = recovery.state.sessions["q"]
-    assert (found.inbound, found.doubtful) == ({5: 2, 6: 2}, {5, 6})
-    recovery.apply(sent(5, 12))
-    recovery.apply(sent(7, 13))
-    assert (found.inbound, found.doubtful) == ({5: 2, 6: 2, 7: 2}, {6})
-    data = encode_session(session_entry(recovery.state, found))
-    for offsets, doubtful in (([0, 0, 14, 0], {6}), ([0, 0, 12, 0], {5, 6, 7})):
-        fresh = new_recovery()
-        fresh.apply_snapshot_entry(SNAPSHOT_SESSION, data)
-        fresh.note_put_back([0, 0, 12, 0], offsets)
-        assert fresh.state.sessions["q"].doubtful == doubtful
 
 
 def test_epochs_of_a_client_only_grow() -> None:

@@ -5,7 +5,6 @@ partition. The batches of a write group are not in the order of their records, s
 before the session that used it. The epoch says to which life of the session it belongs.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from holdfast.log.record import Record
@@ -33,21 +32,8 @@ class SenderPacketIds:
         # Per client id, the lowest epoch whose packet ids belong to its session. For a session of a
         # snapshot it is the snapshot's: earlier ids are in the snapshot, or were released.
         self._first_epochs: dict[str, int] = {}
-        # Per client id, the packet ids (partition, offset, epoch) of a session that a later batch
-        # opens.
-        self._early_ids: dict[str, dict[int, tuple[int, int, int]]] = {}
-        # The ends of the log when it was put back. Packet ids of earlier records are doubtful.
-        self._put_back_at: Sequence[int] | None = None
-
-    def note_put_back(self, ends: Sequence[int], snapshot: Sequence[int] | None) -> None:
-        """Notes where the log ended when it was put back, before any record and after the entries
-        of a snapshot with these offsets. A snapshot of later names the doubtful ids itself."""
-        self._put_back_at = ends
-        self.state.was_put_back = True
-        if snapshot is not None and all(map(int.__le__, snapshot, ends)):
-            for session in self.state.sessions.values():
-                if session.inbound:
-                    session.doubtful = set(session.inbound)
+        # Per client id, the packet ids (partition, epoch) of a session that a later batch opens.
+        self._early_ids: dict[str, dict[int, tuple[int, int]]] = {}
 
     def _note_inbound(self, record: Record) -> None:
         """Records the packet id of a QoS 2 message. Records without an epoch (0, older versions)
@@ -59,9 +45,9 @@ class SenderPacketIds:
             if client_id not in self._early_ids and len(self._early_ids) >= EARLY_MAX:
                 del self._early_ids[next(iter(self._early_ids))]
             ids = self._early_ids.setdefault(client_id, {})
-            ids[record.sequence] = (record.partition, record.offset, epoch)
+            ids[record.sequence] = (record.partition, epoch)
         elif session is not None and not 0 < epoch < self._first_epochs.get(client_id, 0):
-            self._hold(session, record.sequence, record.partition, record.offset)
+            session.hold_inbound(record.sequence, record.partition)
 
     def _begin_life(self, session: Session, epoch: int) -> None:
         """Notes the epoch in which a session began, or that of its snapshot."""
@@ -70,14 +56,9 @@ class SenderPacketIds:
     def _apply_early_ids(self, session: Session) -> None:
         """Gives a session that was just opened the packet ids that were used since."""
         early = self._early_ids.pop(session.client_id, {})
-        for packet_id, (partition, offset, epoch) in early.items():
+        for packet_id, (partition, epoch) in early.items():
             if epoch >= session.epoch:
-                self._hold(session, packet_id, partition, offset)
-
-    def _hold(self, session: Session, packet_id: int, partition: int, offset: int) -> None:
-        session.hold_inbound(packet_id, partition)
-        if self._put_back_at is not None and offset < self._put_back_at[partition]:
-            session.doubtful = {packet_id} | (session.doubtful or set())
+                session.hold_inbound(packet_id, partition)
 
     def _release_inbound(self, record: Record) -> None:
         client_id = record.client_id.decode()
