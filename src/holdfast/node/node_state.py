@@ -28,9 +28,6 @@ from holdfast.security.acl import RuleSource
 if TYPE_CHECKING:
     from holdfast.node.delivery.replay_pace import ReplayPace
 
-ENDED_EPOCHS_MAX: Final = 10_000
-"""The most ended sessions whose epochs are kept: more than end before a write group is on disk."""
-
 STEPS_PER_TURN: Final = 1000
 """The most steps of large jobs (`Work`) in one turn of the event loop, all jobs together. A step
 takes 2 to 10 µs, so they delay a turn by at most some milliseconds."""
@@ -160,9 +157,6 @@ class NodeState(RecordedState):
         # Random client ids are drawn by the driver: (prefix, counter) keeps the core deterministic.
         self.client_id_prefix = "auto-"
         self.client_id_count = 0
-        # Last epochs of ended sessions, the oldest first. The client's next session continues with
-        # larger ones, so its records differ from those of the old one in the same write group.
-        self.ended_epochs: dict[str, int] = {}
         # "partition 3" or "session x" -> the invariant that does not hold there.
         self.stopped: dict[str, str] = {}
 
@@ -185,13 +179,6 @@ class NodeState(RecordedState):
         self.note_stopped(f"session {session.client_id}", str(error))
         if session.connection is not None:
             self.effects.append(Cut(session.connection))
-
-    def note_ended(self, session: Session) -> None:
-        """Remembers the epoch of a session that ended."""
-        ended = self.ended_epochs
-        if session.client_id not in ended and len(ended) >= ENDED_EPOCHS_MAX:
-            del ended[next(iter(ended))]
-        ended[session.client_id] = session.epoch
 
     def change_routes(self, filter: str = "") -> None:
         """Invalidates the routes of the topics that a plain filter matches, or of all topics."""

@@ -241,16 +241,15 @@ class EndedSession(Work):
         return end - start
 
 
-def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
-    """Removes a session without a connection. `in_slices`: a long removal continues as Work."""
+def drop_session(state: NodeState, session: Session) -> None:
+    """Removes a session without a connection. A long removal continues as Work."""
     users = state.admission.users
     if users is not None and state.sessions.get(session.client_id) is session:
         kept = state.cluster.recorded().sessions.get(session.client_id)
         users.assign(session.client_id, kept.username if kept else None)
     state.pop_session(session)
     work = EndedSession(session)
-    steps = min(max(0, state.steps_left), state.steps_at_once)
-    state.steps_left -= work.step(state, steps if in_slices else len(session.subscriptions))
+    state.steps_left -= work.step(state, min(max(0, state.steps_left), state.steps_at_once))
     if work.has_more:
         state.ended[session] = None
         state.change_routes()

@@ -110,15 +110,13 @@ class Delayed:
         seconds, topic = split_delayed(record.topic)
         self.record = record
         self.topic = topic
-        # Wall clock, in a cluster the cluster's.
+        # By the cluster's wall clock.
         self.due_us = record.timestamp_us + seconds * 1_000_000
         content = len(record.topic) * 2 + len(record.properties) + len(record.payload)
         self.size_bytes = OVERHEAD_BYTES + content
         self.owner = owner_of(record)
         # This node has delivered it, at QoS 0, and its record is not applied yet.
         self.is_delivered = False
-        # On a single node: a record that ends it is appended, and not committed yet.
-        self.is_ending = False
 
     @property
     def place(self) -> Place:
@@ -197,7 +195,7 @@ class DelayedTable:
 
     def drop_partition(self, partition: int) -> None:
         """Removes all messages of a partition."""
-        # In a cluster each message that waits has an entry: one that is tried has its next one.
+        # Each message that waits has an entry: one that is tried has its next one.
         for _, offset in self._due.pop(partition, ()):
             self.remove((partition, offset))
 
@@ -220,7 +218,7 @@ class DelayedTable:
     ) -> Iterator[Delayed]:
         """Some of the messages of these partitions whose time has come. They stay in the table
         until their record is applied. `again_us`: the microseconds after which one that is still
-        there is due again; 0: never, in this run."""
+        there is due again."""
         for partition, heap in self._due.items():
             if not is_ours(partition):
                 continue
@@ -229,6 +227,5 @@ class DelayedTable:
                 if message is None:
                     continue
                 count_max -= 1
-                if again_us:
-                    self._push(message, wall_us + again_us)
+                self._push(message, wall_us + again_us)
                 yield message
