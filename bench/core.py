@@ -27,11 +27,11 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.reading.cursor import ReadResult
 from holdfast.node.cluster_node import ClusterNode
-from holdfast.node.cluster_port import RECORD_FEATURES
 from holdfast.node.config import NodeConfig
 from holdfast.node.effects import Effect, ReadLog, ResumeInput
 from holdfast.node.failure.detector import DetectorConfig
 from holdfast.node.failure.health import Presence
+from holdfast.node.features import RECORD_FEATURES
 from holdfast.node.metadata.model import DATA, NodeInfo
 from holdfast.node.metadata.store import MetaStore
 from holdfast.node.node import Node
@@ -40,9 +40,9 @@ from holdfast.node.parts import ClusterNodeConfig
 from holdfast.node.placement.controller import ControllerConfig
 from holdfast.node.raft.log import RaftState
 from holdfast.node.replicate.config import ReplicationConfig
-from holdfast.node.runtime.cluster_runtime import ClusterRuntime
-from holdfast.node.runtime.ports import ClusterPorts
+from holdfast.node.runtime.ports import RuntimePorts
 from holdfast.node.runtime.replacement import Replacement
+from holdfast.node.runtime.runtime import Runtime
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.state.recorded_state import RecordedState
@@ -165,7 +165,7 @@ class Machine:
         self.node.tick(core.now, WALL_US)
         self.runtime = self._join(core.nodes)
 
-    def _join(self, nodes: int) -> ClusterRuntime:
+    def _join(self, nodes: int) -> Runtime:
         """Make this machine a node of the cluster, and return its runtime. The first one founds
         the cluster."""
         node, core, name = self.node, self.core, self.name
@@ -181,9 +181,9 @@ class Machine:
             lambda: 0.5,
             core.now,
         )
-        ports = ClusterPorts(self.disk, Reads(self), self, _Raft(self), _Links(self), self)
+        ports = RuntimePorts(self.disk, Reads(self), self, _Raft(self), _Links(self), self)
         replacement = Replacement(name, node.state, "")
-        runtime = ClusterRuntime(cluster_node, ports, replacement, 1.0)
+        runtime = Runtime(cluster_node, ports, replacement, 1.0)
         runtime.begin(core.now, WALL_US)
         if not core.machines:
             info = NodeInfo(name, name, f"{name}:1", f"{name}:2", "")

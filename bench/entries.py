@@ -17,13 +17,14 @@ from holdfast.io.event_loop.loop import COLLECT_S, COLLECTOR, spare_the_collecto
 from holdfast.log.record import SESSION, Record
 from holdfast.node import frame_kinds
 from holdfast.node.cluster_node import ClusterNode
-from holdfast.node.connections.session_open import AcceptedConnect, finish_open
+from holdfast.node.connections.accepted_connect import AcceptedConnect
+from holdfast.node.connections.session_open import finish_open
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.frames import ImageRequest, OwnedSessions, encode_frame
 from holdfast.node.ownership.own_reports import OWNED_MAX
 from holdfast.node.routing.interest_frames import Interest
 from holdfast.node.routing.qos0_routing import ANNOUNCED_MAX
-from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.runtime.runtime import Runtime
 from holdfast.node.session.connection import OPENING, Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.session import Session
@@ -60,8 +61,8 @@ CALLED_BY_CORE: Final = frozenset(
 
 def entries() -> set[str]:
     """Every entry of the core: each method of the runtime, and each frame."""
-    methods = {name for name in dir(ClusterRuntime) if not name.startswith("_")}
-    found = {name for name in methods if callable(getattr(ClusterRuntime, name))}
+    methods = {name for name in dir(Runtime) if not name.startswith("_")}
+    found = {name for name in methods if callable(getattr(Runtime, name))}
     called = {f"runtime.{name}" for name in found - CALLED_BY_CORE - {"handle_frame"}}
     return called | {f"frame {kind}" for kind in KINDS.values()}
 

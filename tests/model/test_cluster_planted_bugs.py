@@ -13,10 +13,10 @@ from holdfast.log.batch import Batch
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
+from holdfast.node.node_state import Promise
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.replies import HomeAnswers
 from holdfast.node.ownership.reports import SessionReports
-from holdfast.node.promise import Promise
 from holdfast.node.publish.admission import Admission
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.leader_sync import LeaderSync

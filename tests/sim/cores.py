@@ -14,9 +14,9 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.reading.scan import Damage
 from holdfast.node import attendance
 from holdfast.node.cluster_node import ClusterNode
-from holdfast.node.cluster_port import RECORD_FEATURES
 from holdfast.node.failure.detector import DetectorConfig
 from holdfast.node.failure.health import Presence
+from holdfast.node.features import RECORD_FEATURES
 from holdfast.node.metadata.model import NodeInfo
 from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.metadata.store import MetaStore

@@ -56,7 +56,7 @@ class Federators(Party):
         process.touch()
         state = process.state
         run = self._runs.get(process)
-        is_here = state.cluster.member.node(state.now) == state.config.node_id
+        is_here = process.cluster_node.member.node(state.now) == state.config.node_id
         if run is not None and not is_here and self.chance.random() > STUBBORN:
             run.is_over = True
         if run is not None and run.is_over:

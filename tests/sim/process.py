@@ -13,10 +13,10 @@ from holdfast.node.failure.health import Presence
 from holdfast.node.frame_kinds import IMAGE, BadFrame
 from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
-from holdfast.node.runtime.cluster_runtime import ClusterRuntime
 from holdfast.node.runtime.peer_check import PeerCheck
-from holdfast.node.runtime.ports import ClusterPorts
+from holdfast.node.runtime.ports import RuntimePorts
 from holdfast.node.runtime.replacement import Replacement
+from holdfast.node.runtime.runtime import Runtime
 from tests.sim.cores import Cores
 from tests.sim.links import SimLinks
 from tests.sim.loop import EventLoop
@@ -38,7 +38,7 @@ LOOK_S: Final = 1.0
 
 
 class Process(EventLoop):
-    """The driver of a `ClusterRuntime`. `host.world` has the settings. Raises what the cores raise:
+    """The driver of a `Runtime`. `host.world` has the settings. Raises what the cores raise:
     that is a finding."""
 
     def __init__(self, host: "Host", number: int) -> None:
@@ -59,9 +59,9 @@ class Process(EventLoop):
         self.disk = ProcessDisk(self)
         self.peer_links = SimLinks(self)
         reads = SimReads(self, self.disk, self.cores.storage.reader)
-        self.runtime: ClusterRuntime = ClusterRuntime(
+        self.runtime: Runtime = Runtime(
             self.cluster_node,
-            ClusterPorts(self.disk, reads, self, self.disk.raft, self.peer_links, self),
+            RuntimePorts(self.disk, reads, self, self.disk.raft, self.peer_links, self),
             Replacement(host.name, self.state, host.aside),
             host.world.settings.disk_stall_s,
             JournalWaits(durable_s=GATHER_S * host.world.settings.gathers, among_others=True),

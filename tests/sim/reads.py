@@ -7,7 +7,7 @@ from holdfast.log.reading.cursor import LogReader, ReadResult
 from holdfast.log.reading.starts import FoundStart
 from holdfast.node.effects import FetchInflight, FindStarts, ReadLog
 from holdfast.node.replicate.effects import ReadBatches
-from holdfast.node.runtime.runtime import Found
+from holdfast.node.runtime.ports import Found
 
 if TYPE_CHECKING:
     from tests.sim.loop import EventLoop

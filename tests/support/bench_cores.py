@@ -7,10 +7,10 @@ from holdfast.log.batch import Batch
 from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.node.cluster_node import ClusterNode
-from holdfast.node.cluster_port import RECORD_FEATURES
 from holdfast.node.effects import Note
 from holdfast.node.failure.detector import DetectorConfig
 from holdfast.node.failure.health import Presence
+from holdfast.node.features import RECORD_FEATURES
 from holdfast.node.metadata.model import NodeInfo
 from holdfast.node.metadata.store import MetaStore
 from holdfast.node.node import Node

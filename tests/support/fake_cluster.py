@@ -14,7 +14,7 @@ from holdfast.config.schema import Config
 from holdfast.federation.sidecar.in_broker import BrokerFederation
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.shared_directory import SharedDirectory
-from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.broker import Broker
 from holdfast.node.metadata import operations
 from holdfast.security.http.server import listen
 
@@ -139,7 +139,7 @@ class FakeServer:
     """What an admin port wants of its process: one that serves no clients."""
 
     def __init__(self, cluster: Any) -> None:
-        self.broker: ClusterBroker | None = None
+        self.broker: Broker | None = None
         self.sharing: SharedDirectory | None = None
         self.cluster = cluster
         self.federation: BrokerFederation | None = None

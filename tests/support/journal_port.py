@@ -4,10 +4,8 @@ from collections import deque
 
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
-from holdfast.node.cluster_port import ClusterPort, GroupPort
 from holdfast.node.config import NodeConfig
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import ClusterPort, GroupPort, NodeState, Promise
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Group, Inflight, Session, Subscription
 from holdfast.node.state.recorded_state import RecordedState

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from holdfast.api.readiness import Readiness, obstacles
-from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.broker import Broker
 from tests.support.fake_cluster import FakeCluster, FakeServer
 
 
@@ -60,7 +60,7 @@ def test_a_broker_that_starts_with_a_full_disk_says_so(
     state = SimpleNamespace(closing=False, redirect="", disk_full=True, has_stopped_partition=False)
     server = FakeServer(FakeCluster())
     server.broker = cast(
-        ClusterBroker,
+        Broker,
         SimpleNamespace(
             node=SimpleNamespace(state=state),
             runtime=SimpleNamespace(waits_s=lambda now: 0.0),

@@ -17,7 +17,7 @@ from holdfast.node.ownership.acquisition import WAKES_MAX
 from holdfast.node.publish.admission import REPEATED
 from holdfast.node.publish.completion import PublishPromise
 from holdfast.node.routing.routing import find_route
-from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.runtime.runtime import Runtime
 from holdfast.node.session.connection import CLOSED, OPEN, OPENING
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
@@ -54,8 +54,8 @@ class Held:
         assert self._publish() is None
 
     @property
-    def node(self) -> ClusterRuntime:
-        assert isinstance(self.machine.runtime, ClusterRuntime)
+    def node(self) -> Runtime:
+        assert isinstance(self.machine.runtime, Runtime)
         return self.machine.runtime
 
     def _publish(self) -> WriteGroup | None:
@@ -247,7 +247,7 @@ def test_records_gather_among_others_only_if_that_is_configured(among_others: bo
 def test_a_session_without_a_record_is_opened_in_one_step() -> None:
     core = Core(Row(1, 1), "one")
     (machine,) = core.machines
-    assert isinstance(machine.runtime, ClusterRuntime)
+    assert isinstance(machine.runtime, Runtime)
     cluster_node = machine.runtime.cluster_node
     owners = cluster_node.session_coordinator.owners
     home = cluster_node.replicated.home("c")
@@ -284,7 +284,7 @@ def test_a_session_without_a_record_is_opened_in_one_step() -> None:
 def test_nothing_is_kept_of_a_request_that_is_done() -> None:
     core = Core(Row(1, 1), "one")
     runtime = core.machines[0].runtime
-    assert isinstance(runtime, ClusterRuntime)
+    assert isinstance(runtime, Runtime)
     acquisition = runtime.cluster_node.acquisition
     for number in range(2 * WAKES_MAX):
         _Client(core, 0, f"c{number}", True)

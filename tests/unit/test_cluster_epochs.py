@@ -11,10 +11,10 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import SESSION_OPENED
 from holdfast.node.frames import OpenFrame
+from holdfast.node.node_state import Promise
 from holdfast.node.ownership import owners
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.epochs import EPOCH_ORIGIN_S, OWN_STEP, PATIENCE_S, RANGE, STEP
-from holdfast.node.promise import Promise
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import NOTHING, MetadataReads
 from holdfast.node.state.entries import entries, take

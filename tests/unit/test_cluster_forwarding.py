@@ -9,8 +9,7 @@ from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import FORWARD
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.publish.apply import Applier, ApplyingLog
 from holdfast.node.publish.forward_frames import decode_forward
 from holdfast.node.publish.forwarding import FORWARD_BYTES_MAX, WAIT_S, RecordForwarder

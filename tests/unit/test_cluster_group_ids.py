@@ -7,8 +7,7 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.groups.assignments import AgentContext
 from holdfast.node.groups.node_agent import NodeAgent
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.pending_records import Appender
 from holdfast.node.session import session as session_module

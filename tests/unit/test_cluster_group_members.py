@@ -11,9 +11,9 @@ from holdfast.log import record as log_record
 from holdfast.log.journal.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
-from holdfast.node.cluster_port import GROUP_MEMBERS
 from holdfast.node.config import NodeConfig
 from holdfast.node.effects import ReadLog
+from holdfast.node.features import GROUP_MEMBERS
 from holdfast.node.groups.codec import AgentReport
 from holdfast.node.groups.control_frames import FullReport, NodeCapacity
 from holdfast.node.session.message import Message

@@ -6,12 +6,12 @@ import pytest
 
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import CURSOR, FLAG_AUDIENCE, MESSAGE, SESSION, Record
-from holdfast.node.cluster_port import ClusterPort
 from holdfast.node.config import NodeConfig
 from holdfast.node.delivery.log_replay import message_of
 from holdfast.node.delivery.transmission import send_inflight
 from holdfast.node.groups.group_nodes import NodeLoad
 from holdfast.node.groups.group_state import Coordination
+from holdfast.node.node_state import ClusterPort
 from holdfast.node.session.audience import Audience, encode_audience
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.listener_rules import ListenerRules

@@ -19,16 +19,14 @@ from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node import frames
-from holdfast.node.cluster_port import ClusterPort
 from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import SESSION_CLOSE, SESSION_OPENED
 from holdfast.node.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
 from holdfast.node.metadata.commands import CHANGES_NOTHING
 from holdfast.node.metadata.requests import RequestRefused
-from holdfast.node.node_state import NodeState
+from holdfast.node.node_state import ClusterPort, NodeState, Promise
 from holdfast.node.ownership.coordinator import SessionCoordinator
-from holdfast.node.promise import Promise
 from holdfast.node.publish.admission import Admission
 from holdfast.node.publish.apply import Applier, ApplyingLog
 from holdfast.node.publish.forwarding import RecordForwarder

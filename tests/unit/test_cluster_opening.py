@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.log.journal.journal import Journal
 from holdfast.node.config import NodeConfig
-from holdfast.node.connections.session_open import AcceptedConnect
+from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import SESSION_OPEN, BadFrame
 from holdfast.node.frames import (

@@ -6,14 +6,13 @@ from holdfast.log import record as log_record
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node.broker_port import BrokerPort
-from holdfast.node.cluster_port import ClusterPort
 from holdfast.node.config import NodeConfig
-from holdfast.node.connections.session_open import AcceptedConnect, finish_open
+from holdfast.node.connections.accepted_connect import AcceptedConnect
+from holdfast.node.connections.session_open import finish_open
 from holdfast.node.context import UNAVAILABLE_S, ClusterContext
 from holdfast.node.effects import Note
 from holdfast.node.node import Node
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import ClusterPort, NodeState, Promise
 from holdfast.node.publish.completion import ReplyPromise
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules

@@ -10,8 +10,7 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.publish.forward_frames import (
     ForwardResult,
     decode_forward,

@@ -1,15 +1,16 @@
 """Records gather before a commit where that costs publishers nothing but the wait."""
 
 import heapq
+from typing import Any
 
 import pytest
 
+from bench.core import WALL_US, Core, Row
 from holdfast.log.journal.group_commit_delay import STAY_S, TRIAL_S, CommitPace, JournalWaits
-from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.record import MESSAGE, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.node import Node
+from holdfast.node.runtime.ports import RuntimePorts
+from holdfast.node.runtime.replacement import Replacement
 from holdfast.node.runtime.runtime import GATHERED_BYTES, Runtime
 
 SYNC_S = 0.001
@@ -100,18 +101,23 @@ def test_a_pause_ends_a_trial_without_a_result() -> None:
 
 
 class Turns:
-    """A node, its turns by hand, and the groups that its writer was given."""
+    """A node that is its whole cluster, its turns by hand, and the groups that its writer was
+    given."""
 
     is_full = False
     free_bytes = 1 << 40
 
     def __init__(self, durable_s: float) -> None:
-        self.node = Node(NodeConfig(partitions=1, sys_interval_s=0), Journal(1))
+        core = Core(Row(1), "one")
+        machine = core.machines[0]
+        self.node = machine.node
         self.groups: list[WriteGroup] = []
-        self.runtime = Runtime(
-            self.node, self, None, self, JournalWaits(durable_s)  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.now = 100.0
+        self.now = core.now
+        ports: Any = RuntimePorts(self, self, self, self, self, machine)  # type: ignore[arg-type]
+        replacement = Replacement("n1", self.node.state, "")
+        cluster_node = machine.runtime.cluster_node
+        self.runtime = Runtime(cluster_node, ports, replacement, 1.0, JournalWaits(durable_s))
+        self.turn(self.now)
 
     def space(self) -> int:
         return self.free_bytes
@@ -120,13 +126,19 @@ class Turns:
         self.groups.append(group)
 
     def touch(self) -> None:
-        self.runtime.begin(self.now, 1)
+        self.runtime.begin(self.now, WALL_US)
 
     def flush(self, dirty: object) -> None:
         """There are no clients."""
 
+    def write_watermarks(self, watermarks: object) -> None:
+        """Nothing is kept."""
+
+    def review(self) -> None:
+        """There are no links."""
+
     def append(self, size: int = 10) -> None:
-        self.node.state.journal.append(
+        self.node.state.append(
             Record(0, MESSAGE, flags=1, timestamp_us=1, topic=b"t", payload=bytes(size))
         )
 
@@ -189,6 +201,6 @@ def test_without_a_wait_every_turn_commits() -> None:
     turns = Turns(0.0)
     for step in range(1, 1000):
         turns.append()
-        turns.turn(100.0 + step * WAIT_S / 2)
+        turns.turn(turns.now + WAIT_S / 2)
         assert len(turns.groups) == step
         turns.write()

@@ -97,6 +97,9 @@ WRITING_SIDE = {
 }  # fmt: skip
 """Modules of `log` that readers of the log must not import."""
 
+CIRCLES = {frozenset({"node/session/connection.py", "node/session/session.py"})}
+"""A connection and its session name each other, in annotations only."""
+
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
 
 
@@ -188,6 +191,43 @@ def test_rooms_have_an_order() -> None:
         lowest = {name for name, below in above.items() if not below & set(above)}
         assert lowest, f"a circle among {sorted(above)}"
         above = {name: below for name, below in above.items() if name not in lowest}
+
+
+def test_modules_have_an_order() -> None:
+    """No module imports itself through others, imports for type checkers included."""
+    below = {module: imported_modules(SOURCE / module) - {module} for module in MODULES}
+    assert find_circles(below) == CIRCLES
+
+
+@pytest.mark.parametrize(
+    ("below", "circles"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"a", "c"}, "c": set()}, ["ab"]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}, ["bcd"]),
+        ({"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"c"}}, ["ab", "cd"]),
+    ],
+)
+def test_circles_are_found(below: dict[str, set[str]], circles: list[str]) -> None:
+    assert find_circles(below) == {frozenset(each) for each in circles}
+
+
+def find_circles(below: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The largest sets of modules of which each reaches every other."""
+    reached = {}
+    for module in below:
+        found: set[str] = set()
+        ahead = [module]
+        while ahead:
+            new = below[ahead.pop()] - found
+            found |= new
+            ahead += new
+        reached[module] = found
+    return {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in below
+        if module in reached[module]
+    }
 
 
 def test_the_top_can_be_read() -> None:

@@ -607,7 +607,6 @@ def test_replays_read_in_turns_at_their_rate() -> None:
         assert abs(counts[0] - counts[1]) <= 1000
         bench.advance(1)
     assert counts == [1200, 1200]
-    assert bench.node.state.replay_pace is not None
     assert not bench.node.state.replay_pace.waiting
 
 

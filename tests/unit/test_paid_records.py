@@ -51,7 +51,6 @@ PAID: Final = {
     "node/state/state_records.py:append_change": CALLERS,
     "node/state/state_records.py:append_cursor": CALLERS,
     "node/state/state_records.py:log_cursor": PACED,
-    "node/state/state_records.py:_log_group": PACED,
     "node/state/state_records.py:_log_owed": PACED,
     "node/state/state_records.py:append_state": CALLERS,
     "node/node_state.py:append": CALLERS,

@@ -12,7 +12,7 @@ from holdfast.config.schema import Cluster, Config, Log, Node
 from holdfast.io.peers import questions
 from holdfast.log.files.data_directory import create_or_open
 from holdfast.node import attendance
-from holdfast.node.cluster_port import (
+from holdfast.node.features import (
     AGREED_ACCESS,
     AGREED_GENERATION,
     AGREED_REPLICATION,

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Final
 
 from holdfast.config.schema import Config
-from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.commands.agreement import AccessAgreement
 from holdfast.io.peers.questions import PeerQuestions
 from holdfast.log.files.layout import GENERATION_BITS
-from holdfast.node.cluster_port import AGREED_REPLICATION, GIVES_UP_RECORDS
 from holdfast.node.failure.health import Health, Presence
+from holdfast.node.features import AGREED_REPLICATION, GIVES_UP_RECORDS
 from holdfast.node.metadata import operations, status
 from holdfast.node.metadata.commands import Command, Resize
 from holdfast.node.metadata.history import MetadataChange
@@ -21,7 +21,7 @@ from holdfast.node.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePh
 from holdfast.node.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.node.placement.forecast import PartitionForecast, forecast
 from holdfast.node.placement.planning import last_copies
-from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.runtime.runtime import Runtime
 from holdfast.node.session.session import Session
 
 Make = Callable[[ClusterMetadata], Command | None]
@@ -113,7 +113,7 @@ def awaited_in_sync(metadata: ClusterMetadata, health: Health) -> list[str]:
 class Departure:
     """The stop of this node, as it agrees on it with the other nodes."""
 
-    def __init__(self, runtime: ClusterRuntime, now: Callable[[], float]) -> None:
+    def __init__(self, runtime: Runtime, now: Callable[[], float]) -> None:
         self._runtime = runtime
         self._now = now
         self.awaited: frozenset[str] = frozenset()
@@ -150,7 +150,7 @@ class ClusterOperations:
         self,
         config: Config,
         presence: Presence,
-        broker: ClusterBroker,
+        broker: Broker,
         refused: Mapping[str, str],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -158,8 +158,8 @@ class ClusterOperations:
         self._config = config
         self._presence = presence
         self._broker = broker
-        self._runtime = broker.cluster
-        self._cluster_node = broker.cluster.cluster_node
+        self._runtime = broker.runtime
+        self._cluster_node = broker.runtime.cluster_node
         self._links = broker.links
         self._refused = refused
         self._loop = loop

@@ -10,7 +10,7 @@ from holdfast.config.schema import Config
 from holdfast.federation.core.graph import FederationGraph
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.shared_directory import SharedDirectory
-from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.broker import Broker
 from holdfast.io.settings.reload import Reloaded
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class FederatedProcess(Protocol):
 class ServedProcess(Protocol):
     """A process that may serve clients, a cluster and a federation."""
 
-    broker: ClusterBroker | None
+    broker: Broker | None
     """The broker, or None while the node stands by."""
     sharing: SharedDirectory | None
     cluster: ClusterOperations | None

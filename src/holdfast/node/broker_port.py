@@ -1,58 +1,18 @@
 """The port through which the broker's core uses its cluster.
 
-It passes each call to the part of the cluster node that does it; see `node.cluster_port`.
+It passes each call to the part of the cluster node that does it; see `ClusterPort`.
 """
 
-from collections.abc import Callable
-
 from holdfast.log.record import Record
-from holdfast.node.cluster_port import MEMBER_TABLE, ClusterPort, MemberPort
-from holdfast.node.connections.session_open import AcceptedConnect
-from holdfast.node.metadata.model import DATA
+from holdfast.node.connections.accepted_connect import AcceptedConnect
+from holdfast.node.node_state import PROMISE_BYTES, ClusterPort, Promise
 from holdfast.node.parts import Parts
-from holdfast.node.promise import PROMISE_BYTES, Promise
 from holdfast.node.publish.forwarding import PENDING_BYTES_MAX
 from holdfast.node.publish.producer_dedup import note_refused
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Session, Subscription
-from holdfast.node.state.member_values import member_home
 from holdfast.node.state.recorded_state import RecordedState
-
-
-class ClusterMember(MemberPort):
-    """The cluster side of `MemberPort`."""
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.context.node_id)
-        self._context = parts.context
-        self._home = member_home(parts.context.journal.partitions)
-        self._decisions = parts.session_coordinator.decisions
-        self._interest = parts.interest
-
-    def node(self, now: float) -> str:
-        context = self._context
-        if context.leader(self._home) != context.node_id:
-            return context.leader(self._home)
-        is_ready = self._decisions.decides(self._home) and context.is_available(now)
-        return context.node_id if is_ready else ""
-
-    def has_other_nodes(self) -> bool:
-        metadata = self._context.metadata
-        return metadata is not None and len(metadata.nodes) > 1
-
-    def others_with_table(self) -> list[str] | None:
-        context, metadata = self._context, self._context.metadata
-        if metadata is None:
-            return None
-        nodes = sorted(metadata.nodes.items())
-        others = [name for name, info in nodes if info.role == DATA and name != self._node_id]
-        if any(name not in context.features for name in others):
-            return None
-        return [name for name in others if context.understands(name, MEMBER_TABLE)]
-
-    def watch_filters(self, watch: Callable[[str, bool], None] | None) -> list[str]:
-        return self._interest.watch_peers(watch)
 
 
 class BrokerPort(ClusterPort):
@@ -71,7 +31,6 @@ class BrokerPort(ClusterPort):
         self._acquisition = parts.acquisition
         self.groups = parts.groups
         self._homes = parts.groups.coordinator.homes
-        self.member = ClusterMember(parts)
 
     def append(self, record: Record) -> None:
         if self._context.is_alone:

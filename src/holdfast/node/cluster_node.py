@@ -15,6 +15,7 @@ from holdfast.node import frame_kinds as kinds
 from holdfast.node.alone import Alone
 from holdfast.node.attendance import Attendance
 from holdfast.node.broker_port import BrokerPort
+from holdfast.node.cluster_member import ClusterMember
 from holdfast.node.context import NEVER
 from holdfast.node.failure.health import Health, Presence
 from holdfast.node.frame_kinds import BadFrame
@@ -71,6 +72,7 @@ class ClusterNode(Parts):
         self._is_late = False
         self._is_resting = False
         self.state.cluster = BrokerPort(self)
+        self.member = ClusterMember(self)
         if (metadata := self.meta.metadata) is not None:
             self.effects.take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
         self.effects.run()

@@ -21,8 +21,7 @@ from holdfast.node.delivery.delivery import deliver
 from holdfast.node.delivery.retained import send_late_retained
 from holdfast.node.delivery.subscribe import handle_subscribe
 from holdfast.node.delivery.unsubscribe import handle_unsubscribe
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.publish.inbound import log_qos0
 from holdfast.node.routing.routing import find_route
 from holdfast.node.session.audience import encode_audience

@@ -7,26 +7,27 @@ PUBCOMP, SUBACK, CONNACK of a durable session, an outbound QoS 2 PUBLISH, a deli
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from holdfast.log.journal.journal import Journal
 from holdfast.log.reading.interest import ReadInterest
 from holdfast.log.record import Record
 from holdfast.node.admission.control import AdmissionControl
-from holdfast.node.cluster_port import ClusterPort
 from holdfast.node.config import NodeConfig
+from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.pending_connects import PendingConnects
+from holdfast.node.delivery.replay_pace import ReplayPace
 from holdfast.node.effects import Cut, ResumeInput
-from holdfast.node.promise import Promise
 from holdfast.node.publish.trace_context import PublishTracer
 from holdfast.node.session.connection import Connection, Deadline
-from holdfast.node.session.session import Group, Session, Subscription
+from holdfast.node.session.message import Message
+from holdfast.node.session.session import Group, Inflight, Session, Subscription
 from holdfast.node.state.recorded_state import PROGRESS, WORK, RecordedState
 from holdfast.protocol.topics.trie import SubscriptionTrie
 from holdfast.security.acl import RuleSource
 
-if TYPE_CHECKING:
-    from holdfast.node.delivery.replay_pace import ReplayPace
+PROMISE_BYTES: Final = 300
+"""The memory in bytes of one promise that waits for the log, approximately."""
 
 STEPS_PER_TURN: Final = 1000
 """The most steps of large jobs (`Work`) in one turn of the event loop, all jobs together. A step
@@ -39,6 +40,47 @@ STOPPED_MAX: Final = 100
 
 ROUTE_CHANGES_MAX: Final = 256
 """The most changed filters that are remembered, so that routes of other topics stay valid."""
+
+
+class Promise:
+    """A PUBACK, a SUBACK, a delivery, or whatever else waits for the commit of its record.
+
+    It goes to `connection`, if there is one.
+    """
+
+    def __init__(self, connection: Connection | None = None) -> None:
+        self.connection = connection
+        # The number of conditions that are not met yet: records without a commit, and others.
+        self.waiting = 0
+        # In a cluster whose only node this is: the appended record whose commit it waits for.
+        self.appended: Record | None = None
+        # From 0x80 on: the promise is refused, for the reason `text`.
+        self.reason = 0
+        self.text = ""
+
+    def release(self, state: "NodeState") -> None:
+        """Keeps the promise: its record is committed."""
+        raise NotImplementedError
+
+    def refuse(self, state: "NodeState", reason: int, text: str) -> None:
+        """Takes the place of `release`: the leader of the record's partition refuses the message,
+        or the partition has no leader."""
+        raise NotImplementedError
+
+
+class CallbackPromise(Promise):
+    """The promise of a record's outcome to a part of the process: `done` is called with "" once it
+    is committed, or with the reason of a refusal. Interpreted code cannot derive from `Promise`."""
+
+    def __init__(self, done: Callable[[str], None]) -> None:
+        super().__init__()
+        self.done = done
+
+    def release(self, state: "NodeState") -> None:
+        self.done("")
+
+    def refuse(self, state: "NodeState", reason: int, text: str) -> None:
+        self.done(text or "refused")
 
 
 class Work:
@@ -86,12 +128,168 @@ class Route:
         self.unobserved_by: object | None = None
 
 
+class GroupPort:
+    """The shared groups of a node as the broker's core reports on them. A group's cursor is with
+    its coordinator, which assigns records to nodes."""
+
+    def changed(self, group: Group) -> None:
+        """The group's members here, or their capacity, may have changed."""
+        raise NotImplementedError
+
+    def moved(self, group: Group) -> None:
+        """The group's cursor has moved. The coordinator logs it within `progress_interval_s`."""
+        raise NotImplementedError
+
+    def sent(self, group: Group, message: Message) -> None:
+        """The record is about to be sent to a member here, so the group's cursor has moved."""
+        self.moved(group)
+
+    def finished(self, group: Group, partition: int, offset: int) -> None:
+        """A member here has the record, or no member can receive it."""
+        raise NotImplementedError
+
+    def received(self, group: Group, entry: Inflight) -> None:
+        """A member here has the QoS 2 record, and keeps its packet id."""
+        raise NotImplementedError
+
+    def denied(self, group: Group, partition: int, offset: int) -> None:
+        """No member here may read the record."""
+        raise NotImplementedError
+
+    def move_record(self, group: Group, session: Session, entry: Inflight) -> None:
+        """The member disconnected, but its session keeps this QoS 2 record. The record belongs to
+        the session and not to the group once that is appended."""
+        raise NotImplementedError
+
+    def await_finish(self, promise: Promise, session: Session, entry: Inflight) -> None:
+        """Lets a promise that is not given yet wait until the log says that the group of the
+        entry's record has finished with it."""
+        raise NotImplementedError
+
+    def joining(self, connection: Connection, session: Session, filter: str) -> None:
+        """A durable session is about to subscribe to a shared filter. Its member record is appended
+        here, and the SUBACK waits for it."""
+        raise NotImplementedError
+
+    def left(self, session: Session, filter: str) -> None:
+        """A session has unsubscribed from a shared filter, as the log says."""
+        raise NotImplementedError
+
+    def record(self, group: Group, message: Message) -> None:
+        """A QoS > 0 message was committed for a group that this node coordinates."""
+        raise NotImplementedError
+
+    def handle_read(
+        self, group: Group, records: list[Record], positions: list[int], done: bool
+    ) -> None:
+        """The result of a ReadLog for a group that this node coordinates."""
+        raise NotImplementedError
+
+
+class ClusterPort:
+    """The log and the other nodes as the core uses them; `node.broker_port.BrokerPort` implements
+    it. Records go to the leaders of
+    their partitions, so their offsets are unknown until they come back committed."""
+
+    groups: GroupPort
+
+    def append(self, record: Record) -> None:
+        """Appends a record at the leader of its partition."""
+        raise NotImplementedError
+
+    def publish(self, record: Record, promise: Promise) -> None:
+        """Appends a record. Release the promise when the record is committed, or refuse it; both
+        after the earlier promises to its connection."""
+        raise NotImplementedError
+
+    def promise(self, promise: Promise) -> None:
+        """Releases a promise without a record after the earlier promises to its connection."""
+        raise NotImplementedError
+
+    def promise_interest(self, promise: Promise) -> None:
+        """`promise`, but not before all nodes have the announced filters. No record is awaited."""
+        raise NotImplementedError
+
+    def refusal(self, connection: Connection, record: Record) -> str:
+        """The reason why a client's QoS > 0 message is refused now with QUOTA_EXCEEDED, or "". The
+        refusal is counted."""
+        raise NotImplementedError
+
+    def older_nodes(self, feature: str) -> str:
+        """The reason why records of a feature (`RECORD_FEATURES`) may not be made: the nodes whose
+        version lacks it. "" if there is none."""
+        raise NotImplementedError
+
+    def ends_delayed(self, place: tuple[int, int]) -> bool:
+        """Whether a record that ends the delayed message of this partition and offset is appended
+        at this node, the leader of the partition, and not applied yet."""
+        raise NotImplementedError
+
+    def is_congested(self, part: int) -> bool:
+        """Whether more than `1 / part` of the allowed bytes wait for the leaders or the disk."""
+        raise NotImplementedError
+
+    def waiting(self) -> int:
+        """The number of records and promises that wait for the log."""
+        raise NotImplementedError
+
+    def spread(self, message: Message, topic: str, behind: int) -> None:
+        """Sends a QoS 0 message to the other nodes with receivers for it. They deliver it behind
+        the records of the topic's partition below the offset `behind`."""
+        raise NotImplementedError
+
+    def has_groups(self) -> bool:
+        """Whether the routes have each group that is in the log and coordinated here."""
+        raise NotImplementedError
+
+    def has_room(self, client_id: str) -> bool:
+        """Whether the client may open one more session. Every node counts the sessions that outlive
+        their connections, and its own of the others."""
+        raise NotImplementedError
+
+    def away(self) -> tuple[int, int, int]:
+        """The numbers of what the log has beside the tables of `NodeState`: sessions that are
+        connected nowhere, their subscriptions, and shared groups without a member here."""
+        raise NotImplementedError
+
+    def recorded(self) -> RecordedState:
+        """The state that the committed records define, as far as they are applied here: the
+        sessions of all nodes. Anonymous ones are one owner of filters in it."""
+        raise NotImplementedError
+
+    def request_retained(self, subscriptions: list[Subscription]) -> None:
+        """Clients have subscribed and need the retained messages of other nodes."""
+        raise NotImplementedError
+
+    def is_retained_behind(self, topic: str, subscription: Subscription) -> bool:
+        """Whether the clients here have received a QoS 0 update of the retained message that the
+        store does not have yet. The subscription then receives it once the store has it."""
+        raise NotImplementedError
+
+    def open_session(
+        self, connection: Connection, client_id: str, opening: AcceptedConnect
+    ) -> None:
+        """Becomes the owner of the session, then calls `session_open.finish_open`. The input of the
+        connection is paused until then."""
+        raise NotImplementedError
+
+    def session_detached(self, session: Session) -> None:
+        """The session's connection is closed, and all records about that are appended."""
+        raise NotImplementedError
+
+    def subscribed(self, filter: str) -> None:
+        """One more session here has this filter."""
+        raise NotImplementedError
+
+    def unsubscribed(self, filter: str) -> None:
+        """One session fewer here has this filter."""
+        raise NotImplementedError
+
+
 class NodeState(RecordedState):
     """The whole state of a node: what its log records, with connections, routes, jobs and
     promises."""
 
-    replay_pace: "ReplayPace | None" = None
-    """The rate of replays; None: it was never limited."""
     steps_per_turn: int = STEPS_PER_TURN
     steps_at_once: int = STEPS_AT_ONCE
     """The limits of this node. The simulator makes slices of single steps."""
@@ -108,7 +306,6 @@ class NodeState(RecordedState):
         # Further values under $SYS/broker/, by name.
         self.sys_values: list[Callable[[], dict[str, str]]] = []
         self.started_us = 0
-
         self.connections = 0
         self.deadlines: dict[int, Deadline] = {}  # by second
         self.handshakes = 0  # sockets of clients in a TLS handshake
@@ -130,6 +327,7 @@ class NodeState(RecordedState):
         # Memory of promises beyond PROMISE_BYTES each: the filters of SUBSCRIBE and UNSUBSCRIBE.
         self.promise_bytes = 0
 
+        self.replay_pace = ReplayPace(self)
         self.dirty: list[Connection] = []
         self.work: deque[Work] = deque()
         self.is_working = False
@@ -140,7 +338,6 @@ class NodeState(RecordedState):
         # Steps left in this turn; further ones become Work.
         self.steps_left = self.steps_per_turn
         self.sessions_in_progress: deque[Session] = deque()
-        self.groups_in_progress: deque[Group] = deque()
         self.progress_armed = False
 
         self.acl: RuleSource | None = None

@@ -22,7 +22,7 @@ from holdfast.io.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.io.disk.replacement import AsideDirectory
 from holdfast.io.disk.storage import Storage, StorageError, report_damage
 from holdfast.io.disk.unsynced import UnsyncedMark
-from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.commands.agreed import AgreedCommandRunner
 from holdfast.io.event_loop.commands.agreement import MetadataAgreement
 from holdfast.io.event_loop.failures import watched
@@ -40,7 +40,9 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.reading.segment_reader import Damage
 from holdfast.node import attendance
 from holdfast.node.cluster_node import ClusterNode
-from holdfast.node.cluster_port import (
+from holdfast.node.failure.detector import DetectorConfig
+from holdfast.node.failure.health import Presence
+from holdfast.node.features import (
     AGREED_ACCESS,
     AGREED_GENERATION,
     AGREED_USERS,
@@ -49,8 +51,6 @@ from holdfast.node.cluster_port import (
     RECORD_FEATURES,
     WILL_OFFSETS,
 )
-from holdfast.node.failure.detector import DetectorConfig
-from holdfast.node.failure.health import Presence
 from holdfast.node.metadata import generation
 from holdfast.node.metadata.commands import PutGeneration, Resize
 from holdfast.node.metadata.model import AUTOMATIC, DATA, NOT_RESTORED, WITNESS, ClusterMetadata
@@ -145,7 +145,7 @@ class ClusterMembership:
         raft_files = _open_raft(storage)
         self.cluster_node = self._new_cluster_node(node, images, raft_files)
         _load_uncommitted(self.cluster_node, storage)
-        self.broker = ClusterBroker(
+        self.broker = Broker(
             self.cluster_node,
             self._loop,
             storage,
@@ -161,7 +161,7 @@ class ClusterMembership:
             confirm=None if held is None else held.confirm,
         )
         self.links = self.broker.links
-        self.peers = PeerCheck(self.broker.cluster)
+        self.peers = PeerCheck(self.broker.runtime)
         self.links.memory = self.cluster_node.disk_memory
         self.links.partitions = str(storage.journal.partitions)
         self.links.own_disk = self.peers.own_disk
@@ -173,7 +173,7 @@ class ClusterMembership:
         """A witness stores nothing that needs it."""
         if storage.journal.damaged or found:
             logger.error("partitions_damaged partitions=%s", sorted(storage.journal.damaged))
-            self.broker.cluster.distrust_disk()
+            self.broker.runtime.distrust_disk()
 
     def became_complete(self) -> None:
         """Marks the directory as one that lacks nothing."""
@@ -274,12 +274,12 @@ class ClusterMembership:
             self.broker.agreement = MetadataAgreement(self.cluster_node, self.operations.propose)
         reason = older_copy.reason_apart(self.storage.directory.files)
         if reason:
-            self.broker.cluster.report_older_copy(reason, may_begin_anew=False)
+            self.broker.runtime.report_older_copy(reason, may_begin_anew=False)
         await self.links.start()
         self.links.set_join(self.config.cluster.join)
         if self._aside.path:
             self._tasks.append(watched(self._forget_aside()))
-        replacement = self.broker.cluster.replacement
+        replacement = self.broker.runtime.replacement
         self._tasks.append(watched(self._aside.follow_kept(replacement.note_kept)))
         self._tasks.append(watched(self._follow_generation()))
         self.broker.touch()
@@ -391,7 +391,7 @@ class ClusterMembership:
 
     async def _forget_aside(self) -> None:
         await self._ready.wait()
-        replacement = self.broker.cluster.replacement
+        replacement = self.broker.runtime.replacement
         await self._aside.forget(
             lambda: replacement.has_everything(self.cluster_node.context.metadata)
         )
@@ -464,7 +464,7 @@ class ClusterMembership:
         """Lets other nodes take over the leaderships; returns where the clients may go."""
         if self.cluster_node.context.metadata is None:
             return ""
-        cluster = self.broker.cluster
+        cluster = self.broker.runtime
         cluster.leave(self._loop.time())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):

@@ -23,7 +23,7 @@ from holdfast.io.conversion.adoption import adopt, adopt_epoch
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.shared_directory import SharedDirectory
 from holdfast.io.disk.storage import Storage, StorageError
-from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import stop_on_unexpected, watched
 from holdfast.io.settings.node_settings import (
     new_node,
@@ -93,7 +93,7 @@ class Server:
         """`load` reads the configuration again for a reload; None: only the files are read."""
         self.config = config
         self.explain: Callable[[], list[Setting]] | None = None
-        self.broker: ClusterBroker | None = None
+        self.broker: Broker | None = None
         self.storage: Storage | None = None
         self.admin: AdminServer | None = None
         self.maintenance: Maintenance | None = None
@@ -292,7 +292,7 @@ class Server:
         except (StartError, StorageError) as error:
             self.fail(error)
 
-    async def _open(self, broker: ClusterBroker, storage: Storage) -> None:
+    async def _open(self, broker: Broker, storage: Storage) -> None:
         """Opens the listeners and starts maintenance. Raises `StartError`."""
         assert self.maintenance is not None
         broker.touch()
@@ -314,7 +314,7 @@ class Server:
         self.maintenance.start()
         await self._federate(broker, storage)
 
-    async def _federate(self, broker: ClusterBroker, storage: Storage) -> None:
+    async def _federate(self, broker: Broker, storage: Storage) -> None:
         """Starts the configured federator. Raises `StartError` if it cannot start."""
         config = self.config
         if config.federation is None:

@@ -38,7 +38,7 @@ from holdfast.log.batch import Batch
 from holdfast.log.record import CONTROL, Record
 from holdfast.node.connections.connect import API_PREFIX
 from holdfast.node.connections.pending_connects import address_of
-from holdfast.node.promise import CallbackPromise
+from holdfast.node.node_state import CallbackPromise
 from holdfast.node.publish.control import COMMAND_TOPIC
 from holdfast.security.dynamic.commands import SecurityChange
 

@@ -22,7 +22,7 @@ from holdfast.node.placement.client_shares import (
     even_shares,
     obstacle,
 )
-from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.runtime.runtime import Runtime
 from holdfast.security.access.scopes import Scope
 
 logger = logging.getLogger("holdfast")
@@ -183,9 +183,9 @@ class ClientRoutes:
     # This node
 
     @property
-    def _runtime(self) -> ClusterRuntime:
+    def _runtime(self) -> Runtime:
         """The cluster's part of this node. Raises `ApiRefusal` (503)."""
-        return self._node.broker.cluster
+        return self._node.broker.runtime
 
     async def _clients_here(self, question: ClientsQuestion) -> NodeClients:
         runtime = self._runtime

@@ -6,7 +6,7 @@ from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.endpoints import ApiRefusal
 from holdfast.api.process import ServedProcess
 from holdfast.api.views.slices import Slices
-from holdfast.io.event_loop.cluster_broker import ClusterBroker
+from holdfast.io.event_loop.broker import Broker
 from holdfast.node.cluster_node import ClusterNode
 from holdfast.node.node_state import NodeState
 from holdfast.node.session.session import Session
@@ -38,7 +38,7 @@ class OwnNode:
         return server.broker.node.state.config.node_id
 
     @property
-    def broker(self) -> ClusterBroker:
+    def broker(self) -> Broker:
         """The broker. Raises `ApiRefusal` (503) while this node serves no clients."""
         broker = self.server.broker
         if broker is None:
@@ -48,7 +48,7 @@ class OwnNode:
         return broker
 
     @property
-    def readable_broker(self) -> ClusterBroker:
+    def readable_broker(self) -> Broker:
         """The broker, whose log can be read. Raises `ApiRefusal` (503)."""
         broker = self.broker
         if not broker.runtime.believes_disk:
@@ -77,7 +77,7 @@ class OwnNode:
     @property
     def cluster_node(self) -> ClusterNode:
         """The cluster's part of the broker. Raises `ApiRefusal` (503)."""
-        return self.broker.cluster.cluster_node
+        return self.broker.runtime.cluster_node
 
     def find_session(self, client: str) -> Session | None:
         """The session of a client as this node has it, or None."""

@@ -24,8 +24,7 @@ from holdfast.api.routes.session_changes import into
 from holdfast.api.views.pages import PAGE_MAX
 from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_RETAIN, RETAINED, Record
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import CallbackPromise
+from holdfast.node.node_state import CallbackPromise, NodeState
 from holdfast.node.rights import LOG_PREFIX
 from holdfast.node.session.message import Message
 from holdfast.protocol.topics.retained import RetainedScan

@@ -81,12 +81,12 @@ class BrokerFederation:
     @property
     def node(self) -> str:
         """The node that runs the member, as far as this one knows; "": none at present."""
-        return self._broker.node.state.cluster.member.node(self._broker.loop.time())
+        return self._broker.runtime.cluster_node.member.node(self._broker.loop.time())
 
     @property
     def is_up(self) -> bool:
         """Whether the member runs: here, or at another node, which reports its own failures."""
-        others = self._broker.node.state.cluster.member.others_with_table()
+        others = self._broker.runtime.cluster_node.member.others_with_table()
         return self._federator is not None or self.node in (others or ())
 
     async def start(self) -> None:
@@ -215,14 +215,13 @@ class BrokerFederation:
 
     async def _begin_here(self) -> None:
         settings, broker = self._settings, self._broker
-        cluster = broker.node.state.cluster
         edge = BrokerEdge(broker, settings.export_filters, settings.import_filters)
         self._log = log = MemberLog(
             broker,
             Path(settings.data),
             self._manifest().created,
             broker.generation,
-            is_alone=not cluster.member.has_other_nodes(),
+            is_alone=not broker.runtime.cluster_node.member.has_other_nodes(),
         )
         federator = Federator(settings, edge, state=log)
         await federator.open()
@@ -280,7 +279,7 @@ async def leave_federation(broker: Broker) -> None:
     complaints = Complaints(broker.loop.time, "federation")
     state = broker.node.state
     while federating.has_session(state):
-        member = state.cluster.member
+        member = broker.runtime.cluster_node.member
         if member.node(broker.loop.time()) == state.config.node_id:
             others = member.others_with_table()
             if others:

@@ -1,4 +1,5 @@
-"""Runs a node's turns, one per iteration of the event loop.
+"""Runs a node's turns, one per iteration of the event loop, with its sockets, its links to other
+nodes, its log and Raft's writer.
 
 Sockets hand their bytes to the node as they arrive, and the first one schedules a turn. The turn
 (`node.runtime.runtime`) carries out everything that the iteration produced at once: due timers,
@@ -12,16 +13,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from holdfast.io.disk.journal_writer import JournalWriter
-from holdfast.io.disk.storage import Storage
+from holdfast.io.disk import older_copy, unsynced
+from holdfast.io.disk.journal_writer import Done, JournalWriter, sync_newest
+from holdfast.io.disk.raft_files import RaftFiles
+from holdfast.io.disk.raft_writer import RaftWriter
+from holdfast.io.disk.storage import Storage, report_damage
+from holdfast.io.event_loop.commands.agreement import UserAgreement
 from holdfast.io.event_loop.identity_checks import IdentityChecks
 from holdfast.io.event_loop.log_reads import LogReads
 from holdfast.io.event_loop.loop import COLLECT_S, COLLECTOR
 from holdfast.io.event_loop.note_ring import NOTE_LINES, NoteRing
 from holdfast.io.event_loop.password_checks import PasswordChecks
+from holdfast.io.peers.links import PeerHandler, PeerIdentity, PeerLinks
+from holdfast.io.peers.questions import PeerQuestions
 from holdfast.io.sockets.transport import ClientTransport
 from holdfast.log.journal.group_commit_delay import JournalWaits
 from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.journal.watermarks import Checkpoint
+from holdfast.log.reading.segment_reader import Damage
+from holdfast.node.cluster_node import ClusterNode
 from holdfast.node.connections.connect import handle_drained
 from holdfast.node.effects import (
     AskRights,
@@ -35,8 +45,12 @@ from holdfast.node.effects import (
     ResumeInput,
     RunCommands,
 )
-from holdfast.node.node import Node
+from holdfast.node.failure.health import Presence
+from holdfast.node.frame_kinds import ANSWER, QUESTION, BadFrame
 from holdfast.node.publish.control import CommandPort, finish_commands
+from holdfast.node.relocation.redirection import LEAVE_CLIENTS_S
+from holdfast.node.runtime.ports import ProcessPort, RuntimePorts
+from holdfast.node.runtime.replacement import Replacement
 from holdfast.node.runtime.runtime import Runtime
 from holdfast.node.session.connection import Connection
 from holdfast.security.passwords import PasswordFile
@@ -52,39 +66,63 @@ fired too early would be set for now, again and again, until its time has come."
 
 
 class Broker:
-    """Connects a `Node` to sockets, the journal's writer, the log's reader and password checks."""
+    """Connects a node to sockets, the journal's writer, the log's reader, password checks, and the
+    other nodes. It is the `PeerHandler` of their links."""
 
     def __init__(
         self,
-        node: Node,
+        cluster_node: ClusterNode,
         loop: asyncio.AbstractEventLoop,
         storage: Storage,
         password_file: PasswordFile | None,
-        waits: JournalWaits,
-        on_failed: Callable[[BaseException], None],
-        confirm: Callable[[], None] | None = None,
         *,
+        waits: JournalWaits,
         durable: bool,
+        disk_stall_s: float,
+        on_failed: Callable[[BaseException], None],
+        raft_files: RaftFiles,
+        new_links: Callable[[PeerHandler], PeerLinks],
+        process: ProcessPort,
+        replacement: Replacement,
+        confirm: Callable[[], None] | None,
     ) -> None:
-        """`on_failed`: called when the journal or the log's reader failed; the node must stop.
-        `confirm`: see `JournalWriter`. `durable`: whether it syncs each group."""
+        """`durable`: whether a record is on disk before it counts; otherwise it is in the file, and
+        the disk has it `WATERMARKS_S` later. `disk_stall_s`: the longest normal write in seconds.
+        `on_failed`: called when the journal or the log's reader failed; the node must stop.
+        `new_links`: makes the links, which do nothing before they are started. `confirm`: see
+        `JournalWriter`; Raft's writes wait for it, too."""
+        node = cluster_node.node
         self.node = node
         self.loop = loop
         self.reader = storage.reader
+        self._cluster_node = cluster_node
         self._directory = storage.directory
+        self._durable = durable
         self.on_failed = on_failed
-        self.waits = waits
+        # Whether the last attempt to write the watermarks failed, which was logged.
+        self._is_unwritten = False
+        self.links = new_links(self)
+        self.questions = PeerQuestions(loop, self.links.send)
+        self.agreement: UserAgreement | None = None
+        """The users of dynamic security, once the node is part of its process."""
+        self._raft = RaftWriter(
+            raft_files,
+            loop.call_soon_threadsafe,
+            confirm=confirm,
+            on_written=self._raft_written,
+            on_failed=on_failed,
+        )
         self.writer = JournalWriter(
             storage.directory,
             loop.call_soon_threadsafe,
             durable=durable,
             confirm=confirm,
-            on_written=self.group_written,
+            on_written=self._group_written,
             on_failed=on_failed,
-            on_full=self.writer_full,
-            on_space=self.writer_has_space,
+            on_full=self._writer_full,
+            on_space=self._writer_has_space,
         )
-        self.reads = LogReads(loop, storage.reader, self.touch, self.fail, self.counts)
+        self.reads = LogReads(loop, storage.reader, self.touch, self.fail, self._counts)
         self.passwords = PasswordChecks(node, loop, self.touch, password_file)
         self.identities = IdentityChecks(node, loop, self.touch)
         self.commands: CommandPort | None = None
@@ -102,17 +140,23 @@ class Broker:
         self.timer_at = 0.0
         self._collect_at = 0.0
         self.nobody_left: asyncio.Future[None] | None = None
-        self.runtime = self.new_runtime()
-
-    def new_runtime(self) -> Runtime:
-        """Returns what orders the turns, connected to the parts above."""
-        return Runtime(self.node, self.writer, self.reads, self, self.waits)
+        ports = RuntimePorts(self.writer, self.reads, self, self._raft, self.links, process)
+        self.runtime = Runtime(
+            cluster_node, ports, replacement, disk_stall_s, waits, durable=durable
+        )
+        storage.opened.store.on_damage = self._found_damage
 
     def generation(self) -> int | None:
-        """The generation of the log. None: the directory was restored, and the nodes of its cluster
-        have not agreed on the generation yet."""
+        """The generation of the log; that of the metadata counts before it is in the manifest.
+        None: the directory was restored, and the nodes of its cluster have not agreed on the
+        generation yet."""
         manifest = self._directory.manifest
-        return None if manifest.restored else manifest.generation
+        if manifest.restored:
+            return None
+        metadata = self._cluster_node.context.metadata
+        if metadata is None or metadata.generation is None:
+            return manifest.generation
+        return metadata.generation.number
 
     def former_generations(self) -> list[tuple[int, list[int]]]:
         """The generations before it, each with the offsets up to which it has the same records."""
@@ -143,9 +187,9 @@ class Broker:
             if self.timer is not None:
                 self.timer.cancel()
             self.timer_at = when
-            self.timer = self.loop.call_at(when + ROUNDING_S, self.fire)
+            self.timer = self.loop.call_at(when + ROUNDING_S, self._fire)
 
-    def fire(self) -> None:
+    def _fire(self) -> None:
         self.timer = None
         self.touch()
 
@@ -213,29 +257,143 @@ class Broker:
 
     # The journal's writer
 
-    def group_written(self, group: WriteGroup) -> None:
+    def _group_written(self, group: WriteGroup) -> None:
         """Commits a group that is in the file, and on disk unless durability is "memory"."""
         self.runtime.group_written(group)
 
-    def writer_full(self) -> None:
+    def _writer_full(self) -> None:
         """Refuses publishes: the group in flight, and every promise behind it, waits for space."""
         self.runtime.writer_full()
         logger.error("journal_waits_for_space")
 
-    def writer_has_space(self) -> None:
+    def _writer_has_space(self) -> None:
         """Logs that groups wait no longer. Publishes are accepted after the next check of space."""
         logger.warning("journal_goes_on")
 
-    def counts(self) -> tuple[int, int]:
+    def _counts(self) -> tuple[int, int]:
         """Returns the publishes of clients since the start, and the records in the log."""
         state = self.node.state
         return state.stats.publish_received, state.journal.sequence
 
     async def drain_journal(self) -> None:
-        """Waits until everything appended so far is written."""
+        """Waits until everything appended so far is on disk, also where it counts before."""
         written = asyncio.Event()
         self.runtime.when_written(written.set)
         await written.wait()
+        if not self._durable:
+            await self._housekept(partial(sync_newest, self._directory))
+
+    # Raft's writer, and the other files
+
+    def _raft_written(self) -> None:
+        self.runtime.raft_written()
+
+    def _found_damage(self, damage: Damage) -> None:
+        """Reports damage, in the reading thread, before it reports what it has read."""
+        report_damage(damage)
+        self.loop.call_soon_threadsafe(self.runtime.distrust_disk)
+
+    def write_watermarks(self, watermarks: Checkpoint) -> None:
+        """Writes the watermarks behind those in progress, in another thread."""
+
+        def done(result: object, error: BaseException | None) -> None:
+            if error is None:
+                self.runtime.watermarks_written(watermarks)
+            else:
+                # The system may have dropped what it did not write, so nothing of it may count.
+                self.on_failed(error)
+
+        self._in_housekeeping(partial(self._write_watermarks, watermarks), done)
+
+    def write_remembered(self, content: bytes) -> None:
+        """Stores it in that thread."""
+        work = partial(older_copy.remember, self._directory.files, content)
+        self.writer.housekeeping.submit(work)
+
+    def _in_housekeeping(self, work: Callable[[list[int]], None], done: Done) -> None:
+        """Calls `work` in that thread, with the segments that may not be synced."""
+        segments = [] if self._durable else self.node.state.journal.segments[-2:]
+        newest = [segment.sequence for segment in segments]
+        self.writer.housekeeping.submit(partial(work, newest), done)
+
+    async def _housekept(self, work: Callable[[list[int]], None]) -> None:
+        ended: asyncio.Future[None] = self.loop.create_future()
+
+        def done(result: object, error: BaseException | None) -> None:
+            if error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
+
+        self._in_housekeeping(work, done)
+        await ended
+
+    async def write_last_watermarks(self) -> None:
+        """Writes the watermarks as they are now, and waits for that."""
+        watermarks = self.node.state.journal.checkpoint()
+        await self._housekept(partial(self._write_watermarks, watermarks))
+
+    def _write_watermarks(self, watermarks: Checkpoint, newest: list[int]) -> None:
+        """Writes the watermarks, in the thread. Older ones only make a start slower. Raises
+        `OSError` if the records below them cannot be synced."""
+        sync_newest(self._directory, newest)
+        try:
+            self._directory.write_watermarks(watermarks)
+        except OSError as error:
+            if not self._is_unwritten:
+                logger.warning("watermarks_not_written error=%r", str(error))
+            self._is_unwritten = True
+            return
+        self._is_unwritten = False
+
+    # PeerHandler
+
+    def on_connected(self, identity: PeerIdentity) -> None:
+        presence = Presence(
+            identity.incarnation,
+            identity.peer_address,
+            identity.client_address,
+            identity.admin_address,
+            identity.features,
+            identity.program,
+        )
+        self._link_changed(partial(self.runtime.link_up, identity.node_id, presence, identity.role))
+        self.questions.connected(identity.node_id, identity.features)
+
+    def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
+        if kind in (QUESTION, ANSWER):
+            self.questions.handle_frame(node_id, kind, payload)
+            return
+        try:
+            self.runtime.handle_frame(node_id, kind, payload, self.loop.time())
+        except BadFrame:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self.fail("frame_failed", error)
+
+    def on_disconnected(self, node_id: str) -> None:
+        self._link_changed(partial(self.runtime.link_down, node_id))
+        self.questions.disconnected(node_id)
+
+    def on_refused(self, node_id: str) -> None:
+        self._link_changed(partial(self.runtime.link_refused, node_id))
+
+    def on_removed(self) -> None:
+        self.runtime.report_removed()
+
+    def on_older_copy(self, text: str, may_begin_anew: bool) -> None:
+        self.runtime.report_older_copy(text, may_begin_anew)
+
+    def _link_changed(self, tell_cluster: Callable[[], None]) -> None:
+        """Changes a link, and stops the node if that fails.
+
+        An exception in the link's callback would only close the link. The next link would fail in
+        the same way, while the node seems to work.
+        """
+        try:
+            tell_cluster()
+        except Exception as error:  # noqa: BLE001
+            self.fail("link_failed", error)
 
     # Clients
 
@@ -262,6 +420,14 @@ class Broker:
             self.nobody_left = self.loop.create_future()
             await asyncio.wait([self.nobody_left], timeout=timeout_s)
 
+    async def hand_over(self) -> str:
+        """Gives up Raft's leadership, and sends clients to other nodes at the pace of a drain.
+        Return where those that are left may go."""
+        others = self.runtime.hand_over(self.loop.time())
+        if others and self.runtime.redirection.drain_per_s:
+            await self.wait_for_disconnects(LEAVE_CLIENTS_S)
+        return others
+
     def contain(self, connection: Connection, error: Exception) -> None:
         """Logs a failure in a client's packet. Only the client's own state may be incomplete."""
         state = self.node.state
@@ -286,6 +452,7 @@ class Broker:
 
     def close(self) -> None:
         """Writes everything submitted and stops the threads."""
+        self._raft.close()
         if self.timer is not None:
             self.timer.cancel()
         self.writer.close()
@@ -294,3 +461,8 @@ class Broker:
         self.identities.close()
         if self.commands is not None:
             self.commands.close()
+        if self.writer.is_synced and not self._cluster_node.positions.own_incomplete:
+            try:
+                unsynced.clear(self._directory.files)
+            except OSError as error:
+                logger.error("unsynced_mark_not_removed error=%r", str(error))

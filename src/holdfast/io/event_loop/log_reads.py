@@ -16,7 +16,7 @@ from holdfast.log.reading.cursor import LogReader, ReadResult
 from holdfast.log.reading.starts import FoundStart
 from holdfast.node.effects import FetchInflight, FindStarts, ReadLog
 from holdfast.node.replicate.effects import ReadBatches
-from holdfast.node.runtime.runtime import Found
+from holdfast.node.runtime.ports import Found
 from holdfast.node.session.session import Session
 
 RESULTS_S: Final = 0.002
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class LogReads:
-    """The `ReplicaReadPort` of a node's turns. Reads are done in the order of their requests. The
+    """The `ReadPort` of a node's turns. Reads are done in the order of their requests. The
     large results of replays take turns: see `replay_turns`."""
 
     def __init__(

@@ -22,7 +22,6 @@ from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 from holdfast.hooks import Hooks
 from holdfast.io.event_loop.broker import Broker
-from holdfast.io.event_loop.cluster_broker import ClusterBroker
 from holdfast.io.event_loop.commands.agreed import AgreedCommandRunner, agreed_users
 from holdfast.io.event_loop.commands.runner import CommandRunner
 from holdfast.io.event_loop.commands.thread import CommandThread
@@ -273,7 +272,7 @@ def _take_commands(broker: Broker, security: SecurityFiles) -> None:
         present.close()
     if users is None:
         broker.commands = None
-    elif isinstance(broker, ClusterBroker) and broker.agreement is not None:
+    elif broker.agreement is not None:
         broker.commands = AgreedCommandRunner(
             broker, users, broker.agreement, CommandThread(broker)
         )
@@ -291,7 +290,7 @@ def _observe(broker: Broker, hooks: Sequence[Hooks]) -> None:
 
 def _with_agreed_users(broker: Broker, security: SecurityFiles) -> SecurityFiles:
     """The files, with the users of the cluster in place of those of its file once there are any."""
-    if not isinstance(broker, ClusterBroker) or broker.agreement is None:
+    if broker.agreement is None:
         return security
     if security.users is None:
         if broker.agreement.current() is not None:

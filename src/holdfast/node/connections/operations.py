@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from holdfast.node.connections.close import close_connection
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.session.connection import CLOSED
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import MOVED

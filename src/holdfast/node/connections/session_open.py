@@ -11,16 +11,15 @@ from holdfast.node.admission.throttle import (
     is_in_debt,
     recording_refusal,
 )
+from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.client_notes import note_connected
 from holdfast.node.connections.close import refuse, waits_for_older
 from holdfast.node.connections.keep_alive import start_keep_alive
-from holdfast.node.connections.wills import will_of
 from holdfast.node.delivery.acknowledgements import proceed
 from holdfast.node.delivery.log_replay import open_groups, resume
 from holdfast.node.delivery.retained import resume_scans
 from holdfast.node.effects import AskRights, ResumeInput
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.rights import attach, is_bridge_notice, may_leave_now, may_open
 from holdfast.node.session.connection import (
     AUTHENTICATING,
@@ -286,22 +285,6 @@ def refuse_other_user(state: NodeState, connection: Connection) -> None:
     state.stats.sessions_denied += 1
     text = "the client id is in use by another user"
     refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
-
-
-class AcceptedConnect:
-    """An accepted CONNECT that waits for this node to own its session."""
-
-    def __init__(
-        self, packet: Connect, expiry_s: int, answer: Properties, reply: bytes = b""
-    ) -> None:
-        """`reply`: the CONNACK with these properties if no session is present, when encoded."""
-        self.clean_start = packet.clean_start
-        self.expiry_s = expiry_s
-        self.reply_properties = answer
-        self.reply = reply
-        self.will = will_of(packet)
-        self.filters: str | None = None
-        """See `checksum_asked`."""
 
 
 def finish_open(

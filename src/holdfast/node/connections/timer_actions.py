@@ -11,7 +11,6 @@ from holdfast.node.connections.connect import handle_identity_end
 from holdfast.node.connections.keep_alive import check_deadline
 from holdfast.node.delivery.acknowledgements import proceed
 from holdfast.node.delivery.log_replay import continue_reading
-from holdfast.node.delivery.replay_pace import next_reader
 from holdfast.node.delivery.subscriptions import DeferredReview
 from holdfast.node.node_state import NodeState
 from holdfast.node.relocation.client_relocation import ClientRelocation
@@ -49,7 +48,7 @@ def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
     elif kind == WORK:
         state.run_work()
     elif kind == REPLAY:
-        session = next_reader(state)
+        session = state.replay_pace.next_reader()
         if session is not None:
             continue_reading(state, session)
     elif kind == RIGHTS_CHANGED:

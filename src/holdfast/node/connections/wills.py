@@ -19,9 +19,6 @@ from holdfast.node.routing.routing import find_route
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Session
 from holdfast.node.session.will import Will
-from holdfast.protocol.mqtt import properties as p
-from holdfast.protocol.mqtt.packets import Connect
-from holdfast.protocol.mqtt.properties import encode_block
 from holdfast.protocol.topics.names import InvalidTopic
 
 
@@ -106,24 +103,3 @@ def _log_done(state: NodeState, session: Session) -> None:
                 sequence=session.epoch,
             )
         )
-
-
-def will_of(packet: Connect) -> Will | None:
-    """The will of a CONNECT, or None."""
-    will = packet.will
-    if will is None:
-        return None
-    properties = dict(will.properties)
-    delay_s = properties.pop(p.WILL_DELAY_INTERVAL, 0)
-    message_expiry_s = properties.get(p.MESSAGE_EXPIRY_INTERVAL, -1)
-    assert isinstance(delay_s, int)
-    assert isinstance(message_expiry_s, int)
-    return Will(
-        will.topic.encode(),
-        will.payload,
-        will.qos,
-        will.retain,
-        encode_block(properties),
-        message_expiry_s,
-        delay_s,
-    )

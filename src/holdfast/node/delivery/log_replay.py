@@ -13,11 +13,9 @@ from holdfast.log.reading.interest import ReadInterest
 from holdfast.log.record import Record
 from holdfast.node.delivery.delivery import FETCH_RECORDS_MAX, pump_group, send_deferred
 from holdfast.node.delivery.live_lane import open_lane_behind, read_lane
-from holdfast.node.delivery.replay_pace import may_read_on
 from holdfast.node.delivery.transmission import READ_BYTES_MAX, finish_inflight, resend
 from holdfast.node.effects import FetchInflight, ReadLog
-from holdfast.node.node_state import NodeState, Work
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise, Work
 from holdfast.node.rights import may_read
 from holdfast.node.session.audience import Audience, decode_audience
 from holdfast.node.session.connection import OPEN, Connection
@@ -52,7 +50,7 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
         lane = reader.lane
         if lane is not None and lane.positions is not None and read_lane(state, reader, lane):
             return
-        if reader.has_starts and not may_read_on(state, reader):
+        if reader.has_starts and not state.replay_pace.may_read_on(reader):
             return
     elif not reader.connected:
         return

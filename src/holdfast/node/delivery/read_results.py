@@ -9,7 +9,6 @@ from holdfast.node.delivery.log_replay import (
     resend_passed,
 )
 from holdfast.node.delivery.outbox import pump
-from holdfast.node.delivery.replay_pace import charge_read
 from holdfast.node.delivery.transmission import can_send
 from holdfast.node.effects import ReadLog
 from holdfast.node.node_state import NodeState, Work
@@ -53,7 +52,7 @@ def handle_read(
             return
         reader.lost += lost
         if reader.has_starts and state.config.replay_bytes_per_s:
-            charge_read(state, records)
+            state.replay_pace.charge_read(records)
         work = QueueRead(reader, effect.connection, records, positions, done)
         # Enough for all records of a read if few filters match.
         state.steps_left -= work.step(state, 2 * READ_RECORDS_MAX)

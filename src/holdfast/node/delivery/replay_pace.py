@@ -4,9 +4,8 @@ from typing import Final
 
 from holdfast.log.record import Record
 from holdfast.node.admission.token_bucket import TokenBucket
-from holdfast.node.node_state import NodeState
 from holdfast.node.session.session import Session
-from holdfast.node.state.recorded_state import REPLAY
+from holdfast.node.state.recorded_state import REPLAY, RecordedState
 
 BURST_S: Final = 0.1
 """The time in seconds whose bytes may be read at once."""
@@ -19,61 +18,61 @@ class ReplayPace:
     when its size is known. Its debt passes before the next one.
     """
 
-    def __init__(self, bytes_per_s: int, now: float) -> None:
-        self.bucket = TokenBucket(bytes_per_s, bytes_per_s * BURST_S, now)
+    def __init__(self, state: RecordedState) -> None:
+        self._state = state
+        # None: the rate was never limited.
+        self._bucket: TokenBucket | None = None
         # A session waits once.
         self.waiting: dict[Session, None] = {}
         # The session whose turn it is.
-        self.next: Session | None = None
-        self.is_armed = False
+        self._next: Session | None = None
+        self._is_armed = False
 
-    def arm(self, state: NodeState) -> None:
+    def may_read_on(self, session: Session) -> bool:
+        """Whether a session that replays may read now. If not, it is called when it may."""
+        state = self._state
+        bytes_per_s = state.config.replay_bytes_per_s
+        if not bytes_per_s:
+            return True
+        bucket = self._bucket
+        if bucket is None or bucket.per_s != bytes_per_s:
+            bucket = TokenBucket(bytes_per_s, bytes_per_s * BURST_S, state.now)
+            self._bucket = bucket
+            self._next = None
+            self._is_armed = False
+        if self._next is session or (not self.waiting and not bucket.is_empty(state.now)):
+            self._next = None
+            return True
+        self.waiting[session] = None
+        self._arm(bucket)
+        return False
+
+    def charge_read(self, records: list[Record]) -> None:
+        """Charges what a replay has read."""
+        bucket = self._bucket
+        if bucket is not None:
+            bucket.refill(self._state.now)
+            bucket.take(
+                sum(len(each.topic) + len(each.payload) + len(each.properties) for each in records)
+            )
+
+    def next_reader(self) -> Session | None:
+        """The session that may read now, as the timer REPLAY is due."""
+        state = self._state
+        bucket = self._bucket
+        self._is_armed = False
+        if bucket is None or not self.waiting:
+            return None
+        if not state.config.replay_bytes_per_s or not bucket.is_empty(state.now):
+            self._next = next(iter(self.waiting))
+            del self.waiting[self._next]
+        session = self._next
+        self._arm(bucket)
+        return session
+
+    def _arm(self, bucket: TokenBucket) -> None:
         """Gives the next session its turn as soon as the bucket allows."""
-        if self.waiting and not self.is_armed:
-            self.is_armed = True
-            state.arm(state.now + self.bucket.wait_s(), REPLAY, None)
-
-
-def may_read_on(state: NodeState, session: Session) -> bool:
-    """Whether a session that replays may read now. If not, it is called when it may."""
-    bytes_per_s = state.config.replay_bytes_per_s
-    if not bytes_per_s:
-        return True
-    pace = state.replay_pace
-    if pace is None or pace.bucket.per_s != bytes_per_s:
-        waiting = {} if pace is None else pace.waiting
-        pace = ReplayPace(bytes_per_s, state.now)
-        pace.waiting = waiting
-        state.replay_pace = pace
-    if pace.next is session or (not pace.waiting and not pace.bucket.is_empty(state.now)):
-        pace.next = None
-        return True
-    pace.waiting[session] = None
-    pace.arm(state)
-    return False
-
-
-def charge_read(state: NodeState, records: list[Record]) -> None:
-    """Charges what a replay has read."""
-    pace = state.replay_pace
-    if pace is not None:
-        pace.bucket.refill(state.now)
-        pace.bucket.take(
-            sum(len(each.topic) + len(each.payload) + len(each.properties) for each in records)
-        )
-
-
-def next_reader(state: NodeState) -> Session | None:
-    """The session that may read now, as the timer REPLAY is due."""
-    pace = state.replay_pace
-    if pace is None:
-        return None
-    pace.is_armed = False
-    if not pace.waiting:
-        return None
-    if not state.config.replay_bytes_per_s or not pace.bucket.is_empty(state.now):
-        pace.next = next(iter(pace.waiting))
-        del pace.waiting[pace.next]
-    session = pace.next
-    pace.arm(state)
-    return session
+        if self.waiting and not self._is_armed:
+            self._is_armed = True
+            state = self._state
+            state.arm(state.now + bucket.wait_s(), REPLAY, None)

@@ -23,8 +23,7 @@ from holdfast.node.delivery.retained import continue_scans, may_match, start_sca
 from holdfast.node.delivery.subscriptions import add_subscription
 from holdfast.node.effects import FindStarts, ResumeInput
 from holdfast.node.groups.queue_changes import QueueRoom, begin_queues, needs_history
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.rights import may_replay, may_subscribe
 from holdfast.node.session.connection import CLOSED, OPEN, Connection
 from holdfast.node.session.session import (

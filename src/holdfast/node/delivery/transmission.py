@@ -3,8 +3,7 @@
 from collections import deque
 from typing import Final
 
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.rights import may_read
 from holdfast.node.routing.routing import subscription_at, subscriptions_of
 from holdfast.node.session.additions import Additions

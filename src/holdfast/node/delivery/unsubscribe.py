@@ -6,8 +6,7 @@ from holdfast.node.delivery.outbox import end_drains
 from holdfast.node.delivery.replay_start import plain_filter
 from holdfast.node.delivery.subscribe import send_reply, size_of
 from holdfast.node.delivery.subscriptions import leave_groups, remove_subscription
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.rights import may_unsubscribe
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.session import Group, GroupMember, Session

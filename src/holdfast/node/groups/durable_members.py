@@ -17,12 +17,11 @@ from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.cluster_port import GROUP_MEMBERS
 from holdfast.node.context import ClusterContext
+from holdfast.node.features import GROUP_MEMBERS
 from holdfast.node.groups.homes import Home, LedHomes
 from holdfast.node.metadata.model import DATA
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import (

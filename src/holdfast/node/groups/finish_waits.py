@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from holdfast.node.groups.control_frames import Place
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import Promise
 from holdfast.node.publish.promises import PromiseQueues
 from holdfast.node.session.connection import CLOSED
 from holdfast.node.session.session import Inflight, Session, tag_of

@@ -11,7 +11,6 @@ Within one node the two sides call each other directly.
 from typing import Final
 
 from holdfast.log.record import Record
-from holdfast.node.cluster_port import GroupPort
 from holdfast.node.delivery.delivery import ready_member, send_unlisted
 from holdfast.node.frame_kinds import GROUP, BadFrame
 from holdfast.node.groups.assignments import AgentContext
@@ -42,7 +41,7 @@ from holdfast.node.groups.coordinator import Coordinator
 from holdfast.node.groups.durable_members import JoinPromise, log_join, log_leave
 from holdfast.node.groups.group_state import Coordination
 from holdfast.node.groups.node_agent import NodeAgent
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import GroupPort, Promise
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message

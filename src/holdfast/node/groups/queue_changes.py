@@ -6,11 +6,10 @@ nodes may begin the same queue at once: the first record in its home partition c
 
 from operator import lt
 
-from holdfast.node.cluster_port import QUEUES
 from holdfast.node.connections.operations import Outcome, OutcomePromise
 from holdfast.node.delivery.replay import StartPlan
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.features import QUEUES
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.rights import proves_names
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.session import Session, Subscription

@@ -27,8 +27,9 @@ from msgspec import UNSET
 
 from holdfast.addresses import server_reference
 from holdfast.node import frames
+from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.close import log_close, refuse
-from holdfast.node.connections.session_open import AcceptedConnect, finish_open, refuse_other_user
+from holdfast.node.connections.session_open import finish_open, refuse_other_user
 from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.frame_kinds import SESSION_OPEN, BadFrame
 from holdfast.node.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame

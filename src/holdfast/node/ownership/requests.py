@@ -7,12 +7,11 @@ from typing import Final
 
 from msgspec import UNSET
 
-from holdfast.node.connections.session_open import AcceptedConnect
+from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.context import NEVER
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.frames import OpenedFrame, OpenFrame
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.state import decode_cursor
 from holdfast.node.state.session_records import SessionEntry

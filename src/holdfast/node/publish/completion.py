@@ -5,8 +5,7 @@ acknowledgement or its replacement.
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.delivery.delivery import deliver
-from holdfast.node.node_state import NodeState, Route
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise, Route
 from holdfast.node.publish.producer_dedup import note_refused
 from holdfast.node.routing.routing import find_route
 from holdfast.node.session.audience import encode_audience

@@ -22,10 +22,9 @@ from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.admission.limits import CLIENT, USER
 from holdfast.node.admission.meters import names_of
-from holdfast.node.cluster_port import DELAYED_MESSAGES
 from holdfast.node.delivery.delivery import deliver
-from holdfast.node.node_state import NodeState, Route
-from holdfast.node.promise import Promise
+from holdfast.node.features import DELAYED_MESSAGES
+from holdfast.node.node_state import NodeState, Promise, Route
 from holdfast.node.publish.delayed_table import (
     ACTS_FOR,
     Delayed,

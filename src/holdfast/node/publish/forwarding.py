@@ -25,8 +25,7 @@ from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import FORWARD
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.publish.completion import PrecedingPromise
 from holdfast.node.publish.delayed_table import is_due
 from holdfast.node.publish.forward_frames import FORWARD_HEAD, ForwardResult

@@ -19,8 +19,7 @@ from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import CallbackPromise, Promise
+from holdfast.node.node_state import CallbackPromise, NodeState, Promise
 from holdfast.node.publish.admission import REFUSED, STORE, Admission, is_recognised
 from holdfast.node.publish.apply import Applier
 from holdfast.node.publish.completion import PrecedingPromise, PublishPromise

@@ -5,7 +5,7 @@ from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import Promise
 from holdfast.node.publish.delayed_table import is_due
 from holdfast.protocol.topics.names import SHARE_PREFIX
 

@@ -7,8 +7,7 @@ not wait: a partition without a leader delays only the clients that publish to i
 
 from collections import deque
 
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.session.connection import Connection
 
 

@@ -38,8 +38,7 @@ from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
 from holdfast.node.delivery.delivery import deliver, send_group_qos0
 from holdfast.node.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame, decode_json
-from holdfast.node.node_state import NodeState, Route
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise, Route
 from holdfast.node.publish.promises import PromiseQueues
 from holdfast.node.publish.retained_updates import RetainedUpdates, is_in_store
 from holdfast.node.rights import has_rules

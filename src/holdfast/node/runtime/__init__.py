@@ -1,1 +1,1 @@
-"""Runs a cluster node's turns in order, and limits a node that is not fit to serve."""
+"""Runs a node's turns in order, and limits a node that is not fit to serve."""

@@ -1,11 +1,11 @@
 """Checks another node's disk and this one's, in the handshake of two nodes."""
 
 from holdfast.node.attendance import RECOVERS
-from holdfast.node.cluster_port import AGREED_REPLICATION
+from holdfast.node.features import AGREED_REPLICATION
 from holdfast.node.metadata.operations import empty_disk_text
 from holdfast.node.placement.planning import last_copies
 from holdfast.node.replicate.disk_position import Known, find_loss
-from holdfast.node.runtime.cluster_runtime import ClusterRuntime
+from holdfast.node.runtime.runtime import Runtime
 from holdfast.security.peer_handshake import LAST_COPY, OLDER_COPY, OLDER_COPY_WAITS
 from holdfast.security.peer_identity import PeerIdentity, Refusal, features_in
 
@@ -20,7 +20,7 @@ def older_text(node: str) -> str:
 class PeerCheck:
     """The decision whether a node with its disk may be linked with this one."""
 
-    def __init__(self, runtime: ClusterRuntime) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._cluster_node = runtime.cluster_node
         self.refused: dict[str, str] = {}

@@ -1,27 +1,83 @@
-"""Ports that the turns of a cluster node need of their driver."""
+"""Ports that the turns of a node need of their driver."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.journal.watermarks import Checkpoint
+from holdfast.log.reading.cursor import ReadResult
+from holdfast.log.reading.starts import FoundStart
+from holdfast.log.record import Record
+from holdfast.node.effects import Effect, FetchInflight, FindStarts, ReadLog
 from holdfast.node.metadata.model import ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.raft.node import Write
 from holdfast.node.replicate.effects import ReadBatches
-from holdfast.node.runtime.runtime import ClientPort, JournalPort, ReadPort
+from holdfast.node.session.connection import Connection
 
 
-class LoopPort(ClientPort, Protocol):
-    """The event loop of a cluster node."""
+class JournalPort(Protocol):
+    """The writer of the journal's groups, one at a time."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a group waits for space."""
+
+    @property
+    def free_bytes(self) -> int:
+        """The free bytes after the last group."""
+
+    def submit(self, group: WriteGroup) -> None:
+        """Writes the group, then calls `Runtime.group_written`."""
+
+    def space(self) -> int:
+        """Returns the bytes that may still be written now."""
+
+
+class ClientPort(Protocol):
+    """The event loop with the clients' sockets."""
+
+    def touch(self) -> None:
+        """Calls `Runtime.begin` and schedules a turn, unless one is scheduled."""
+
+    def flush(self, dirty: list[Connection]) -> None:
+        """Writes the output of each of these connections to its socket."""
+
+    def carry_out(self, effect: Effect) -> None:
+        """Carries out an effect that is not a read."""
 
     def write_watermarks(self, watermarks: Checkpoint) -> None:
         """Syncs the records below the high watermarks, unless they are; writes the watermarks, and
-        calls `ClusterRuntime.watermarks_written`. Older ones only make a start slower."""
+        calls `Runtime.watermarks_written`. Older ones only make a start slower."""
 
     def write_remembered(self, content: bytes) -> None:
         """Stores what this node remembers of the other nodes' disks. An older one only notices an
         older copy less often."""
+
+
+Found = list[tuple[int, Record | None]]
+
+
+class ReadPort(Protocol):
+    """The reader of the log, also for other nodes. It works in the order of the requests,
+    and touches the node before it passes a result to `done`."""
+
+    def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
+        """Reads the records that `effect` asks for."""
+
+    def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
+        """Reads the records of unfinished deliveries."""
+
+    def find_starts(
+        self, effect: FindStarts, done: Callable[[FindStarts, list[FoundStart]], None]
+    ) -> None:
+        """Finds the offsets at which subscriptions begin."""
+
+    def read_batches(
+        self, effect: ReadBatches, end: int, done: Callable[[ReadBatches, list[bytes]], None]
+    ) -> None:
+        """Reads whole batches below the offset `end`."""
 
 
 class RaftPort(Protocol):
@@ -32,7 +88,7 @@ class RaftPort(Protocol):
         """Whether a write waits for space."""
 
     def submit(self, write: Write) -> None:
-        """Writes, then calls `ClusterRuntime.raft_written`."""
+        """Writes, then calls `Runtime.raft_written`."""
 
 
 class LinkPort(Protocol):
@@ -49,15 +105,6 @@ class LinkPort(Protocol):
 
     def isolate(self, text: str) -> None:
         """Closes all links and allows no new ones."""
-
-
-class ReplicaReadPort(ReadPort, Protocol):
-    """The reader of the log, which also reads for other nodes."""
-
-    def read_batches(
-        self, effect: ReadBatches, end: int, done: Callable[[ReadBatches, list[bytes]], None]
-    ) -> None:
-        """Reads whole batches below the offset `end`."""
 
 
 class ProcessPort(Protocol):
@@ -99,12 +146,12 @@ class ProcessPort(Protocol):
 
 
 @dataclass(frozen=True)
-class ClusterPorts:
-    """The part of the driver that the turns of a cluster node use."""
+class RuntimePorts:
+    """The part of the driver that the turns of a node use."""
 
     journal: JournalPort
-    reader: ReplicaReadPort
-    clients: LoopPort
+    reader: ReadPort
+    clients: ClientPort
     raft: RaftPort
     links: LinkPort
     process: ProcessPort

@@ -1,107 +1,80 @@
 """Runs a node's turn: carries out, in order, the results of one iteration of the event loop.
 
 The driver owns the sockets, the threads and the clock. It calls `begin` before it hands anything to
-the node, and `turn` once per iteration. The ports below are all that a turn needs of the driver, so
-a simulator that implements them runs the same turns.
+the node, and `turn` once per iteration. The ports (`node.runtime.ports`) are all that a turn needs
+of the driver, so a simulator that implements them runs the same turns.
 
 | step | why it is where it is |
 |---|---|
 | 1. due timers | They append records, and those belong in this turn's write group. |
-| 2. `_advance` | In a cluster: what has arrived is applied. It appends records, too. |
+| 2. `_advance`: disk, timers of the cluster, `ClusterNode.end_turn` | A stall is known before this turn's leaders are asked to do anything. What is committed is applied. All of it appends records, too. |
 | 3. write group | The disk works while steps 4 and 5 use the processor. |
 | 4. effects and writes to clients | Until none is left, because an effect may cause others: input that goes on is answered in the same turn. |
 | 5. `_advance`, write group | Step 4 has appended records. Without this step they would wait for the next event. |
-| 6. `_finish` | In a cluster: frames leave last, so one frame has what all steps before it queued. |
+| 6. frames | They leave behind what all steps before have queued, and before Raft's writes are submitted. None depends on such a write: those are made by `raft_written`. |
+| 7. Raft's writes, reads for other nodes | In the order in which they were produced. |
+| 8. news | The links are adjusted first, so that the redirect names the nodes as they are now. Damage comes before readiness, because a damaged node is not ready. |
+| 9. damage | After the news, because metadata that has just arrived decides whether other replicas exist. |
+| 10. watermarks | Last, because they describe the finished turn. |
 """  # noqa: E501
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Final
 
 from holdfast.log.journal.group_commit_delay import CommitPace, JournalWaits
 from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.cursor import ReadResult
-from holdfast.log.reading.starts import FoundStart
-from holdfast.log.record import Record
+from holdfast.node.cluster_node import ClusterNode
 from holdfast.node.delivery.subscribe import handle_starts
 from holdfast.node.effects import Effect, FetchInflight, FindStarts, ReadLog
-from holdfast.node.node import Node
+from holdfast.node.failure.disk_watch import DiskWatch
+from holdfast.node.failure.health import Presence
+from holdfast.node.frame_kinds import HEARTBEAT
+from holdfast.node.metadata.model import NOT_RESTORED, ClusterMetadata
 from holdfast.node.node_state import NodeState
-from holdfast.node.session.connection import Connection
+from holdfast.node.placement.client_shares import obstacle
+from holdfast.node.relocation.redirection import Redirection
+from holdfast.node.replicate.effects import ReadBatches
+from holdfast.node.runtime.fitness import Fitness
+from holdfast.node.runtime.ports import Found, RuntimePorts
+from holdfast.node.runtime.probes import ClusterProbes
+from holdfast.node.runtime.replacement import Replacement
 from holdfast.node.state.recorded_state import RecordedState
-from holdfast.node.state.snapshot_entries import snapshot_entries
 
-GATHERED_BYTES = 1 << 20
+GATHERED_BYTES: Final = 1 << 20
 """The pending bytes that are written at once, though records gather."""
+WATERMARKS_S: Final = 1.0
+"""The interval in seconds at which the high watermarks are written."""
 
-
-class JournalPort(Protocol):
-    """The writer of the journal's groups, one at a time."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a group waits for space."""
-
-    @property
-    def free_bytes(self) -> int:
-        """The free bytes after the last group."""
-
-    def submit(self, group: WriteGroup) -> None:
-        """Writes the group, then calls `Runtime.group_written`."""
-
-    def space(self) -> int:
-        """Returns the bytes that may still be written now."""
-
-
-class ClientPort(Protocol):
-    """The event loop with the clients' sockets."""
-
-    def touch(self) -> None:
-        """Calls `Runtime.begin` and schedules a turn, unless one is scheduled."""
-
-    def flush(self, dirty: list[Connection]) -> None:
-        """Writes the output of each of these connections to its socket."""
-
-    def carry_out(self, effect: Effect) -> None:
-        """Carries out an effect that is not a read."""
-
-
-Found = list[tuple[int, Record | None]]
-
-
-class ReadPort(Protocol):
-    """The reader of the log, which works in the order of the requests. It touches the node before
-    it passes a result to `done`."""
-
-    def read_log(self, effect: ReadLog, done: Callable[[ReadLog, ReadResult], None]) -> None:
-        """Reads the records that `effect` asks for."""
-
-    def fetch(self, effect: FetchInflight, done: Callable[[FetchInflight, Found], None]) -> None:
-        """Reads the records of unfinished deliveries."""
-
-    def find_starts(
-        self, effect: FindStarts, done: Callable[[FindStarts, list[FoundStart]], None]
-    ) -> None:
-        """Finds the offsets at which subscriptions begin."""
+FOREVER: Final = float("inf")
 
 
 class Runtime:
-    """The turns of a single node."""
+    """The turns of a node.
+
+    Frames that announce a Raft write as durable are made by `raft_written`, so no frame is ahead of
+    the disk.
+    """
 
     def __init__(
         self,
-        node: Node,
-        journal: JournalPort,
-        reader: ReadPort,
-        clients: ClientPort,
+        cluster_node: ClusterNode,
+        ports: RuntimePorts,
+        replacement: Replacement,
+        disk_stall_s: float,
         waits: JournalWaits | None = None,
+        *,
+        durable: bool = True,
     ) -> None:
-        """`waits`: None: records wait for no others."""
-        self.node = node
-        self.state: NodeState = node.state
-        self.writer = journal
-        self.reader = reader
-        self.clients = clients
+        """`disk_stall_s`: the longest normal write in seconds. `waits`: None: records wait for no
+        others. `durable`: see `Broker`."""
+        self.node = cluster_node.node
+        self.state: NodeState = cluster_node.state
+        self.writer = ports.journal
+        self.reader = ports.reader
+        self.clients = ports.clients
         self.group_in_flight = False
         self.group_began_at = 0.0
         # The times of the oldest record in the group in flight, and in the next one; 0.0: none.
@@ -119,12 +92,48 @@ class Runtime:
         self._pace = CommitPace(waits.durable_s) if waits.durable_s else None
         # The time at which the records that gather are written.
         self._flush_at: float | None = None
+        self.cluster_node = cluster_node
+        self._gathers_among_others = waits.among_others
+        self.replacement = replacement
+        self.disk = DiskWatch(disk_stall_s)
+        self._probes = ClusterProbes(cluster_node)
+        self.fitness = Fitness(cluster_node, self.disk)
+        self.redirection = Redirection(cluster_node, self.fitness, ports.clients.touch)
+        self._raft = ports.raft
+        self._links = ports.links
+        self._process = ports.process
+        # True if the news of a turn are looked at though there may be none.
+        self._is_watched = True
+        self._has_news = False
+        self._has_stopped_partition = False
+        self._is_leaving = False
+        self._begins_anew = False
+        self._recovers = cluster_node.attendance.is_recovering
+        self._reviewed: ClusterMetadata | None = None
+        # The time at which the cluster's timers are due.
+        self._cluster_at = 0.0
+        self._watermarks_at = 0.0
+        self._durable = durable
+        self._is_incomplete = bool(cluster_node.positions.own_incomplete)
+        if not durable:
+            cluster_node.positions.sync_later()
+        self._written_watermarks: Checkpoint | None = None
+        self._remembered = cluster_node.disk_memory.encode()
+        # The records that were committed here when the watermarks were last looked at.
+        self._looked_at_sequence = 0
 
     # The turn
 
     def begin(self, now: float, wall_us: int) -> None:
-        """Sets the clocks: monotonic in seconds, and the wall clock in microseconds."""
+        """Sets the clocks: monotonic in seconds, and the wall clock in microseconds. The latter
+        follows the cluster's."""
         self.node.tick(now, wall_us)
+        state = self.state
+        state.wall_us = self.cluster_node.clock.tick(now, wall_us)
+        recorded = self.cluster_node.replicated.state
+        recorded.now = now
+        recorded.wall_us = state.wall_us
+        self.cluster_node.tick(now)
 
     def turn(self) -> None:
         """Carries out the iteration's work. The module says why the steps have this order."""
@@ -151,18 +160,154 @@ class Runtime:
         self._finish()
 
     def _advance(self) -> None:
-        """Advances what a cluster adds to the node."""
-
-    def _finish(self) -> None:
-        """Finishes the turn after all effects and writes."""
+        """Runs the disk's checks and the cluster's timers, and lets the cluster end its turn."""
+        cluster_node = self.cluster_node
+        now = self.state.now
+        if self.disk.timer() <= now:
+            self._watch_disk(now)
+        if self._cluster_at <= now:
+            cluster_node.handle_timers(now)
+            self._cluster_at = cluster_node.timer()
+        cluster_node.end_turn(now)
 
     def timer(self) -> float | None:
-        """The time of the next turn if nothing arrives before, or None."""
+        """The time of the next turn if nothing arrives before."""
         when = self.node.timer()
         flush_at = self._flush_at
-        return flush_at if flush_at is not None and (when is None or flush_at < when) else when
+        if flush_at is not None and (when is None or flush_at < when):
+            when = flush_at
+        cluster_at = self._cluster_at = self.cluster_node.timer()
+        if cluster_at < FOREVER and (when is None or cluster_at < when):
+            when = cluster_at
+        if self.state.journal.committed_sequence != self._looked_at_sequence:
+            # A node at rest has no other reason to write the watermarks.
+            watermarks_at = self._watermarks_at + WATERMARKS_S
+            when = watermarks_at if when is None else min(when, watermarks_at)
+        disk_at = self.disk.timer()
+        return disk_at if disk_at < (FOREVER if when is None else when) else when
 
-    # The journal
+    def _finish(self) -> None:
+        """Sends frames, submits Raft's writes and reads, and acts on the turn's news."""
+        cluster_node = self.cluster_node
+        effects = cluster_node.effects
+        outgoing = cluster_node.context.outgoing
+        if outgoing:
+            cluster_node.context.outgoing = []
+            for node, kind, payload in outgoing:
+                self._links.send(node, kind, payload)
+            self._links.flush()
+        if effects.persists:
+            persists = effects.persists
+            effects.persists = []
+            for write in persists:
+                self.disk.metadata.began(self.state.now)
+                self._raft.submit(write)
+        if effects.reads:
+            reads = effects.reads
+            effects.reads = []
+            for read in reads:
+                end = self.state.journal.next_offset[read.partition]
+                self.reader.read_batches(read, end, self._batches_read)
+        if self._recovers and not cluster_node.attendance.is_recovering:
+            self._recovers = False
+            self._process.recovered()
+        is_alone = cluster_node.context.is_alone
+        if not is_alone and cluster_node.meta.diverged and not self.fitness.older_copy:
+            self.report_older_copy(cluster_node.meta.diverged, may_begin_anew=False)
+        if (
+            effects.nodes_changed
+            or effects.users_changed
+            or effects.outcomes
+            or self._is_watched
+            or self._has_news
+            or self.state.has_stopped_partition != self._has_stopped_partition
+            or cluster_node.transfer.needs_save()
+        ):
+            self._has_news = False
+            self._has_stopped_partition = self.state.has_stopped_partition
+            self._act_on_news()
+        fitness = self.fitness
+        if fitness.is_undecided or (effects.has_diverged and not fitness.is_damaged):
+            self.distrust_disk()
+        self._probes.step()
+        if self._is_incomplete and not cluster_node.positions.own_incomplete:
+            self._is_incomplete = False
+            self._process.became_complete()
+        self._checkpoint()
+
+    def _act_on_news(self) -> None:
+        cluster_node = self.cluster_node
+        effects = cluster_node.effects
+        fitness = self.fitness
+        metadata = cluster_node.context.metadata
+        if effects.nodes_changed:
+            effects.nodes_changed = False
+            assert metadata is not None
+            nodes = frozenset(metadata.nodes)
+            if obstacle(metadata):
+                self.redirection.stop_balance()
+            cluster_node.disk_memory.forget(nodes)
+            cluster_node.older_copies.forget(nodes)
+            cluster_node.clock.forget(nodes, self.state.now)
+            self._process.take_nodes(metadata)
+        if self._reviewed is not metadata:
+            self._reviewed = metadata
+            self._links.review()
+        self.redirection.review()
+        if fitness.is_damaged and self.replacement.step(metadata, cluster_node.is_dispensable()):
+            self._process.set_aside(keep=effects.has_diverged)
+        if fitness.may_begin_anew and not self._begins_anew:
+            self._begins_anew = True
+            self._process.begin_anew()
+        if effects.users_changed:
+            # Before the outcomes, so that a command that was accepted finds its change.
+            effects.users_changed = False
+            self._process.take_users()
+        outcomes = effects.outcomes
+        if outcomes:
+            effects.outcomes = []
+            self._process.proposals_done(outcomes)
+        if cluster_node.transfer.needs_save():
+            self._process.save_snapshot()
+        if not fitness.is_ready and not fitness.unready_reason(self.state.now):
+            fitness.is_ready = True
+            self._is_watched = False
+            self._process.became_ready()
+            self.redirection.review()
+        if self._is_leaving and not (
+            any(cluster_node.context.leading) and cluster_node.context.connected
+        ):
+            self._process.relieved()
+
+    def _checkpoint(self) -> None:
+        now = self.state.now
+        if now < self._watermarks_at + WATERMARKS_S:
+            return
+        self._watermarks_at = now
+        self._remember()
+        self._looked_at_sequence = self.state.journal.committed_sequence
+        watermarks = self.state.journal.checkpoint()
+        if watermarks != self._written_watermarks:
+            self._written_watermarks = watermarks
+            self.clients.write_watermarks(watermarks)
+
+    def _remember(self) -> None:
+        """Stores the positions of the other nodes' disks, unless they are as before."""
+        memory = self.cluster_node.disk_memory
+        metadata = self.cluster_node.context.metadata
+        if metadata is not None:
+            memory.begin_generation((metadata.generation or NOT_RESTORED).number)
+        content = memory.encode()
+        if content != self._remembered:
+            self._remembered = content
+            self.clients.write_remembered(content)
+
+    def watermarks_written(self, watermarks: Checkpoint) -> None:
+        """Notes that a checkpoint is on disk, with all records below it."""
+        if not self._durable:
+            self.cluster_node.positions.synced_records = sum(watermarks.offsets)
+
+    # The journal and the disk
 
     def write_journal(self, at_once: bool) -> None:
         """Hands the pending records to the writer if it is free; later ones form the next group.
@@ -187,7 +332,10 @@ class Runtime:
         self.writer.submit(group)
 
     def _gathers(self, pace: CommitPace) -> bool:
-        """Whether the pending records wait for others before they are committed."""
+        """Whether the pending records wait for others before they are committed. With other nodes a
+        record waits for the leader's disk and for those of its followers, so it may wait twice."""
+        if not (self._gathers_among_others or self.cluster_node.context.is_alone):
+            return False
         state = self.state
         pending_bytes = state.journal.pending_bytes
         if not pending_bytes or pending_bytes >= GATHERED_BYTES:
@@ -200,10 +348,15 @@ class Runtime:
         return state.now < self._flush_at
 
     def _group_taken(self, group: WriteGroup) -> None:
-        """Notes that the writer receives the group."""
+        """Replicates the group while the disk writes it."""
+        now = self.state.now
+        self.disk.journal.began(now)
+        self._probes.group_taken(group)
+        self.cluster_node.handle_taken(group, now)
 
     def group_written(self, group: WriteGroup) -> None:
-        """Commits a group that is in the file, and on disk unless durability is "memory"."""
+        """Commits a group that is in the file, and on disk unless durability is "memory". Lets the
+        cluster acknowledge what is durable."""
         self.group_in_flight = False
         self.clients.touch()
         state = self.state
@@ -215,6 +368,20 @@ class Runtime:
         state.effects.extend(self.deferred)
         self.deferred.clear()
         self._wake_waiters()
+        now = self.state.now
+        if self.cluster_node.local.waiting():
+            self.state.stats.durations.acknowledged.observe(now - self._group_oldest_at)
+        if self.disk.ended(self.disk.journal, now):
+            self._disk_changed(now)
+        self.cluster_node.handle_durable(now)
+
+    def raft_written(self) -> None:
+        """Handles the completion of Raft's oldest submitted write."""
+        self.clients.touch()
+        now = self.state.now
+        if self.disk.ended(self.disk.metadata, now):
+            self._disk_changed(now)
+        self.cluster_node.handle_persisted(now)
 
     def when_written(self, done: Callable[[], None]) -> None:
         """Calls `done` once everything appended so far is written."""
@@ -240,7 +407,28 @@ class Runtime:
 
     def waits_s(self, now: float) -> float:
         """Returns the age in seconds of the oldest waiting promise, 0.0 without one."""
-        return now - self.group_began_at if self.group_in_flight else 0.0
+        if self.cluster_node.local.waiting():
+            return now - self.group_began_at if self.group_in_flight else 0.0
+        return self.cluster_node.forwarding.waits_s(now)
+
+    def _watch_disk(self, now: float) -> None:
+        disk = self.disk
+        if self.writer.is_full:
+            disk.journal.waits_for_space(now)
+        if self._raft.is_full:
+            disk.metadata.waits_for_space(now)
+        if disk.handle_timers(now):
+            self._disk_changed(now)
+
+    def _disk_changed(self, now: float) -> None:
+        """Reports that the disk stalls, or that it responds again."""
+        is_stalled = self.disk.is_stalled
+        self._has_news = True
+        if is_stalled:
+            self.state.note("error", "disk_stalled", {"stall_s": self.disk.stall_s})
+        else:
+            self.state.note("warning", "disk_goes_on", {})
+        self.cluster_node.handle_disk(is_stalled, now)
 
     # Free space
 
@@ -281,7 +469,9 @@ class Runtime:
             self._space_changed(is_full=False)
 
     def _space_changed(self, *, is_full: bool) -> None:
-        """Notes that publishes are refused, or accepted again."""
+        """Reports that the disk has only its reserve left, or space again."""
+        self._has_news = True
+        self.cluster_node.handle_space(is_full, self.state.now)
 
     # Effects
 
@@ -337,14 +527,109 @@ class Runtime:
         if self.believes_disk:
             self.node.handle_fetched(effect, found)
 
+    def _batches_read(self, effect: ReadBatches, batches: list[bytes]) -> None:
+        if self.believes_disk:
+            self.cluster_node.handle_batches(effect.request, batches, self.state.now)
+
+    # The other nodes
+
+    def link_up(self, node: str, presence: Presence, role: str) -> None:
+        """Handles a new link."""
+        self.clients.touch()
+        self.cluster_node.handle_connected(node, presence, role, self.state.now)
+
+    def link_down(self, node: str) -> None:
+        """Handles the end of a link."""
+        self.clients.touch()
+        self.cluster_node.handle_disconnected(node, self.state.now)
+
+    def link_refused(self, node: str) -> None:
+        """Handles a refused connection: nothing listens at the node's address."""
+        self.clients.touch()
+        self.cluster_node.handle_refused(node, self.state.now)
+
+    def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
+        """Handles a frame at the present time `now`. Raises `BadFrame` when it is malformed.
+
+        The process may have been stopped after the turn began, so the turn's clock may be old.
+        Ownership and heartbeats are judged by the present time.
+        """
+        self.clients.touch()
+        self.cluster_node.tick(now)
+        self.cluster_node.handle_frame(
+            node, kind, payload, now if kind == HEARTBEAT else self.state.now
+        )
+
+    # Fitness
+
+    def distrust_disk(self) -> None:
+        """Gives no read result to anyone any more, if other nodes have replicas of the log.
+
+        Without other replicas the node continues, because the rest of its log is the only copy.
+        """
+        fitness = self.fitness
+        fitness.is_undecided = self.cluster_node.context.metadata is None
+        if fitness.is_damaged or not fitness.has_other_replicas():
+            return
+        self.clients.touch()
+        fitness.is_damaged = self._has_news = True
+        self._is_watched = True
+        self.believes_disk = False
+        text = "it gives up its leaderships and serves no client"
+        self.state.note("error", "node_damaged", {"text": text})
+        self.cluster_node.handle_damage(self.state.now)
+
+    def report_removed(self) -> None:
+        """Notes that the other nodes have removed this one for good."""
+        if not self.fitness.is_removed:
+            self.clients.touch()
+            self.fitness.is_removed = self._has_news = True
+            text = "the others go on without this node: stop it"
+            self.state.note("error", "node_removed", {"text": text})
+
+    def report_older_copy(self, text: str, may_begin_anew: bool) -> None:
+        """Notes that this disk has lost something that it had once."""
+        self.clients.touch()
+        fitness = self.fitness
+        self._has_news = True
+        fitness.may_begin_anew = fitness.may_begin_anew or may_begin_anew
+        if not fitness.older_copy:
+            fitness.older_copy = text
+            self.state.note("error", "older_copy", {"text": text})
+            self._process.stand_apart(text)
+            self.cluster_node.meta.stand_apart(self.state.now)
+            self.cluster_node.alone.end()
+            self.cluster_node.replication.set_unfit(stands_apart=True)
+            # The disk has lost votes and acknowledgements, so the node must give no new ones.
+            self._links.isolate("the disk of this node is an older copy")
+
+    # Shutdown
+
+    def ask_to_stop(self, now: float) -> None:
+        """Announces that this node leaves as soon as the others can do without it."""
+        self.cluster_node.detector.ask_to_stop(now)
+        self.clients.touch()
+
+    def leave(self, now: float) -> None:
+        """Lets other nodes take over the leaderships; `ProcessPort.relieved` says when."""
+        self.cluster_node.detector.leave(now)
+        self._is_leaving = self._is_watched = True
+        self.clients.touch()
+
+    def hand_over(self, now: float) -> str:
+        """Gives up Raft's leadership; returns where the clients may go."""
+        self.clients.touch()
+        self.cluster_node.meta.transfer_leadership(now)
+        self.redirection.hand_over()
+        return self.fitness.other_servers()
+
     # Snapshots
 
     def recorded_state(self) -> RecordedState:
         """Returns the state that the log's committed records define."""
-        return self.state
+        return self.cluster_node.replicated.state
 
     def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
-        """Returns the offsets at which replay begins after a snapshot begun now, and its entries:
-        see `recovery.snapshot_entries`."""
-        # Later records are not in the state yet (`NodeState.promise`), so they are replayed.
-        return list(self.state.journal.high_watermark), snapshot_entries(self.state)
+        """Returns the offsets at which replay begins after a snapshot of the replicated state that
+        is begun now, and its entries."""
+        return self.cluster_node.transfer.offsets(), self.cluster_node.replicated.snapshot()

@@ -48,9 +48,6 @@ TAG_MIN: Final = 2
 """The lowest tag of a shared group. 1 marks a retained message in the log, 0 neither."""
 TAGS: Final = 254
 
-ASSIGNED_MAX: Final = 10_000
-"""The most entries of Group.assigned. Beyond them a crash may deliver a message twice."""
-
 
 class Inflight:
     """An unfinished outbound message of QoS 1 or 2. The log has its payload, at its offset."""
@@ -392,12 +389,6 @@ class Group(Cursor):
         # By topic, as of `readable_at` changes: whether any member may read it, connected or not.
         self.readable: dict[bytes, bool] = {}
         self.readable_at = 0
-        # (partition, offset) of QoS 2 records that members have, at or above the group's logged
-        # position. After a restart no other member may get them. `assigned_changes`: the new ones.
-        self.assigned: set[tuple[int, int]] | None = None
-        self.assigned_changes: list[tuple[int, int]] = []
-        self.logged_positions: list[int] | None = None
-        self.progress_due = False
         # In a cluster, if this is the coordinator's cursor for the members of all nodes: its
         # shared_groups.group_state.Coordination. A node's own group never tails or reads.
         self.coordination: object | None = None
@@ -472,11 +463,3 @@ class Group(Cursor):
         aside = [message for messages in self.deferred.values() for message in messages]
         assert self.deferred_count == len(aside), "the number of messages aside"
         assert self.deferred_bytes == sum(map(queued_size, aside)), "the bytes aside"
-
-    def note_assigned(self, partition: int, offset: int) -> None:
-        """Records that a member has the QoS 2 record, for the next progress record."""
-        if self.assigned is None:
-            self.assigned = set()
-        if len(self.assigned) < ASSIGNED_MAX:
-            self.assigned.add((partition, offset))
-            self.assigned_changes.append((partition, offset))

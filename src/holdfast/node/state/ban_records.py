@@ -11,9 +11,8 @@ import msgspec
 
 from holdfast.log.record import BAN, Record
 from holdfast.node.admission.bans import Ban
-from holdfast.node.cluster_port import BANS
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import CallbackPromise
+from holdfast.node.features import BANS
+from holdfast.node.node_state import CallbackPromise, NodeState
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.state_records import append_state
 

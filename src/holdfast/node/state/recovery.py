@@ -6,7 +6,7 @@ record whose effect the snapshot already contains changes nothing in the end.
 """
 
 import struct
-from typing import cast
+from typing import Final, cast
 
 from msgspec import UNSET
 
@@ -27,7 +27,6 @@ from holdfast.node.publish.producers import ID_BYTES_MAX
 from holdfast.node.rights import forget
 from holdfast.node.session.rare_fields import OwedRetained
 from holdfast.node.session.session import (
-    ASSIGNED_MAX,
     Inflight,
     Session,
     Subscription,
@@ -75,6 +74,10 @@ from holdfast.protocol.topics.names import (
     is_queue,
     is_shared,
 )
+
+ASSIGNED_MAX: Final = 10_000
+"""The most entries of one group in `group_assigned`. Beyond them a crash may deliver a message
+twice."""
 
 
 class Recovery(SenderPacketIds):

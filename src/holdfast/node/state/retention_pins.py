@@ -5,7 +5,6 @@ from holdfast.log.journal.retention import Pin
 from holdfast.node.session.session import Session
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.snapshot_entries import first_starts
-from holdfast.node.state.state_records import group_positions, is_durable_group
 
 
 def pins_of(state: RecordedState, bytes_max: int | None) -> list[Pin]:
@@ -19,8 +18,9 @@ def pins_of(state: RecordedState, bytes_max: int | None) -> list[Pin]:
         if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
             pins.append(Pin(session.client_id, needed_positions(state, session), bytes_max))
     for group in state.groups.values():
-        if is_durable_group(group) or not group.tailing:
-            pins.append(Pin(group.key, group_positions(state, group), bytes_max))
+        is_durable = any(session.expiry_s > 0 for session in group.members)
+        if is_durable or not group.tailing:
+            pins.append(Pin(group.key, group.resume_positions(state.delivered), bytes_max))
     return pins
 
 

@@ -15,18 +15,12 @@ from holdfast.node.session.state import ENTRIES_MAX, encode_cursor
 from holdfast.node.state.ban_records import ban_entry, present_bans
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.session_records import (
-    GroupEntry,
     SessionEntry,
-    encode_session,
     replay_entries,
     subscription_row,
     will_entry,
 )
-from holdfast.node.state.state_records import (
-    group_positions,
-    is_durable_group,
-    retained_entry,
-)
+from holdfast.node.state.state_records import retained_entry
 
 SNAPSHOT_SESSION = 1
 """The kind of an entry with one complete session, as JSON."""
@@ -60,22 +54,8 @@ def first_starts(state: RecordedState, session: Session) -> list[int]:
     return positions
 
 
-def snapshot_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
-    """The entries of the whole state."""
-    for session in list(state.sessions.values()):
-        if session.recorded and state.sessions.get(session.client_id) is session:
-            yield SNAPSHOT_SESSION, encode_session(session_entry(state, session))
-    for group in list(state.groups.values()):
-        if is_durable_group(group):
-            given = sorted(group.assigned or ())
-            place = GroupEntry(group.key, group_positions(state, group), given)
-            yield SNAPSHOT_GROUP, encode_session(place)
-    yield from message_entries(state)
-
-
 def message_entries(state: RecordedState) -> Iterator[tuple[int, bytes]]:
-    """The entries of the state without its sessions and groups, which a cluster stores in another
-    form. Leaving those out of `snapshot_entries` would make all of them in one call."""
+    """The entries of the state without its sessions and groups."""
     for message in list(state.delayed.by_place.values()):
         if message.place in state.delayed.by_place:
             yield SNAPSHOT_DELAYED, delayed_entry(message)

@@ -10,12 +10,10 @@ from holdfast.log import record as log_record
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.session.message import Message
-from holdfast.node.session.session import SENT, Group, Inflight, Session
+from holdfast.node.session.session import Inflight, Session
 from holdfast.node.session.state import ENTRIES_MAX, cursor_state, encode_cursor
-from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.session_records import (
     QueueRecord,
     RetainedRecord,
@@ -34,101 +32,18 @@ def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[in
     return changed
 
 
-def group_positions(state: RecordedState, group: Group) -> list[int]:
-    """The group's first unfinished offset per partition: of waiting and returned records, and of
-    those inflight at members whose own state would not survive a crash."""
-    positions = group.resume_positions(state.delivered)
-    waiting: list[Message | Inflight] = list(group.returned)
-    for messages in group.deferred.values():
-        waiting.extend(messages)
-    for message in waiting:
-        positions[message.partition] = min(positions[message.partition], message.offset)
-    for session in group.members:
-        if session.expiry_s > 0:
-            continue
-        for entry in session.inflight.values():
-            if entry.group is group and entry.state == SENT:
-                positions[entry.partition] = min(positions[entry.partition], entry.offset)
-    return positions
-
-
-def least_positions(group: Group, positions: list[int]) -> list[int]:
-    """How far back the group's positions may move: to what members have inflight and may return.
-
-    The QoS 2 records from there on stay in `assigned`. Counter-example with `positions`: a durable
-    member has record 11 of QoS 1, another one has finished record 13 of QoS 2, and the group logs
-    position 22. The first member leaves, and the group logs position 11. After a crash it reads
-    record 13 again.
-    """
-    least = list(positions)
-    for session in group.members:
-        for entry in session.inflight.values():
-            if entry.group_tag == group.tag and entry.offset < least[entry.partition]:
-                least[entry.partition] = entry.offset
-    return least
-
-
-def is_durable_group(group: Group) -> bool:
-    """Whether a member's session outlives its connection."""
-    return any(session.expiry_s > 0 for session in group.members)
-
-
 def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
-    """Appends the cursors that moved since the last call, about `steps` of them. The rest follows
-    in the next pass of the timers.
-
-    A group and those of its members that moved go into one write group, which is atomic. With the
-    group's position alone in the log, no client would get a message that a member has inflight
-    after a crash. Neither order of two write groups is safe: a returned message is lost if the log
-    says that the member returned it before it says that the group has it again.
-    """
+    """Append the cursors that moved since the last call, about `steps` of them. The rest follows in
+    the next pass of the timers."""
     state.progress_armed = False
-    groups = state.groups_in_progress
-    while groups and steps > 0:
-        group = groups.popleft()
-        steps -= 1 + len(group.members) // 16
-        group.progress_due = False
-        for session in group.members:
-            if session.progress_due:
-                steps -= 1
-                log_session(state, session)
-        _log_group(state, group)
     sessions = state.sessions_in_progress
     while sessions and steps > 0:
         session = sessions.popleft()
         steps -= 1
         if session.progress_due:
             log_session(state, session)
-    if groups or sessions:
+    if sessions:
         state.arm_progress(0.0)
-
-
-def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> None:
-    """Appends the group's cursor, with all its members, or (`lower_only`) with one of them. Then
-    the position moves back only, because others may have records inflight that are not in the
-    log."""
-    if state.groups.get(group.key) is not group or not is_durable_group(group):
-        return
-    positions = group_positions(state, group)
-    if lower_only:
-        if group.logged_positions is None:
-            return
-        positions = list(map(min, positions, group.logged_positions))
-    logged = group.logged_positions
-    changed = changed_positions(logged, positions)
-    given = [place for place in group.assigned_changes if place[1] >= positions[place[0]]]
-    group.assigned_changes = []
-    if logged is not None and group.assigned is not None:
-        # Where the position moves back, whoever reads the log may have forgotten them.
-        back = [each for each in group.assigned if positions[each[0]] <= each[1] < logged[each[0]]]
-        given = sorted({*given, *back})
-    if changed or given:
-        append_cursor(state, group.key.encode(), changed, {}, given)
-        group.logged_positions = positions
-    if group.assigned is not None:
-        least = least_positions(group, positions)
-        ahead = {place for place in group.assigned if place[1] >= least[place[0]]}
-        group.assigned = ahead or None
 
 
 def log_session(state: NodeState, session: Session) -> None:
@@ -136,9 +51,6 @@ def log_session(state: NodeState, session: Session) -> None:
     session.progress_due = False
     if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
         return
-    for group in session.groups or ():
-        if group.progress_due:
-            _log_group(state, group, lower_only=True)
     if not _log_owed(state, session):
         return
     positions = session.resume_positions(state.delivered)

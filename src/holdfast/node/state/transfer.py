@@ -24,8 +24,8 @@ from typing import Final
 
 from holdfast.log.batch import CorruptBatch
 from holdfast.node import frames
-from holdfast.node.cluster_port import GROUP_MEMBERS, WILL_OFFSETS
 from holdfast.node.context import ClusterContext
+from holdfast.node.features import GROUP_MEMBERS, WILL_OFFSETS
 from holdfast.node.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
 from holdfast.node.frames import ImageRequest, decode_frame
 from holdfast.node.node_state import NodeState

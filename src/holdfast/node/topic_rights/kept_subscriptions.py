@@ -13,8 +13,7 @@ from hashlib import blake2b
 
 from holdfast.node.connections.close import handle_connection_lost, refuse
 from holdfast.node.effects import Proceed
-from holdfast.node.node_state import NodeState
-from holdfast.node.promise import Promise
+from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.rights import give_asked_rules, may_open
 from holdfast.node.session.connection import AUTHENTICATING, OPENING, Connection
 from holdfast.node.session.session import Session

@@ -127,7 +127,7 @@ class BrokerEdge:
                     self._interest.load(session.subscriptions)
             table.watch_interest = self._watch_interest
             table.watch_removal = self._watch_removal
-        self._interest.load(state.cluster.member.watch_filters(self._watch_interest))
+        self._interest.load(broker.runtime.cluster_node.member.watch_filters(self._watch_interest))
         self._report_interest()
         self._transport = InProcessTransport(self._data_received, self._closed)
         self._connection = federating.connect(state, self._transport)
@@ -166,7 +166,7 @@ class BrokerEdge:
         broker = self._broker
         for table in (broker.node.state, broker.node.state.cluster.recorded()):
             table.watch_interest = table.watch_removal = None
-        broker.node.state.cluster.member.watch_filters(None)
+        broker.runtime.cluster_node.member.watch_filters(None)
         self._is_up = False
         self._host = None
         for handle in (self._worker, self._retry):

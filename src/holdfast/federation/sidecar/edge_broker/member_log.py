@@ -61,7 +61,7 @@ from holdfast.federation.sidecar.store.member_files import (
 from holdfast.io.event_loop.broker import Broker
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.node import federation_session as federating
-from holdfast.node.cluster_port import MEMBER_VALUES
+from holdfast.node.features import MEMBER_VALUES
 from holdfast.node.state.member_values import IDENTITY, MemberValues
 
 logger = logging.getLogger("holdfast")

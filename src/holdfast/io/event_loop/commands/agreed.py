@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from holdfast.io.event_loop.broker import Broker
+from holdfast.io.event_loop.commands.agreement import UserAgreement
 from holdfast.io.event_loop.commands.queue import CommandQueue
 from holdfast.io.event_loop.commands.user_changes import (
     DEFECT,
@@ -55,19 +56,6 @@ class CommandWorker(Protocol):
     def __call__(self, work: Callable[[], T], done: Callable[[T], None]) -> None: ...
 
     def close(self) -> None: ...
-
-
-class UserAgreement(Protocol):
-    """The agreement of the cluster's nodes on their users."""
-
-    def current(self) -> AgreedUsers | None:
-        """The users that are agreed on; None: no node has changed those of its file."""
-
-    def refusal(self) -> str:
-        """The reason why the users cannot be changed now, or ""."""
-
-    def propose(self, expected_version: int, data: bytes, done: Callable[[Outcome], None]) -> None:
-        """Proposes the users that follow those of a version. `done` is called in bounded time."""
 
 
 @dataclass(frozen=True)

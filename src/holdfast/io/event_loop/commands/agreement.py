@@ -1,14 +1,28 @@
 """Agrees, through the metadata, on a cluster's users of dynamic security and of the admin ports."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from holdfast.node.cluster_node import ClusterNode
-from holdfast.node.cluster_port import AGREED_ACCESS, AGREED_USERS
 from holdfast.node.context import ClusterContext
+from holdfast.node.features import AGREED_ACCESS, AGREED_USERS
 from holdfast.node.metadata.commands import Command, PutAccess, PutUsers
 from holdfast.node.metadata.model import AgreedUsers
 from holdfast.node.metadata.requests import Outcome
 from holdfast.security.peer_identity import PeerIdentity
+
+
+class UserAgreement(Protocol):
+    """The agreement of the cluster's nodes on their users."""
+
+    def current(self) -> AgreedUsers | None:
+        """The users that are agreed on; None: no node has changed those of its file."""
+
+    def refusal(self) -> str:
+        """The reason why the users cannot be changed now, or ""."""
+
+    def propose(self, expected_version: int, data: bytes, done: Callable[[Outcome], None]) -> None:
+        """Proposes the users that follow those of a version. `done` is called in bounded time."""
 
 
 class MetadataAgreement:

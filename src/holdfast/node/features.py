@@ -1,0 +1,22 @@
+"""Names the features that nodes announce to each other in the handshake
+(`PeerIdentity.features`). A node uses one once all nodes have announced it."""
+
+from typing import Final
+
+BANS: Final = "bans"
+DELAYED_MESSAGES: Final = "delayed-messages"
+QUEUES: Final = "queues"
+GROUP_MEMBERS: Final = "group-members"
+MEMBER_VALUES: Final = "federation-records"
+MEMBER_TABLE: Final = "ft"
+"""The feature of a node whose configuration has [federation]."""
+RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS, MEMBER_VALUES)
+"""The features whose records older versions do not apply."""
+WILL_OFFSETS: Final = "will-offsets"
+"""The feature of entries that older versions do not accept from another node."""
+AGREED_USERS: Final = "agreed-users"
+AGREED_ACCESS: Final = "agreed-access"
+AGREED_GENERATION: Final = "agreed-generation"
+GIVES_UP_RECORDS: Final = "gives-up-records"
+AGREED_REPLICATION: Final = "resize"
+"""The features whose entries of the metadata older versions do not know, witnesses included."""
