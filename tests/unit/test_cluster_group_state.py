@@ -24,17 +24,11 @@ from holdfast.node.state.session_records import EndRecord, OpenRecord, encode_se
 from tests.support.journal_port import new_state
 
 
-@pytest.mark.parametrize(
-    ("is_clustered", "is_shared", "is_told"),
-    [(True, True, False), (True, False, True), (False, True, True)],
-)
-def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
-    is_clustered: bool, is_shared: bool, is_told: bool
-) -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_record_of_a_group_is_no_state_of_the_session(is_shared: bool) -> None:
     """The group gives it again if the member's node is lost; the session must not send it too."""
-    state = new_state(NodeConfig(partitions=1), Journal(1, replicated=is_clustered))
-    if is_clustered:
-        state.cluster = ClusterPort()
+    state = new_state(NodeConfig(partitions=1), Journal(1, replicated=True))
+    state.cluster = ClusterPort()
     session = Session("c")
     session.expiry_s = 60
     session.inflight_max = 10
@@ -45,7 +39,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
     group = Group("$share/g/t", "t") if is_shared else None
     assert send_inflight(state, session, message, 1, False, None, False, group)
     assert len(session.inflight) == 1
-    assert (session.changes is not None) == is_told
+    assert (session.changes is None) == is_shared
 
 
 def test_the_log_says_which_group_has_given_a_record() -> None:
