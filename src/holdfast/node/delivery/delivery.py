@@ -206,30 +206,21 @@ def send_unlisted(state: NodeState, group: Group, member: GroupMember, message: 
 
 
 def pump_group(state: NodeState, group: Group) -> None:
-    """Sends returned records, then the outbox, so the group keeps its order unless members
-    leave."""
+    """Sends the records that wait for a member, in their order, unless members leave."""
     state.cluster.groups.changed(group)
-    while group.returned or group.outbox:
-        message: Message
-        if group.returned:
-            head = group.returned[0]
-            if isinstance(head, Inflight):
-                if head.message is None:
-                    _fetch_returned(state, group)
-                    return
-                message = head.message
-            else:
-                message = head
+    while group.returned:
+        head = group.returned[0]
+        if isinstance(head, Inflight):
+            if head.message is None:
+                _fetch_returned(state, group)
+                return
+            message = head.message
         else:
-            assert group.outbox is not None
-            message = group.outbox[0].message
+            message = head
         member = ready_member(state, group, message.topic)
         if member is None and not _pass_over(state, group, message):
             return
-        if group.returned:
-            group.returned.popleft()
-        else:
-            group.pop()
+        group.returned.popleft()
         if member is None:
             continue
         if message.is_expired(state.wall_us):

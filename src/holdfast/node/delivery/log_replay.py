@@ -34,25 +34,19 @@ INFLIGHT_MAX: Final = 65_000
 """The most packet ids in use while messages wait for the cursor. A session has 65,535."""
 
 
-def continue_reading(state: NodeState, reader: Session | Group) -> None:
+def continue_reading(state: NodeState, reader: Session) -> None:
     """Requests the next piece of the log, unless enough is queued already."""
     if reader.reading or reader.tailing:
         return
     if reader.outbox_count() > READ_RECORDS_MAX // 2 or reader.outbox_bytes >= READ_BYTES_MAX:
         return
-    connection: Connection | None = None
-    if isinstance(reader, Session):
-        connection = reader.connection
-        if connection is None or connection.state != OPEN or reader.resuming:
-            return
-        if reader.replays_awaited:
-            return
-        lane = reader.lane
-        if lane is not None and lane.positions is not None and read_lane(state, reader, lane):
-            return
-        if reader.has_starts and not state.replay_pace.may_read_on(reader):
-            return
-    elif not reader.connected:
+    connection = reader.connection
+    if connection is None or connection.state != OPEN or reader.resuming or reader.replays_awaited:
+        return
+    lane = reader.lane
+    if lane is not None and lane.positions is not None and read_lane(state, reader, lane):
+        return
+    if reader.has_starts and not state.replay_pace.may_read_on(reader):
         return
     positions = reader.positions
     assert positions is not None
@@ -61,8 +55,7 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
         reader.positions = None
         reader.tailing = True
         reader.end_lane()
-        if isinstance(reader, Session):
-            resend_passed(state, reader)
+        resend_passed(state, reader)
         return
     reader.start_read()
     state.stats.log_reads += 1
@@ -80,12 +73,10 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
 
 
 def feed_group(state: NodeState, group: Group, member: GroupMember | None) -> None:
-    """Sends waiting messages of the group, then reads on. `member`: one that has room."""
+    """Sends waiting messages of the group. `member`: one that has room."""
     if member is not None and group.deferred:
         send_deferred(state, group, member)
     pump_group(state, group)
-    if not group.tailing and not group.reading:
-        continue_reading(state, group)
 
 
 class GroupsResumption(Work):
@@ -127,11 +118,9 @@ def open_groups(state: NodeState, session: Session, connection: Connection) -> N
         state.start_work(work)
 
 
-def _interests(state: NodeState, reader: Session | Group) -> list[ReadInterest]:
+def _interests(state: NodeState, reader: Session) -> list[ReadInterest]:
     """The filters of a reader. The list stays the same from read to read until a subscription
     changes, because the reader of the log keeps what it derives from it."""
-    if isinstance(reader, Group):
-        return [ReadInterest(reader.filter, None)]
     interests = state.interests.get(reader)
     if interests is None:
         interests = [

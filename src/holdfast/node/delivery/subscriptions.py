@@ -78,14 +78,11 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) 
     if own is None or not groups:
         return
     blocked = session.blocked
-    idle: list[Group] = []
     for each in groups:
         member = own[each]
         each.detach(member)
         if blocked is not None:
             blocked.pop(member, None)
-        if each.outbox and not each.connected and each.tailing and not each.reading:
-            idle.append(each)
     returned: dict[Group, list[Inflight]] = {}
     for packet_id, entry in list(session.inflight.items()):
         group = entry.group
@@ -105,9 +102,6 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) 
         group.returned.extendleft(reversed(entries))
         state.cluster.groups.moved(group)
         feed_group(state, group, None)
-    for group in idle:
-        # No member is connected: the memory is freed, and the log keeps the records.
-        group.fall_behind(state.delivered)
 
 
 class DeferredReview(Work):

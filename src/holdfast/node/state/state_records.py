@@ -33,8 +33,8 @@ def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[in
 
 
 def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
-    """Append the cursors that moved since the last call, about `steps` of them. The rest follows in
-    the next pass of the timers."""
+    """Appends the cursors that moved since the last call, about `steps` of them. The rest follows
+    in the next pass of the timers."""
     state.progress_armed = False
     sessions = state.sessions_in_progress
     while sessions and steps > 0:
