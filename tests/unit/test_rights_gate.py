@@ -179,6 +179,7 @@ NOT_FOR_A_CLIENT: Final = {
     "node/publish/admission.py:Admission.removed",
     "node/publish/apply.py:Applier._on_retained",
     "node/publish/apply.py:Applier.on_session",
+    "node/publish/local_commit.py:LocalCommit.appended",
     "node/publish/local_commit.py:_Step.record",
     "node/publish/pending_records.py:PendingRecord.record",
     # The store, from which pages are made.
@@ -231,6 +232,7 @@ COPIES: Final = {
     "node/groups/codec.py:encode_assign",
     "node/publish/admission.py:",
     "node/publish/forwarding.py:",
+    "node/publish/local_commit.py:",
     "node/publish/pending_records.py:",
     "node/publish/apply.py:",
     "node/publish/uncommitted.py:",
