@@ -130,11 +130,11 @@ class Stage:
             )
         )
         self.until(self.world.is_in_sync)
-        coordinator = self._leader(GROUP)
+        coordinator = self.leader(GROUP)
         others = [name for name in self.world.hosts if name != coordinator]
         self.names = dict(zip("cabde", [coordinator, *others], strict=False))
 
-    def _leader(self, key: str) -> str:
+    def leader(self, key: str) -> str:
         metadata = self.world.newest_metadata()
         assert metadata is not None
         home = partition_of(key.encode(), self.world.settings.partitions)
@@ -517,3 +517,35 @@ def test_whatever_fails_a_group_loses_nothing_that_a_member_may_read(
     for host in world.hosts.values():
         assert host.process is not None
         assert host.process.state.stats.dropped_unreadable == 0
+
+
+QUEUE = "$share/$queue/public/#"
+
+
+@pytest.mark.parametrize("home", ["alice", "bob", ""])
+def test_the_first_record_of_a_queue_decides_whether_its_members_need_history(home: str) -> None:
+    """The user at the leader of the queue's home partition begins it. If neither is there, one of
+    them does."""
+    stage = Stage()
+    stage.change(RULES.replace("user bob", "topic history public/#\nuser bob"))
+    leader = stage.leader(QUEUE)
+    others = [name for name in stage.world.hosts if name != leader]
+    nodes = {each: leader if each == home else others.pop() for each in ("alice", "bob")}
+    peers = {user: stage.login(node, user) for user, node in nodes.items()}
+    stage.publish(stage.login(leader, "mallory"), "public/x", 5, 1)
+    stage.run(1.0)
+    start = {0x26: [("stream-offset", "earliest")]}
+    request = m.SubscriptionRequest("$queue/public/#", 1)
+    peers["bob"].send(m.Subscribe(1, [request]))
+    peers["alice"].send(m.Subscribe(1, [request], start))  # type: ignore[arg-type]
+    answers = {user: peer.answer(m.Suback) for user, peer in peers.items()}
+    stage.run(2.0)
+    process = stage.world.hosts[leader].process
+    assert process is not None
+    is_past = process.state.cluster.recorded().queues[QUEUE].is_past
+    if home:
+        assert is_past == (home == "alice")
+    assert answers["alice"] == m.Suback(1, [1])
+    assert answers["bob"] == m.Suback(1, [NOT_AUTHORIZED if is_past else 1])
+    assert peers["bob"].payloads == []
+    assert len(peers["alice"].payloads) == (5 if is_past else 0)

@@ -7,7 +7,10 @@ import pytest
 from holdfast.api.routes import group_routes
 from holdfast.node.admission.shares import Shares
 from holdfast.node.config import NodeConfig
+from holdfast.node.groups.queue_changes import QueuePromise
 from holdfast.node.state.recorded_state import FILTER_OVERHEAD_BYTES
+from holdfast.node.state.session_records import QueueRecord
+from holdfast.node.state.state_records import append_change
 from holdfast.protocol.mqtt import packets as m
 from holdfast.security.acl import AclFile
 from holdfast.testing import Broker
@@ -136,6 +139,125 @@ def test_a_queue_that_began_in_the_past_needs_history_of_each_member() -> None:
         assert subscribe(eve, "$queue/a/1").reasons == [1]
     assert drain(eve) == []
     assert subscribe(open_as("ann", "ann"), "$queue/a/#").reasons == [1]
+
+
+@pytest.mark.parametrize("expiry_s", [0, WEEK_S])
+@pytest.mark.parametrize("first", ["ann", "eve"])
+def test_history_is_needed_of_members_of_a_queue_that_is_appended_and_not_applied(
+    first: str, expiry_s: int
+) -> None:
+    """The first record of the queue decides, although neither of them is committed."""
+    bench = NodeBench()
+    rules = "topic readwrite #\nuser ann\ntopic readwrite #\ntopic history a/#\n"
+    bench.node.state.acl = AclFile.parse(rules, "acl")
+    publish(bench, login(bench, "p"), "a/1", "1", "2")
+    peers = {name: login(bench, name, name, expiry_s=expiry_s) for name in ("ann", "eve")}
+    queue = m.SubscriptionRequest("$queue/a/#", 1)
+    packets = {
+        "ann": m.Subscribe(1, [queue], {0x26: [("stream-offset", "earliest")]}),
+        "eve": m.Subscribe(1, [m.SubscriptionRequest("b/#", 1), queue], {}),
+    }
+    bench.auto_commit = False
+    for name in sorted(peers, key=lambda each: each != first):
+        peers[name].send(packets[name])
+        assert peers[name].take(m.Suback) == []
+    bench.auto_commit = True
+    bench.settle()
+    answers = {name: peer.take(m.Suback)[0] for name, peer in peers.items()}
+    assert [answers[name].reasons for name in ("ann", "eve")] == (  # type: ignore[attr-defined]
+        [[1], [1, 0x87]] if first == "ann" else [[1], [1, 1]]
+    )
+    assert bench.node.state.stats.subscriptions_denied == (first == "ann")
+    assert drain(peers["eve"]) == []
+    assert drain(peers["ann"]) == (["1", "2"] if first == "ann" else [])
+    check_routing(bench.node.state)
+
+
+def test_packets_behind_a_subscribe_wait_until_its_queue_is_committed() -> None:
+    """Also if the input is resumed for another reason."""
+    bench = NodeBench()
+    reader = login(bench, "r")
+    bench.auto_commit = False
+    reader.send(m.Subscribe(1, [m.SubscriptionRequest("$queue/a/#", 1)], {}))
+    reader.send(m.Unsubscribe(2, ["$queue/a/#"]))
+    bench.node.handle_resumed(reader.connection)
+    bench.run()
+    assert reader.take() == []
+    bench.auto_commit = True
+    bench.settle()
+    assert [type(each) for each in reader.take()] == [m.Suback, m.Unsuback]
+    publish(bench, bench.connect("p"), "a/1", "1")
+    assert drain(reader) == []
+    assert "$share/$queue/a/#" in bench.recorded().queues
+
+
+def test_a_client_that_leaves_before_its_queue_is_committed_is_no_member() -> None:
+    bench = NodeBench()
+    reader = bench.connect("r", expiry_s=WEEK_S)
+    bench.auto_commit = False
+    reader.send(m.Subscribe(1, [m.SubscriptionRequest("$queue/a/#", 1)], {}))
+    reader.lose()
+    bench.auto_commit = True
+    bench.settle()
+    session = bench.find_session("r")
+    assert session is not None
+    assert not session.subscriptions
+    assert "$share/$queue/a/#" in bench.recorded().queues
+    check_routing(bench.node.state)
+
+
+def test_a_subscribe_whose_queue_is_refused_makes_no_member() -> None:
+    bench = NodeBench()
+    state = bench.node.state
+    reader = login(bench, "r")
+    bench.auto_commit = False
+    # As if the leader had refused the record of another queue of the packet.
+    refused = QueuePromise(reader.connection, "$share/$queue/b", "r", True)
+    refused.reason = 0x97
+    reader.connection.refusals_due += 1
+    end = list(state.delivered)
+    append_change(state, b"$share/$queue/b", QueueRecord("$share/$queue/b", end), promise=refused)
+    reader.send(m.Subscribe(1, [m.SubscriptionRequest("$queue/a/#", 1)], {}))
+    bench.auto_commit = True
+    bench.settle()
+    assert reader.closed
+    session = bench.find_session("r")
+    assert session is not None
+    assert not session.subscriptions
+    check_routing(state)
+
+
+def test_a_queue_takes_no_member_with_no_local() -> None:
+    """Also after a search for its start. [MQTT-3.8.3-4]"""
+    bench = NodeBench()
+    for filter in ("$queue/a/#", "$stream/@-1h/$queue/a/#"):
+        reader = login(bench, "r")
+        reader.send(m.Subscribe(1, [m.SubscriptionRequest(filter, 1, no_local=True)], {}))
+        [end] = reader.take()
+        assert isinstance(end, m.Disconnect)
+        assert end.reason == 0x82
+        assert reader.closed
+    assert not bench.recorded().queues
+
+
+def test_a_replay_in_the_packet_of_a_queue_brings_each_message_once() -> None:
+    """Also those that are committed while the SUBSCRIBE waits for the record of its queue."""
+    bench = NodeBench()
+    publisher, reader = login(bench, "p"), login(bench, "r")
+    publish(bench, publisher, "a/1", "1", "2")
+    assert drain(reader) == []
+    bench.auto_commit = False
+    publisher.send(m.Publish(b"a/1", b"3", 1, False, False, 99, b"", 0, -1))
+    filters = ("$stream/@earliest/a/#", "$queue/b/#")
+    reader.send(m.Subscribe(1, [m.SubscriptionRequest(each, 1) for each in filters], {}))
+    publisher.send(m.Publish(b"a/1", b"4", 1, False, False, 98, b"", 0, -1))
+    bench.auto_commit = True
+    bench.settle()
+    [suback] = reader.take(m.Suback)
+    assert suback == m.Suback(1, [1, 1])
+    publish(bench, publisher, "a/1", "5")
+    assert drain(reader) == ["1", "2", "3", "4", "5"]
+    check_routing(bench.node.state)
 
 
 def test_a_reader_leaves_consumer_groups_for_others(

@@ -173,7 +173,8 @@ class Node:
 
     def handle_resumed(self, connection: Connection) -> None:
         """Reads from the connection again. Bytes that have arrived already are processed first."""
-        if throttled_until(connection) > self.state.now or is_waiting(connection):
+        is_throttled = throttled_until(connection) > self.state.now
+        if is_throttled or connection.is_subscribing or is_waiting(connection):
             return
         connection.input_paused = False
         reader = connection.reader

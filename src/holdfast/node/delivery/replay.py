@@ -85,6 +85,8 @@ class StartPlan:
         self.wanted: list[StartQuery] = []
         # The subscription of each question.
         self.asking: list[int] = []
+        # Its queues are in the replicated state.
+        self.has_queues = False
 
     def refuse(self, index: int, reason: int, error: str) -> None:
         """Refuses the subscription. The first error is the one that the client is told."""
@@ -190,7 +192,7 @@ def _grant(
             error = f"a replay may need {bytes_max} bytes of the log, this start needs {pinned}"
             plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
             return
-    plan.granted[index] = GrantedStart(start, Replay(list(state.delivered), floors))
+    plan.granted[index] = GrantedStart(start, Replay([], floors))
 
 
 def _bytes_from(state: NodeState, start: list[int]) -> int:
@@ -205,7 +207,7 @@ def _bytes_from(state: NodeState, start: list[int]) -> int:
 
 def search_starts(state: NodeState, connection: Connection, plan: StartPlan) -> None:
     """Searches the log for the starts that are not known. The client's next packets wait."""
-    connection.input_paused = True
+    connection.pause_behind_subscribe()
     state.effects.append(FindStarts(connection, plan, plan.wanted, list(state.delivered)))
 
 
@@ -248,6 +250,8 @@ def begin_replay(
     starts: list[list[int]] = []
     for each in accepted:
         if each.replay is not None and each.start is not None:
+            # The queues of the SUBSCRIBE may have waited for the log since the start was granted.
+            each.replay.seam = list(state.delivered)
             each.replay.again = None if session.done is None else set(session.done)
             replays[each.filter] = replay_entry(each.start, each.replay)
             starts.append(each.start)

@@ -123,6 +123,27 @@ class SubscribePromise(Promise):
         state.cluster.promise_interest(suback)
 
 
+class QueuesPromise(Promise):
+    """The promise to continue a SUBSCRIBE once its queues are in the replicated state.
+
+    Their records decide who may be a member: the first one in the home partition says whether the
+    queue began in the past. Counter-example: the record of another client, who has the right
+    `history`, is appended before this client's and not applied. A check before the append finds no
+    queue, and this client, without the right, is sent messages of the past.
+    """
+
+    def __init__(self, connection: Connection, plan: StartPlan) -> None:
+        super().__init__(connection)
+        self.plan = plan
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        assert connection is not None
+        # The client's packets waited in the socket, so it could not show that it lives.
+        connection.last_received = state.now
+        _continue(state, connection, self.plan)
+
+
 class SubackPromise(Promise):
     """The promise of a SUBACK for routed subscriptions. `scans` get retained messages; `seam` is
     the offset per partition from which they get messages live."""
@@ -227,15 +248,26 @@ def _plan_and_subscribe(
 
 def handle_starts(state: NodeState, effect: FindStarts, found: list[FoundStart]) -> None:
     """Continues a SUBSCRIBE whose starts were searched for, and reads the client's next packets."""
-    connection = effect.connection
-    session = connection.session
+    session = effect.connection.session
     plan = effect.plan
     assert isinstance(plan, StartPlan)
-    if connection.state != OPEN or session is None:
+    if session is not None:
+        take_found(state, session, plan, found)
+    _continue(state, effect.connection, plan)
+
+
+def _continue(state: NodeState, connection: Connection, plan: StartPlan) -> None:
+    """Continues a SUBSCRIBE behind which the input was paused, unless its client has left."""
+    connection.is_subscribing = False
+    session = connection.session
+    if connection.state != OPEN or connection.closing or session is None:
         return
-    take_found(state, session, plan, found)
-    _subscribe(state, connection, session, plan.packet, plan)
-    state.effects.append(ResumeInput(connection))
+    try:
+        _subscribe(state, connection, session, plan.packet, plan)
+    except ProtocolViolation as error:
+        handle_violation(state, connection, error)
+    if not connection.is_subscribing:
+        state.effects.append(ResumeInput(connection))
 
 
 def _subscribe(
@@ -247,6 +279,16 @@ def _subscribe(
 ) -> None:
     room = FilterRoom(state, session)
     accepted, codes = _check_all(state, connection, session, packet, plan, room)
+    if any(is_queue(each.filter) for each in accepted) and (plan is None or not plan.has_queues):
+        if plan is None:
+            plan = StartPlan(packet)
+        plan.has_queues = True
+        plan.refused = [code if code >= 0x80 else 0 for code in codes]
+        plan.error = plan.error or room.error
+        begin_queues(state, connection, session, accepted, plan)
+        connection.pause_behind_subscribe()
+        state.promise(QueuesPromise(connection, plan))
+        return
     promise = SubscribePromise(connection, session, packet, accepted, codes)
     promise.error = room.error
     record = SubscribeRecord(session.client_id, [], state.delivered)
@@ -255,13 +297,9 @@ def _subscribe(
         if any(each.replay is not None for each in accepted):
             begin_replay(state, session, accepted, record)
             promise.replays = 1
-    has_queue = begin_queues(state, connection, session, packet, accepted, plan)
     if not accepted or not session.is_durable():
         # It appends no record, so it does not wait for a disk that may be full.
-        if has_queue:
-            state.promise(promise)
-        else:
-            promise.release(state)
+        promise.release(state)
         return
     for filter in [each.filter for each in accepted if is_shared(each.filter)]:
         state.cluster.groups.joining(connection, session, filter)

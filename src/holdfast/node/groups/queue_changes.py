@@ -17,12 +17,11 @@ from holdfast.node.state.session_records import EndRecord, QueueRecord
 from holdfast.node.state.state_records import (
     append_change,
 )
-from holdfast.protocol.mqtt.packets import Subscribe
 from holdfast.protocol.topics.names import is_queue
 
 
 class QueuePromise(Promise):
-    """The promise of a queue whose record is on its way to the log. The SUBACK waits behind it.
+    """The promise of a queue whose record is on its way to the log. Its SUBSCRIBE waits behind it.
 
     The replicated state has the queue when the promise is released.
     """
@@ -48,8 +47,8 @@ class QueuePromise(Promise):
 def create_queue(
     state: NodeState, connection: Connection, key: str, start: list[int], creator: str
 ) -> None:
-    """Begins a queue at these offsets, unless there is one. The caller promises the SUBACK after
-    it.
+    """Begins a queue at these offsets, unless there is one. The caller promises the rest of the
+    SUBSCRIBE after it.
 
     The record is appended also if this node has the queue, because its home partition decides.
     Counter-example: an operator has deleted the queue, and this node has not applied that. The
@@ -69,27 +68,22 @@ def begin_queues(
     state: NodeState,
     connection: Connection,
     session: Session,
-    packet: Subscribe,
     accepted: list[Subscription],
-    plan: StartPlan | None,
-) -> bool:
-    """Begins the accepted queues that do not exist. Returns whether the SUBACK waits for one."""
-    keys = {each.filter: None for each in accepted if is_queue(each.filter)}
-    if not keys:
-        return False
+    plan: StartPlan,
+) -> None:
+    """Begins the accepted queues that do not exist."""
     starts: dict[str, list[int]] = {}
-    for index, request in enumerate(packet.subscriptions):
-        granted = None if plan is None else plan.granted[index]
+    for request, granted in zip(plan.packet.subscriptions, plan.granted, strict=True):
         if granted is not None:
             starts[request.filter] = granted.start
-    for key in keys:
+    for key in {each.filter: None for each in accepted if is_queue(each.filter)}:
         start = starts.get(key) or list(state.delivered)
         create_queue(state, connection, key, start, session.client_id)
-    return True
 
 
 def needs_history(state: NodeState, filter: str) -> bool:
-    """Whether the filter is that of a queue that began in the past."""
+    """Whether the filter is that of a queue that began in the past, as far as this node has applied
+    the log. A SUBSCRIBE asks again when its own record of the queue is applied."""
     keeper = state.cluster.recorded().queues.get(filter)
     return keeper is not None and keeper.is_past
 

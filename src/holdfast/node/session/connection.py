@@ -146,8 +146,7 @@ class Connection:
         self.transport: object | None = None
         self.session: Session | None = None
         self.client_id = ""
-        # The user name that the client has proved.
-        self.username: str | None = None
+        self.username: str | None = None  # The name that the client has proved.
         self.out: list[bytes] | None = None
         self.out_bytes = 0
         # The time at which its CONNECT, then its keep alive, is checked; None: at none.
@@ -188,8 +187,9 @@ class Connection:
         self.dirty = False
         # The socket takes no more data for now: the driver leaves `out` alone.
         self.congested = False
-        # Input waits until the client has read its replies.
+        # Input waits until the client has read its replies; until its SUBSCRIBE continues.
         self.has_waiting_replies = False
+        self.is_subscribing = False
         # The driver closes the socket once `out` is written.
         self.closing = False
         # The node accepts no input now; the driver stops reading the socket.
@@ -256,6 +256,11 @@ class Connection:
         it."""
         mount = self.mount
         return topic[len(mount) :] if mount else topic
+
+    def pause_behind_subscribe(self) -> None:
+        """Lets the next packets wait until the present SUBSCRIBE continues."""
+        self.input_paused = True
+        self.is_subscribing = True
 
     def limit_packets(self, packet_bytes_max: int) -> None:
         """Accepts packets of up to so many bytes from now on."""
