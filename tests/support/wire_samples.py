@@ -309,6 +309,8 @@ def _metadata() -> Iterator[Sample]:
         "users": commands.PutUsers(3, b"users"),
         "access": commands.PutAccess(3, b"access"),
         "generation": commands.PutGeneration(7, 9, (9, 1 << 52)),
+        "resize": commands.Resize(3, False, 3, 2),
+        "replication": commands.SetReplication((2, 1), (3, 2)),
     }.items():
         data = encode_request("n1.x.1", metadata.encode_command(command))
         yield _frame("PROPOSAL", name, ("n1.x.1", command), data, _proposal)
@@ -319,6 +321,9 @@ def _metadata() -> Iterator[Sample]:
     whole = replace_struct(whole, generation=model.AgreedGeneration(9, (9, 1 << 52)))
     data = metadata.encode_metadata(whole)
     yield Sample("records", "metadata.generation", whole, data, metadata.decode_metadata)
+    whole = replace_struct(whole, replication=model.AgreedReplication(9, False, 3, 2))
+    data = metadata.encode_metadata(whole)
+    yield Sample("records", "metadata.replication", whole, data, metadata.decode_metadata)
 
 
 def _proposal(data: bytes) -> object:

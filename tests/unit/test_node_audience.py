@@ -148,27 +148,6 @@ def test_readers_that_fall_behind_get_no_more_than_those_that_do_not() -> None:
         assert consume(peers[name]) == expected
 
 
-def test_a_group_that_was_there_before_a_restart_may_have_anything() -> None:
-    bench = NodeBench()
-    publisher = bench.connect("p")
-    publisher.send(publish("t/1", b"1", 1, 1))
-    member = bench.connect("g", expiry_s=1000)
-    member.send(subscribe(G, 1))
-    publisher.send(publish("t/1", b"2", 1, 2))
-    first, second = bench.messages()
-    assert first.partition == second.partition
-
-    def without(offset: int) -> list[str]:
-        return federating.groups_without(bench.node.state, b"t/1", first.partition, offset)
-
-    assert without(first.offset) == [G]
-    assert without(second.offset) == []
-    bench.crash()
-    # A cluster of one knows from its log that the group began later.
-    assert without(first.offset) in ([], [G])
-    assert without(second.offset) == []
-
-
 FILTERS = {"plain": ["t/#"], "g1": [G], "g2": [G], "both": ["t/1", H]}
 """Of each client."""
 

@@ -18,7 +18,8 @@ as the writer has synced it, and as the loop learns of that."""
 
 COLLECT_S: Final = 0.02
 """The seconds between two collections of young objects while turns run. In this time a node makes
-some 20,000 objects that stay, and a collection takes a millisecond."""
+some 20,000 objects that stay, and a collection takes a millisecond. With a million sessions it was
+measured at 0.1 s."""
 MIDDLE_EVERY: Final = 4
 """One of so many collections includes the objects that the others have left."""
 
