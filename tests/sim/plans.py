@@ -6,6 +6,7 @@ from typing import Final
 from tests.sim.casts import (
     CASTS,
     DEVICES,
+    FEDERATORS,
     GROUPS,
     LEAVERS,
     LOG,
@@ -57,6 +58,7 @@ RESIZING: Final = (
 """The faults of the seeds in which the replication changes, which are a tenth of all. In half of
 them the cluster begins as one node."""
 DEVICES_PLAY: Final = 0.4
+FEDERATORS_PLAY: Final = 0.1
 """In so many of the seeds, beside the others."""
 SLICED: Final = 0.2
 """In so many of the seeds each slice of a large job has 1 to 3 steps."""
@@ -105,8 +107,9 @@ def settings_for(
         resizing = random.Random(f"resizing/{seed}")
         if is_planned and LEAVERS not in casts and resizing.random() < 0.1:
             faults = resizing.choice(RESIZING)
-        if random.Random(f"devices/{seed}").random() < DEVICES_PLAY:
-            casts = (*casts, DEVICES)
+        for cast, share in ((DEVICES, DEVICES_PLAY), (FEDERATORS, FEDERATORS_PLAY)):
+            if random.Random(f"{cast}/{seed}").random() < share:
+                casts = (*casts, cast)
     has_witness = nodes == 0 and count == 3 and chance.random() < 0.25
     loses_one = chance.random() < 0.25
     if DAMAGE in faults:

@@ -80,7 +80,7 @@ IMPORTS = st.sampled_from([["#"], ["a/#"], ["+/c", "b"]])
 def test_what_is_told_is_what_sessions_have_as_far_as_it_may_come_in(
     imports: list[str], steps: list[tuple[bool, str, bool]]
 ) -> None:
-    interest = BrokerInterest(imports)
+    interest = BrokerInterest(imports, list)
     sessions: Counter[str] = Counter()
     told: Counter[str] = Counter()
     for begins, filter, tells in [*steps, (True, "end", True)]:

@@ -176,11 +176,11 @@ def test_nothing_is_remembered_of_a_node_that_is_down_and_out_of_reach() -> None
     bench.commit()
     bench.ask(1, "a")
     bench.homes.disconnected("n2")
-    assert bench.homes.owners
+    assert bench.homes.owners._owners
     bench.lose("n2")
     bench.context.connected.discard("n2")
     bench.homes.disconnected("n2")
-    assert not bench.homes.owners
+    assert not bench.homes.owners._owners
 
 
 def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() -> None:

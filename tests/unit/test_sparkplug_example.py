@@ -146,7 +146,7 @@ def test_a_plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert online[-1] is False
     assert by_metric["STATE/scada", "$online"][-1] is False
     with LogClient.offline(tmp_path / "data").read() as cursor:
-        assert infer([(each.topic, each.payload) for each in cursor]) == []
+        assert infer([(each.topic, each.payload, each.timestamp_us) for each in cursor]) == []
 
 
 def births_taken(host: HostApplication, edge: EdgeNode, values: Any) -> None:

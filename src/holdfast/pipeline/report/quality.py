@@ -153,13 +153,12 @@ def _quarantine(page: Page, stored: Stored) -> None:
     _bars(page, part, "Quarantined", counted, "timestamp", {"count": ("rows", charts.RED)})
     groups: dict[str, dict[str, Any]] = {}
     for row in rows.sort_by("timestamp").to_pylist():
-        reason = row["reason"] or ""
-        code = row["code"] or _short(reason)
-        group = groups.setdefault(code, {"code": code, "count": 0, "topics": set()})
+        reason, code = _short(row["reason"] or ""), row["code"] or ""
+        group = groups.setdefault(code or reason, {"code": code, "count": 0, "topics": set()})
         group["count"] += 1
         group["topics"].add(row["topic"])
         group |= {"last": row["timestamp"], "topic": row["topic"], "client_id": row["client_id"],
-                  "reason": _short(reason)}  # fmt: skip
+                  "reason": reason}  # fmt: skip
     found = sorted(groups.values(), key=lambda group: (-group["count"], group["code"]))
     shown = [{**group, "topics": len(group["topics"])} for group in found]
     headings = [
