@@ -26,7 +26,10 @@ NOT_COMPILED := model/test_*planted* model/test_cluster_retention* \
   model/test_cluster_stopped_partition* model/test_cluster_wider* model/test_controller* \
   model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* \
   model/test_raft* unit/test_api_* unit/test_bench_* unit/test_broker_messages* unit/test_chaos* \
-  unit/test_cli_* unit/test_client_* unit/test_cluster_applier* unit/test_cluster_barriers* unit/test_cluster_in_flight* unit/test_cluster_many_sessions* unit/test_cluster_epochs* \
+  unit/test_cli_* unit/test_client_* unit/test_cluster_admission* unit/test_cluster_doubt* \
+  unit/test_cluster_endings* unit/test_cluster_frame_bounds* unit/test_cluster_homes* \
+  unit/test_cluster_image_transfer* unit/test_cluster_kept* unit/test_cluster_peer_filters* \
+  unit/test_node_refusals* model/test_sessions_shared* unit/test_cluster_applier* unit/test_cluster_barriers* unit/test_cluster_in_flight* unit/test_cluster_many_sessions* unit/test_cluster_epochs* \
   unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* \
   unit/test_cluster_lost_askers* unit/test_cluster_position_reports* unit/test_cluster_opening* unit/test_cluster_owners* \
   unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_cluster_slices* unit/test_config* unit/test_deploy* \

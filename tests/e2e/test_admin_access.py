@@ -473,8 +473,8 @@ def test_a_broken_file_leaves_the_users_in_force(tmp_path: Path) -> None:
     path = broker.data / "access.json"
     text = path.read_text()
     for broken in ("{", '{"format": 2}', text.replace("viewer", "king"), "[" * 100_000):
-        path.write_text(broken)
         lines = broker.log_text().count("access_file_refused")
+        path.write_text(broken)
         until(lambda: broker.log_text().count("access_file_refused") > lines, broken[:20])  # noqa: B023
         assert ask(port, "GET", "/metrics", token).status == 200
         assert ask(port, "GET", "/metrics").status == 401

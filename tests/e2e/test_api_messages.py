@@ -171,6 +171,7 @@ def test_retained_messages_are_listed_deleted_and_restored(broker: Holdfast) -> 
             client.publish(topic, topic.encode(), qos=1, retain=True)
         client.publish("site/a/qos0", b"\xff\x00", qos=0, retain=True)
         client.ping()
+    until(lambda: api.get("retained", filter="site/a/qos0")["messages"], "it is stored")
     page = api.get("retained", filter="site/#", limit=4)
     listed = [row["topic"] for row in page["messages"]]
     while page["next"]:

@@ -36,6 +36,7 @@ from holdfast.node.session.message import Message as StoredMessage
 from holdfast.node.session.state import encode_cursor
 from holdfast.node.state.groups import GroupPositions
 from holdfast.node.state.offset_ranges import OffsetRanges
+from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.session_records import decode_group, encode_session
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import Publish
@@ -45,7 +46,6 @@ from tests.sim.host import Host
 from tests.sim.plans import settings_for
 from tests.sim.workload import Party, Publisher
 from tests.sim.world import Settings, World
-from tests.support.journal_port import new_state
 
 FILTER = "$share/g/t/#"
 Parties = Callable[[World], list[Party]]
@@ -465,7 +465,9 @@ def cursor(key: str, epoch: int, positions: list[tuple[int, int]], *done: Place)
 
 
 def test_where_groups_stand_by_the_log() -> None:
-    images = GroupPositions(new_state(NodeConfig(partitions=2), Journal(2)), {})
+    images = GroupPositions(
+        RecordedState(NodeConfig(partitions=2), Journal(2, replicated=True)), {}
+    )
     images.apply(cursor(FILTER, 3, [(0, 5), (1, 7)], (0, 6), (0, 9)))
     assert images.positions == {FILTER: [5, 7]}
     finished = [offset for offset in range(12) if images.is_finished(FILTER, 0, offset)]
@@ -476,7 +478,8 @@ def test_where_groups_stand_by_the_log() -> None:
     assert images.positions == {FILTER: [5, 7]}
     assert not images.is_finished(FILTER, 1, 7)
     images.apply(cursor(FILTER, 4, [(0, 7)]))
-    again = GroupPositions(new_state(NodeConfig(partitions=2), Journal(2)), {FILTER: [7, 7]})
+    state = RecordedState(NodeConfig(partitions=2), Journal(2, replicated=True))
+    again = GroupPositions(state, {FILTER: [7, 7]})
     again.restore(decode_group(encode_session(images.entry(FILTER)), 2))
     assert again.done == images.done
     assert images.done[FILTER].items() == [(0, OffsetRanges([9]))]

@@ -43,11 +43,13 @@ def with_directory(config: Config) -> Config:
     # The nodes that share a directory have names of their own.
     if config.node.id == Node().id and not config.node.standby:
         changed = replace(changed, node=replace(config.node, id=manifest.node_id))
-    if config.log.partitions == Config().log.partitions:
-        changed = replace(changed, log=replace(config.log, partitions=manifest.partitions))
-    if config.cluster.partitions == Cluster().partitions:
-        cluster = replace(config.cluster, partitions=manifest.partitions)
-        changed = replace(changed, cluster=cluster)
+    partitions = manifest.partitions
+    # The other number stands for nothing here, and a reload would find that it has changed.
+    if not config.cluster.peer_bind and not config.cluster.join:
+        if config.log.partitions == Config().log.partitions:
+            changed = replace(changed, log=replace(config.log, partitions=partitions))
+    elif config.cluster.partitions == Cluster().partitions:
+        changed = replace(changed, cluster=replace(config.cluster, partitions=partitions))
     return changed
 
 
