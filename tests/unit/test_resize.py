@@ -216,7 +216,14 @@ def test_settings_with_their_defaults_are_those_of_the_directory(tmp_path: Path)
     assert with_directory(config) is config
     create_or_open(data, "first", 5, "2026-01-01T00:00:00Z", "i1")[1].release()
     found = with_directory(config)
-    assert (found.node.id, found.log.partitions, found.cluster.partitions) == ("first", 5, 5)
+    assert (found.node.id, found.log.partitions) == ("first", 5)
+    assert found.cluster == config.cluster
+    in_cluster = replace(config, cluster=Cluster(peer_bind="127.0.0.1"))
+    found = with_directory(in_cluster)
+    assert (found.node.id, found.cluster.partitions) == ("first", 5)
+    assert found.log == config.log
+    joining = replace(config, cluster=Cluster(join=["127.0.0.1:21883"]))
+    assert with_directory(joining).cluster.partitions == 5
     given = replace(
         config,
         node=replace(config.node, id="n7"),
