@@ -471,6 +471,7 @@ def test_a_broken_file_leaves_the_users_in_force(tmp_path: Path) -> None:
     broker.start()
     port = broker.admin_port
     path = broker.data / "access.json"
+    until(lambda: "access_agreed" in broker.log_text(), "the file has what was agreed")
     text = path.read_text()
     for broken in ("{", '{"format": 2}', text.replace("viewer", "king"), "[" * 100_000):
         lines = broker.log_text().count("access_file_refused")

@@ -164,13 +164,16 @@ class AgreedAccess:
             return taken(own, agreed, cluster_id, version, settled)
 
         credentials = self._credentials
-        if credentials.is_written and make(credentials.own) == credentials.own:
+        is_known = make(credentials.own) == credentials.own
+        if credentials.is_written and is_known:
             return
         await asyncio.to_thread(credentials.take, make)
-        logger.info(
-            "access_agreed version=%d users=%d tokens=%d",
-            version, len(agreed.users), len(agreed.tokens),
-        )  # fmt: skip
+        # A file that cannot be written is tried again each second.
+        if not is_known:
+            logger.info(
+                "access_agreed version=%d users=%d tokens=%d",
+                version, len(agreed.users), len(agreed.tokens),
+            )  # fmt: skip
 
 
 def _unpack(current: AgreedUsers) -> AccessData:
