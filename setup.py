@@ -132,7 +132,7 @@ HOT = [
     "node/groups/queue_changes.py",
     "node/groups/queue_keeper.py",
     "node/state/inbound_ids.py",
-    "node/state/node_recovery.py",
+    "node/state/session_takeover.py",
     "node/state/recovery.py",
     "node/state/session_timers.py",
     "node/state/snapshot_entries.py",

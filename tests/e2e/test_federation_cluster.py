@@ -348,7 +348,7 @@ def test_all_nodes_are_killed(member_site: MemberSite) -> None:
 
 
 collected: dict[Client, list[str]] = {}
-"""What each visitor has received."""
+"""The messages that each visitor has received."""
 
 
 @contextlib.asynccontextmanager

@@ -172,7 +172,7 @@ def resizing(interrupt: Callable[[ControllerWorld, int], None]) -> int:
 
 
 def test_a_resize_survives_a_crash_at_every_point() -> None:
-    """Of the node whose controller decides: what was on its way is lost, and the next one begins
+    """Stops the node whose controller decides: what was on its way is lost, and the next one begins
     with nothing but the metadata."""
 
     def crash(world: ControllerWorld, at: int) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 KEYS: Final = (b"a", b"b", b"c")
 STUBBORN: Final = 0.7
-"""As often a federator goes on although its node does not run the member any more."""
+"""The share of federators that go on although their node does not run the member any more."""
 
 
 class _Run:

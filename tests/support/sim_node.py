@@ -275,7 +275,7 @@ class SimNode:
                 self._idle.set()
 
     def _written(self, group: WriteGroup) -> None:
-        """What Broker._group_written does: now clients learn of it."""
+        """Does the same as Broker._group_written: now clients learn of it."""
         assert self._images is not None
         state = self.state
         self._in_flight = None

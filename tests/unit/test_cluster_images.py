@@ -20,10 +20,10 @@ from holdfast.node.reads.read_index import MetadataReads
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import encode_cursor
 from holdfast.node.session.will import Will
-from holdfast.node.state.node_recovery import NodeRecovery
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.retention_pins import pins_of
 from holdfast.node.state.session_records import encode_session, open_record
+from holdfast.node.state.session_takeover import SessionTakeover
 from tests.support.folded_state import sessions_and_groups
 from tests.support.journal_port import new_state
 
@@ -140,7 +140,7 @@ def test_a_session_without_positions_begins_where_it_subscribed_on_every_node() 
         bench.open(1)
         filters = [["f/#", 1, False, False, 0, 0]]
         bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
-        taken = NodeRecovery(bench.new().state).take_over(
+        taken = SessionTakeover(bench.new().state).take_over(
             bench.images.entry(bench.session()), False
         )
         found.append(taken.positions)
@@ -177,7 +177,7 @@ def test_the_first_cursor_after_a_takeover_names_all_positions() -> None:
     """The images have none that a record could change."""
     bench = Bench()
     bench.open(1)
-    taken = NodeRecovery(bench.new().state).take_over(bench.images.entry(bench.session()), False)
+    taken = SessionTakeover(bench.new().state).take_over(bench.images.entry(bench.session()), False)
     assert taken.positions is not None
     assert taken.logged_positions is None
 

@@ -1,4 +1,4 @@
-"""What is retained, and when: as the log says, and within a bound in bytes."""
+"""Retained messages follow the log, within a bound in bytes."""
 
 import pytest
 

@@ -51,7 +51,7 @@ class Usage:
         self._pids = pids
         self.times_s: list[float] = []
         self.cpu_percent: list[float | None] = []
-        """Of one core, in each interval."""
+        """The share of one core, in each interval."""
         self.rss_mib: list[float | None] = []
         self.network_mib_s: list[float | None] = []
         """Over the loopback interface, all processes of the machine together."""

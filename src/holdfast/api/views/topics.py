@@ -42,7 +42,7 @@ class TopicNode(Struct, kw_only=True):
     topics: int
     """The known names at and below it, except those that are only retained."""
     messages_per_s: float
-    """Of all topics at and below it, in the newest records of the log."""
+    """The rate of all topics at and below it, in the newest records of the log."""
     retained: bool
     """Whether a message is retained at this name itself."""
     last_us: int = 0

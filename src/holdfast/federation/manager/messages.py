@@ -161,7 +161,7 @@ class Watched(Struct, kw_only=True):
     """False: nothing has for as long as was asked."""
     links: list[tuple[int, int]]
     neighbors: list[Neighbor] | None
-    """Of the member that was asked for."""
+    """The neighbours of the member that was asked for."""
 
 
 class TokenRequest(Struct, kw_only=True):

@@ -25,7 +25,7 @@ REFUSALS: Final = {
 class ManagerParameter:
     name: str
     kind: str
-    """Of a JSON schema."""
+    """A type of a JSON schema."""
     text: str
     location: str = "query"
 
@@ -41,7 +41,7 @@ class Described:
     parameters: tuple[ManagerParameter, ...] = ()
     refusals: tuple[int, ...] = ()
     media_type: str = ""
-    """Of an answer that may be text instead."""
+    """The type of an answer that may be text instead."""
     needs_token: bool = True
 
 

@@ -57,7 +57,7 @@ class CoreAnnouncement(
     distance: Number
     """Hops from the root to the sender."""
     epoch: Number = 0
-    """Of the root."""
+    """The epoch of the root."""
 
 
 class MembershipAnnouncement(

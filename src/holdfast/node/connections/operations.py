@@ -1,4 +1,4 @@
-"""What an operator changes in sessions beside the clients' own packets."""
+"""Carries out what operators change in sessions beside the clients' own packets."""
 
 from collections.abc import Callable
 

@@ -153,8 +153,8 @@ def start_scan(
 
 
 def resume_scans(state: NodeState, session: Session) -> None:
-    """Continues the retained sets that the log says are owed, in a session with a new connection. A
-    single node that was not restarted has their scans still."""
+    """Continues the retained sets that the log says are owed, in a session with a new connection.
+    A session that stayed at this node may have their scans still."""
     scans = _scans_of(session)
     for filter, owed in list((session.owed or {}).items()):
         subscription = session.subscriptions.get(filter)

@@ -45,8 +45,8 @@ from holdfast.node.session.connection import CLOSED, OPENING, Connection
 from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import continues
-from holdfast.node.state.node_recovery import NodeRecovery
 from holdfast.node.state.session_records import will_entry
+from holdfast.node.state.session_takeover import SessionTakeover
 from holdfast.node.sweep import Sweep
 from holdfast.node.topic_rights.kept_subscriptions import checksum_of, waits_for_more
 from holdfast.protocol.mqtt import reasons
@@ -434,7 +434,7 @@ class SessionAcquisition:
         if answer.session is None:
             return Session(answer.client)
         try:
-            session = NodeRecovery(self._state).take_over(answer.session, replays_over)
+            session = SessionTakeover(self._state).take_over(answer.session, replays_over)
         except (ValueError, struct.error) as error:
             raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
         if session.maybe_sent is not None and self._context.began_at is not None:

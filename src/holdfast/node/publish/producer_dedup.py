@@ -113,12 +113,9 @@ def admit(
     properties. `refusal`: the reason why nothing new may be stored now, or "". Raises
     `ProtocolViolation` if too many producers wait for space.
 
-    In a cluster the table has what is applied here, which decides for good. The leader of the
-    partition decides about the rest. If two users claim a new producer at two nodes at the same
-    time, both may write for a short time.
-
-    On a single node the table must not have a sequence that the caller then refuses: the message,
-    sent again, would be acknowledged as a repetition and never stored.
+    The table has what is applied here, which decides for good. The leader of the partition decides
+    about the rest. If two users claim a new producer at two nodes at the same time, both may write
+    for a short time.
     """
     try:
         if not sequencer.read(publish.properties, at):
@@ -202,16 +199,15 @@ def note_refused(state: NodeState, connection: Connection, record: Record) -> No
         connection.close(state.dirty)
 
 
-def forget_some(state: NodeState, newest: bytes = b"") -> None:
-    """Appends that some expired producers, and those above the limit, are forgotten. `newest`
-    stays.
+def forget_some(state: NodeState) -> None:
+    """Appends that some expired producers, and those above the limit, are forgotten.
 
-    A single node does so with each new position. In a cluster the leader of partition 0 does, with
-    whatever it applies: of several nodes each would choose the same producers.
+    The leader of partition 0 does so, with whatever it applies: of several nodes each would choose
+    the same producers.
     """
     table = state.producers
     expired = table.expired(state.wall_us)
-    excess = table.excess(newest)
+    excess = table.excess()
     if excess:
         state.stats.producer_evicted += len(excess)
         if state.repeats.count("producers_evicted", state.now):

@@ -17,8 +17,8 @@ the positions that it remembers once a second (`DiskMemory.encode`). Counter-exa
 file: all nodes are killed, and the disk of n1 is put back to a copy. Nobody remembers more of it,
 and n1 is a majority with a node that was behind.
 
-What an operator has given up is not missed. A cluster that goes on without records has a new
-generation of its log (`metadata.generation`), and the handshake names it. A position that was
+Records that an operator has given up are not missed. A cluster that goes on without records has a
+new generation of its log (`metadata.generation`), and the handshake names it. A position that was
 received in an earlier generation than the claimed one says nothing. Counter-example without it: n3
 is down while n1 is restored and accepted. It returns, and n1, on which the cluster runs, has an
 older copy for it.

@@ -1,9 +1,8 @@
 """State of a broker that the records of its log define.
 
-A single node has one, as part of its `NodeState`. A node of a cluster has two: that of its
-`NodeState` has the sessions that it owns, and the other is the replicated state, with the sessions
-of all nodes. The second one has no connections, no routes and no promises, so it is of this small
-type: nothing can be delivered from it by mistake.
+A node has two: that of its `NodeState` has the sessions that it owns, and the other is the
+replicated state, with the sessions of all nodes. The second one has no connections, no routes and
+no promises, so it is of this small type: nothing can be delivered from it by mistake.
 
 Here are the tables and the operations on them. A module over `NodeState` adds what clients and
 other nodes notice of a change, for example `delivery.subscriptions` the routing.

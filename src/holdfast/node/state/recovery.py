@@ -83,8 +83,8 @@ twice."""
 class Recovery(SenderPacketIds):
     """The rebuilding of a `RecordedState` from snapshot entries and records.
 
-    `NodeRecovery` rebuilds the state of a node; `node.state.replicated` is the recovery of the
-    replicated state, which never ends.
+    `node.state.replicated` is the recovery of the replicated state, which never ends, and
+    `node.state.session_takeover` takes one session of it into the state of a node.
     """
 
     def __init__(self, state: RecordedState) -> None:

@@ -66,7 +66,7 @@ class TableStatus:
     lag_s: float | None = 0.0
     """The seconds for which the oldest of them has been there. None: not known."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What all steps counted besides rows, such as repetitions."""
+    """The counts of all steps besides rows, such as repetitions."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LakeStatus:
     skipped: list[Skipped] = field(default_factory=list)
     """The last skipped ranges."""
     hints: list[str] = field(default_factory=list)
-    """What looks wrong in the tables, and what may mend it."""
+    """Signs of something wrong in the tables, and what may mend it."""
     qos0_hint: str = ""
     """The number of messages that the servers have not stored. Empty: none."""
     undeclared: list[str] = field(default_factory=list)

@@ -106,7 +106,7 @@ class _Topic:
 
 @dataclass
 class _Use:
-    """What a rule makes of messages."""
+    """Results of a rule on messages."""
 
     devices: set[str] = field(default_factory=set)
     owners: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -115,7 +115,7 @@ class _Use:
     bad: int = 0
     """The messages with an error."""
     unread: int = 0
-    """Of them those without any reading."""
+    """Those of them that have no reading at all."""
 
     def add(self, other: "_Use") -> None:
         """Adds what other messages have become."""

@@ -42,7 +42,7 @@ class FrameForwarder:
         self.gates: dict[bytes, Gate] = {}
 
     def send(self, peer: bytes, frame: Frame) -> None:
-        """Of the link's own."""
+        """Sends a frame that belongs to the link itself."""
         self._effects.append(Send(peer, encode(frame)))
 
     def _send_on(self, peer: bytes, frame: Frame, now: float) -> None:

@@ -22,7 +22,7 @@ SWAPS_MAX: Final = 16
 LINKS_TRIED: Final = 24
 REPLACEMENTS_TRIED: Final = 6
 DIAMETER_NODES_MAX: Final = 100
-"""Of a larger federation only the round trips are looked at."""
+"""The size above which only the round trips are looked at."""
 
 
 def within_rules(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:

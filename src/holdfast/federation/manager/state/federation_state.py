@@ -53,7 +53,7 @@ class JoinToken(Struct, frozen=True, kw_only=True):
     expires_at_s: float
     used_by: int | None = None
     vouched_ip: str = ""
-    """Of a member that was taken for dead: its broker, if the operator vouches for that."""
+    """The broker of a member that was taken for dead, if the operator vouches for that."""
 
 
 class PendingAnnouncement(Struct, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ _CONNECTION: Final[dict[str, Any]] = {
     "tcp_user_timeout": 1000 * DEAD_PEER_S,
     "target_session_attrs": "read-write",
 }
-"""What the URL does not say otherwise."""
+"""The settings of a connection, unless the URL has others."""
 
 _SESSION: Final = (
     f"SET search_path = {SCHEMA}; SET idle_in_transaction_session_timeout = '30s';"
@@ -78,7 +78,7 @@ _HINTS: Final = {
 }
 """By SQLSTATE."""
 _LOST_CLASSES: Final = ("08", "57")
-"""Of SQLSTATE: of the connection, and by an operator of the server."""
+"""The classes of SQLSTATE of a lost connection and of a server that its operator stops."""
 
 
 class PostgresqlStore(StateStore):

@@ -12,7 +12,7 @@ from holdfast.node.state.session_records import SessionEntry
 from holdfast.node.state.snapshot_entries import first_starts
 
 
-class NodeRecovery(Recovery):
+class SessionTakeover(Recovery):
     """The step of a session from the replicated state into the tables of the node that owns it."""
 
     def __init__(self, state: NodeState) -> None:
