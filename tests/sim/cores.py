@@ -114,7 +114,7 @@ class Cores:
                 ReplicationConfig(
                     incarnation=self.incarnation, is_incomplete=self.began_incomplete
                 ),
-                is_witness=host.is_witness,
+                role=host.role,
             ),
             chance.random,
             self.state.now,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.io.disk import older_copy, unsynced
 from holdfast.io.disk.journal_writer import DiskFullError
 from holdfast.log.files.layout import JOURNAL
-from holdfast.node.metadata.model import ClusterMetadata
+from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata
 from tests.sim.disk import Crash, SimDisk
 from tests.sim.mirror import Mirror
 from tests.sim.network import PeerConnection
@@ -25,14 +25,13 @@ AT_ONCE_S: Final = 0.0005
 class Host:
     """An Endpoint of the network. `creates_cluster`: at its first start, the others wait."""
 
-    def __init__(
-        self, world: "World", name: str, creates_cluster: bool, is_witness: bool = False
-    ) -> None:
+    def __init__(self, world: "World", name: str, creates_cluster: bool, role: str = DATA) -> None:
         self.world = world
         self.schedule = world.schedule
         self.name = name
         self.creates_cluster = creates_cluster
-        self.is_witness = is_witness
+        self.role = role
+        self.is_witness = role == WITNESS
         self.chance = self.schedule.chance(name)
         self.disk = SimDisk(CAPACITY_BYTES)
         self.mirror = Mirror(world.checks, name, world.settings.partitions)

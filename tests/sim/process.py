@@ -11,7 +11,7 @@ from holdfast.log.reading.scan import Damage
 from holdfast.node.effects import Note
 from holdfast.node.failure.health import Presence
 from holdfast.node.frame_kinds import IMAGE, BadFrame
-from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata
+from holdfast.node.metadata.model import ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.runtime.peer_check import PeerCheck
 from holdfast.node.runtime.ports import RuntimePorts
@@ -55,7 +55,7 @@ class Process(EventLoop):
         self.images = self.cores.images
         self.cluster_node = self.cores.cluster_node
         self.presence = self.cores.presence
-        self.role = WITNESS if host.is_witness else DATA
+        self.role = host.role
         self.disk = ProcessDisk(self)
         self.peer_links = SimLinks(self)
         reads = SimReads(self, self.disk, self.cores.storage.reader)

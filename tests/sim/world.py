@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.node.config import NodeConfig
 from holdfast.node.failure.cluster_clock import TOLERANCE_S
-from holdfast.node.metadata.model import ClusterMetadata
+from holdfast.node.metadata.model import DATA, GATEWAY, WITNESS, ClusterMetadata
 from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.metadata.store import MetaStore
 from tests.sim.casts import LOG, parties
@@ -44,6 +44,8 @@ class Settings:
     min_insync: int = 2
     has_witness: bool = False
     """The last node has no data, but votes."""
+    gateways: int = 0
+    """The last nodes that have clients and no data."""
     casts: tuple[str, ...] = (LOG,)
     """What the clients do; see `casts`."""
     faults: tuple[str, ...] = ()
@@ -79,6 +81,12 @@ class Settings:
     begins_alone: bool = False
     """Only the first node runs when the work begins. The others join during it."""
 
+    def role_of(self, number: int) -> str:
+        """The role of the node with this number, from 0."""
+        if number >= self.nodes - self.gateways:
+            return GATEWAY
+        return WITNESS if self.has_witness and number == self.nodes - 1 else DATA
+
     @property
     def is_resized(self) -> bool:
         """Whether an operator changes the replication."""
@@ -108,8 +116,7 @@ class World:
         self.network = Network(self.schedule)
         self.hosts: dict[str, Host] = {}
         for number in range(settings.nodes):
-            is_witness = settings.has_witness and number == settings.nodes - 1
-            host = self._new_host(f"n{number + 1}", number == 0, is_witness)
+            host = self._new_host(f"n{number + 1}", number == 0, settings.role_of(number))
             self.hosts[host.name] = host
             self.network.add(host)
         self.faults = Faults(self, settings.faults, settings.mean_s)
@@ -119,8 +126,8 @@ class World:
     def _new_checks(self) -> Checks:
         return Checks(self, self.settings.partitions)
 
-    def _new_host(self, name: str, creates_cluster: bool, is_witness: bool) -> Host:
-        return Host(self, name, creates_cluster, is_witness)
+    def _new_host(self, name: str, creates_cluster: bool, role: str) -> Host:
+        return Host(self, name, creates_cluster, role)
 
     def node_config(self, name: str) -> NodeConfig:
         return NodeConfig(

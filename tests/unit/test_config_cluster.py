@@ -99,6 +99,14 @@ def test_what_goes_together(overrides: dict[str, object]) -> None:
             " reach this one",
         ),
         (
+            {**LOCAL, "cluster.role": "gateway"},
+            'cluster.role = "gateway": needs cluster.join, the other nodes',
+        ),
+        (
+            {**LOCAL, "cluster.role": "gateway", "cluster.witness": True, "cluster.join": ["a:1"]},
+            "cluster.witness = true: a gateway votes on nothing: choose one of the two",
+        ),
+        (
             {**LOCAL, "cluster.witness": True},
             "cluster.witness = true: needs cluster.join, the nodes it votes with",
         ),
@@ -198,7 +206,7 @@ def test_options_of_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         peer_bind="::1",
         peer_port=21000,
         join=["n1:21883", "n2:21883"],
-        witness=True,
+        role="witness",
         secret_file="secret",
         replication_factor=5,
     )

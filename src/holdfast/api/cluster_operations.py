@@ -17,7 +17,7 @@ from holdfast.node.features import AGREED_REPLICATION, GIVES_UP_RECORDS
 from holdfast.node.metadata import operations, status
 from holdfast.node.metadata.commands import Command, Resize
 from holdfast.node.metadata.history import MetadataChange
-from holdfast.node.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
+from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo, NodePhase
 from holdfast.node.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.node.placement.forecast import PartitionForecast, forecast
 from holdfast.node.placement.planning import last_copies
@@ -156,6 +156,7 @@ class ClusterOperations:
     ) -> None:
         """`refused`: see `PeerCheck`."""
         self._config = config
+        self._is_witness = config.cluster.node_role() == WITNESS
         self._presence = presence
         self._broker = broker
         self._runtime = broker.runtime
@@ -175,15 +176,15 @@ class ClusterOperations:
         return self._broker.questions
 
     def other_nodes(self) -> dict[str, str]:
-        """The other data nodes of the cluster, by id, with the reason why one is not to be asked,
-        or ""."""
+        """The other nodes with clients, by id, with the reason why one is not to be asked, or
+        ""."""
         metadata = self._cluster_node.context.metadata
         if metadata is None:
             return {}
         return {
             node: "it is down" if info.state == NodePhase.DOWN else ""
             for node, info in sorted(metadata.nodes.items())
-            if node != self._config.node.id and info.role == DATA
+            if node != self._config.node.id and info.has_clients
         }
 
     def settle(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
@@ -248,13 +249,13 @@ class ClusterOperations:
         metadata = cluster_node.context.metadata
         node = self._config.node.id
         if metadata is None:
-            return ClusterFigures(node, is_witness=self._config.cluster.witness)
+            return ClusterFigures(node, is_witness=self._is_witness)
         now = self._loop.time()
         return ClusterFigures(
             node,
             True,
             cluster_node.context.is_available(now),
-            self._config.cluster.witness,
+            self._is_witness,
             cluster_node.meta.is_leader,
             metadata.version,
             status.under_replicated(metadata),
@@ -344,8 +345,9 @@ class ClusterOperations:
         if metadata is not None:
             raise ClusterError(f"the cluster is initialised already, with id {metadata.cluster_id}")
         cluster = self._config.cluster
-        if cluster.witness:
-            raise ClusterError("a witness cannot hold the first partitions: ask a data node")
+        role = cluster.node_role()
+        if role != DATA:
+            raise ClusterError(f"a {role} cannot hold the first partitions: ask a data node")
         for peer in self._links.connected():
             if peer.cluster_id:
                 raise ClusterError(

@@ -40,24 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="share the data directory with other nodes and serve while holding its lease",
     )
-    parser.add_argument(
-        "--peer-bind",
-        metavar="ADDR:PORT",
-        help="be a node of a cluster, with this address for the other nodes",
-    )
-    parser.add_argument(
-        "--join",
-        metavar="ADDR:PORT,...",
-        help="other nodes of the cluster; this one may be among them",
-    )
-    parser.add_argument(
-        "--witness", action="store_true", help="vote in the cluster, but store no messages"
-    )
-    parser.add_argument(
-        "--cluster-secret-file",
-        metavar="FILE",
-        help="secret of 32 characters or more that all nodes of the cluster share",
-    )
+    _add_cluster_options(parser)
     parser.add_argument(
         "--durability",
         choices=("fsync", "memory"),
@@ -77,6 +60,32 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log at debug level")
     parser.set_defaults(run=run)
+
+
+def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peer-bind",
+        metavar="ADDR:PORT",
+        help="be a node of a cluster, with this address for the other nodes",
+    )
+    parser.add_argument(
+        "--join",
+        metavar="ADDR:PORT,...",
+        help="other nodes of the cluster; this one may be among them",
+    )
+    parser.add_argument(
+        "--role",
+        choices=("data", "witness", "gateway"),
+        help="store messages (data), vote only (witness), or serve clients only (gateway)",
+    )
+    parser.add_argument(
+        "--witness", action="store_const", dest="role", const="witness", help="--role witness"
+    )
+    parser.add_argument(
+        "--cluster-secret-file",
+        metavar="FILE",
+        help="secret of 32 characters or more that all nodes of the cluster share",
+    )
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, object]:
@@ -117,8 +126,8 @@ def _cluster_overrides(args: argparse.Namespace) -> dict[str, object]:
     if args.join is not None:
         addresses = [address.strip() for address in args.join.split(",")]
         overrides["cluster.join"] = [address for address in addresses if address]
-    if args.witness:
-        overrides["cluster.witness"] = True
+    if args.role is not None:
+        overrides["cluster.role"] = args.role
     if args.cluster_secret_file is not None:
         overrides["cluster.secret_file"] = args.cluster_secret_file
     return overrides

@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ports(port: AdminPort) -> list[AdminPort]:
-    """The admin ports of the nodes of a cluster that store data and are not down."""
+    """The admin ports of the nodes of a cluster that have clients and are not down."""
     nodes = port.status().nodes
     return [
         port.sibling(each.admin_address)
         for each in nodes
-        if each.role == "data" and each.state != "down" and each.admin_address
+        if each.role != "witness" and each.state != "down" and each.admin_address
     ]
 
 

@@ -18,9 +18,9 @@ def cluster_problems(config: Config) -> Iterator[Problem]:
     yield from _port_problems(cluster)
     if not cluster.peer_bind:
         yield from _join_problems(config)
-        for name in ("witness", "peer_advertise"):
+        for name in ("witness", "role", "peer_advertise"):
             value = getattr(cluster, name)
-            if value:
+            if value and value != "data":
                 yield (
                     f"cluster.{name}",
                     f" = {shown(value)}: needs cluster.peer_bind, the address on which other nodes"
@@ -122,3 +122,7 @@ def _member_problems(config: Config) -> Iterator[Problem]:
     others = [address for address in cluster.join if address != cluster.peer_address()]
     if cluster.witness and not others:
         yield "cluster.witness", " = true: needs cluster.join, the nodes it votes with"
+    elif cluster.role != "data" and not others:
+        yield "cluster.role", f" = {shown(cluster.role)}: needs cluster.join, the other nodes"
+    if cluster.witness and cluster.role == "gateway":
+        yield "cluster.witness", " = true: a gateway votes on nothing: choose one of the two"

@@ -65,7 +65,7 @@ class Lease(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The settings that make this node one of several that replicate one log. They are the same for
-    all of them, except the addresses, `certificate`, `key` and `witness`."""
+    all of them, except the addresses, `certificate`, `key` and `role`."""
 
     peer_bind: str = ""
     """The address on which this node accepts the other nodes; empty: no cluster."""
@@ -81,8 +81,10 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     the nodes of `join` make the cluster when all of them are connected and none belongs to one. A
     node without `join` makes a cluster of its own, which others may join."""
     witness: bool = False
-    """True: the node votes in Raft and stores no messages. It is the third node of a site that has
-    two."""
+    """True: as `role = "witness"`."""
+    role: Literal["data", "witness", "gateway"] = "data"
+    """data: the node stores messages and serves clients. witness: it votes in Raft only, as the
+    third node of a site that has two. gateway: it serves clients only."""
     secret_file: str = ""
     """The file of a secret that all nodes share; each proves to the other that it has it."""
     certificate: str = ""
@@ -121,6 +123,10 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     rebalance_connections_per_s: Rate = 0.0
     """The clients above its even share that a node sends to other nodes in a second, without a
     command, while all nodes are up; 0: none."""
+
+    def node_role(self) -> str:
+        """The role of this node in the cluster."""
+        return "witness" if self.witness else self.role
 
     def peer_address(self) -> str:
         """The address at which the other nodes reach this one, host:port; "": none do."""

@@ -2,7 +2,7 @@
 
 from holdfast.log.batch import Batch
 from holdfast.log.journal.segment import WriteGroup
-from holdfast.node.metadata.model import ClusterMetadata
+from holdfast.node.metadata.model import DATA, ClusterMetadata
 from holdfast.node.parts import Parts
 from holdfast.node.publish.producer_dedup import forget_some
 
@@ -46,7 +46,7 @@ class Alone:
             and tuple(metadata.nodes) == (own,)
             and metadata.min_insync == 1
             and all(info.in_sync == info.members == (own,) for info in metadata.partitions)
-            and not self._parts.config.is_witness
+            and self._parts.config.role == DATA
         )
 
     def _is_at_rest(self) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from holdfast.node.features import MEMBER_TABLE
-from holdfast.node.metadata.model import DATA
 from holdfast.node.parts import Parts
 from holdfast.node.state.member_values import member_home
 
@@ -33,12 +32,12 @@ class ClusterMember:
         return metadata is not None and len(metadata.nodes) > 1
 
     def others_with_table(self) -> list[str] | None:
-        """The other data nodes that are configured as members. None: that of one is not known."""
+        """The other nodes that are configured as members. None: that of one is not known."""
         context, metadata = self._context, self._context.metadata
         if metadata is None:
             return None
         nodes = sorted(metadata.nodes.items())
-        others = [name for name, info in nodes if info.role == DATA and name != context.node_id]
+        others = [name for name, info in nodes if info.has_clients and name != context.node_id]
         if any(name not in context.features for name in others):
             return None
         return [name for name in others if context.understands(name, MEMBER_TABLE)]

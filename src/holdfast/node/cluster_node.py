@@ -21,7 +21,7 @@ from holdfast.node.failure.health import Health, Presence
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.leadership_changes import LeadershipChanges
 from holdfast.node.metadata.dispensable import is_dispensable
-from holdfast.node.metadata.model import DATA
+from holdfast.node.metadata.model import WITNESS
 from holdfast.node.metadata_proposer import MetadataProposer
 from holdfast.node.part_effects import PartEffects
 from holdfast.node.parts import Parts
@@ -105,7 +105,7 @@ class ClusterNode(Parts):
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
         self.interest.connected(node)
-        if role == DATA:
+        if role != WITNESS:
             self.leadership.tell_owned(node)
             self.session_coordinator.connected(node)
             self.groups.agent.lose_node(node)

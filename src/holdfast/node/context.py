@@ -24,7 +24,7 @@ class ClusterContext:
     names this node for an epoch that has ended.
     """
 
-    def __init__(self, node_id: str, journal: Journal) -> None:
+    def __init__(self, node_id: str, journal: Journal, role: str = DATA) -> None:
         self.node_id = node_id
         self.journal = journal
         self.metadata: ClusterMetadata | None = None
@@ -47,6 +47,8 @@ class ClusterContext:
         self.began_at: list[int] | None = list(journal.next_offset)
         # Whether this node has the replicated state of all partitions.
         self.is_whole = True
+        # Whether this node may store partitions.
+        self.has_data = role == DATA
 
     def has_majority(self, now: float) -> bool:
         """True if this node is in contact with a majority of the voters."""
@@ -60,6 +62,11 @@ class ClusterContext:
         shorter, and no node has contact with a majority in it."""
         return now <= self.majority_at + UNAVAILABLE_S or self.has_majority(now)
 
+    def is_stored(self, partition: int) -> bool:
+        """True if this node's disk has the records of the partition. Otherwise its leader feeds
+        this node, and other records are read at a node that has them."""
+        return self.has_data
+
     @property
     def generation(self) -> int:
         """The generation of the log, as far as this node has received it."""
@@ -67,14 +74,14 @@ class ClusterContext:
         return 0 if agreed is None else agreed.number
 
     def nodes_without(self, feature: str, *, witnesses: bool = False) -> list[str]:
-        """The nodes with data, or all nodes, whose version lacks a feature. One that was not
+        """The nodes with clients, or all nodes, whose version lacks a feature. One that was not
         connected since this node started is not known."""
         nodes = {} if self.metadata is None else self.metadata.nodes
         return [
             name
             for name, features in sorted(self.features.items())
             if name in nodes
-            and (witnesses or nodes[name].role == DATA)
+            and (witnesses or nodes[name].has_clients)
             and feature not in features_in(features)
         ]
 
@@ -88,14 +95,14 @@ class ClusterContext:
         return node == self.node_id or feature in features_in(self.features.get(node, ""))
 
     def servers(self, nodes: Iterable[str]) -> str:
-        """Returns the client addresses of the other nodes among these that are up and have data, in
+        """Returns the client addresses of the other nodes among these that are up, in
         the form of `holdfast.addresses` and in the given order."""
         known = {} if self.metadata is None else self.metadata.nodes
         infos = [known[node] for node in nodes if node in known and node != self.node_id]
         return ",".join(
             info.client_address
             for info in infos
-            if info.state == NodePhase.UP and info.role == DATA and info.client_address
+            if info.state == NodePhase.UP and info.has_clients and info.client_address
         )
 
     def send(self, node: str, kind: int, payload: bytes) -> None:

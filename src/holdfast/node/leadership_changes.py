@@ -1,6 +1,6 @@
 """Carries a metadata change into a cluster node: leaderships, replication, session reports."""
 
-from holdfast.node.metadata.model import ClusterMetadata
+from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata
 from holdfast.node.parts import Parts
 from holdfast.node.state.replicated import CLOCK_SLACK_S
 
@@ -10,7 +10,8 @@ class LeadershipChanges:
 
     def __init__(self, parts: Parts) -> None:
         self._node_id = parts.meta.node_id
-        self._is_witness = parts.config.is_witness
+        self._is_witness = parts.config.role == WITNESS
+        self._has_data = parts.config.role == DATA
         self._context = parts.context
         self._replicated = parts.replicated
         self._state = parts.state
@@ -78,7 +79,7 @@ class LeadershipChanges:
                 self.failovers += old != "" and self._context.is_gone(old)
             elif not self._is_witness:
                 self._alignment.lose(partition)
-        if not self._is_witness:
+        if self._has_data:
             self._replication.handle_metadata(metadata, changed, now)
         has_other_nodes = before is None or before.nodes is not metadata.nodes
         is_resized = before is None or (

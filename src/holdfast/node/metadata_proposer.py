@@ -8,9 +8,10 @@ from typing import Final
 
 from holdfast.node.context import ClusterContext
 from holdfast.node.failure.health import Presence
+from holdfast.node.features import FEEDS
 from holdfast.node.metadata.commands import ChangePartitions, Command
 from holdfast.node.metadata.effects import ProposalDone
-from holdfast.node.metadata.model import DATA, WITNESS, NodeInfo
+from holdfast.node.metadata.model import GATEWAY, NodeInfo
 from holdfast.node.metadata.requests import RequestRefused
 from holdfast.node.parts import Parts
 from holdfast.node.placement.controller import Controller
@@ -33,9 +34,8 @@ class MetadataProposer:
         # True if an input of the controller has changed since its last step.
         self.is_changed = True
         # This node and the connected ones, with presence and role.
-        role = WITNESS if parts.config.is_witness else DATA
         self._presences: dict[str, tuple[Presence, str]] = {
-            self._meta.node_id: (parts.presence, role)
+            self._meta.node_id: (parts.presence, parts.config.role)
         }
         self._commands: dict[int, Command] = {}
         # Changes of in-sync sets to propose, and the requests that contain several of them.
@@ -66,6 +66,8 @@ class MetadataProposer:
         metadata = self._context.metadata
         if metadata is not None and (node, presence.incarnation) in metadata.removed:
             return
+        if role == GATEWAY and self.without_feeds():
+            return
         self._meta.admit(
             NodeInfo(
                 node,
@@ -77,6 +79,16 @@ class MetadataProposer:
             ),
             now,
         )
+
+    def without_feeds(self) -> list[str]:
+        """The nodes that keep a gateway out: an older version cannot apply the entry of one, and
+        the version of a node that was not connected yet is not known."""
+        metadata = self._context.metadata
+        if metadata is not None and metadata.has_gateways:
+            # A node of an older version has not been let in since.
+            return []
+        older = self._context.nodes_without(FEEDS, witnesses=True)
+        return sorted({*older, *self._context.nodes_unknown()})
 
     def admit_all(self, now: float) -> None:
         """Proposes the connected nodes that the metadata lacks, and this node's own addresses if

@@ -16,6 +16,7 @@ from holdfast.node.groups.assignments import AgentContext
 from holdfast.node.groups.groups import Groups
 from holdfast.node.metadata.commands import ChangePartitions
 from holdfast.node.metadata.history import ClusterHistory
+from holdfast.node.metadata.model import DATA
 from holdfast.node.metadata.store import MetaStore
 from holdfast.node.node import Node
 from holdfast.node.node_state import NodeState
@@ -50,8 +51,8 @@ class ClusterNodeConfig:
     detector: DetectorConfig
     controller: ControllerConfig
     replication: ReplicationConfig
-    is_witness: bool = False
-    """True if the node votes in Raft and stores no partition."""
+    role: str = DATA
+    """The role of the node in the metadata."""
     drain_clients_per_s: float = 0.0
     """The clients a second that a node sends to others when it is drained or stops; 0: all at
     once."""
@@ -84,7 +85,7 @@ class Parts:
         self.disk_memory, self.clock = DiskMemory(), ClusterClock(meta.node_id)
         self.presence, self.config = presence, config
         self.log = ApplyingLog(node.state.journal)
-        self.context = ClusterContext(meta.node_id, node.state.journal)
+        self.context = ClusterContext(meta.node_id, node.state.journal, config.role)
         self.context.reaches_majority, self.context.majority_at = meta.has_majority, now
         replication = replace(config.replication, suspends_restarted=True)
         self.replication = Replication(meta.node_id, self.log, replication)

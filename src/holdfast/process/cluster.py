@@ -53,7 +53,7 @@ from holdfast.node.features import (
 )
 from holdfast.node.metadata import generation
 from holdfast.node.metadata.commands import PutGeneration, Resize
-from holdfast.node.metadata.model import AUTOMATIC, DATA, NOT_RESTORED, WITNESS, ClusterMetadata
+from holdfast.node.metadata.model import AUTOMATIC, NOT_RESTORED, WITNESS, ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.metadata.store import MetaStore
@@ -237,7 +237,7 @@ class ClusterMembership:
             config.node.id,
             self.presence.incarnation,
             manifest.cluster_id,
-            role=WITNESS if cluster.witness else DATA,
+            role=cluster.node_role(),
             peer_address=self.presence.peer_address,
             client_address=self.presence.client_address,
             admin_address=self.presence.admin_address,
@@ -456,7 +456,7 @@ class ClusterMembership:
 
     @property
     def is_witness(self) -> bool:
-        return self.config.cluster.witness
+        return self.config.cluster.node_role() == WITNESS
 
     # Shutdown
 
@@ -500,7 +500,7 @@ def member_config(
             silent_s=cluster.silent_s,
             catch_up_bytes_per_s=cluster.catch_up_bytes_per_s or 1 << 40,
         ),
-        is_witness=cluster.witness,
+        role=cluster.node_role(),
         drain_clients_per_s=cluster.drain_clients_per_s,
     )
 

@@ -50,6 +50,7 @@ from holdfast.io.sockets.listeners import OpenListener, may_wait, reserve, when_
 from holdfast.io.workers.pool import IoWorkers
 from holdfast.node import federation_session
 from holdfast.node.lease.tenure import LeaseLost
+from holdfast.node.metadata.model import WITNESS
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.process.cluster import ClusterMembership, Held, check_may_share
 from holdfast.process.join import joins, with_cluster, with_directory
@@ -143,7 +144,7 @@ class Server:
             # Ports are reserved now: a standby must not find out at takeover that one is taken, and
             # a start that fails leaves no data directory.
             for settings, one in zip(config.listeners, files, strict=True):
-                if not config.cluster.witness:
+                if config.cluster.node_role() != WITNESS:
                     sockets = await when_free(partial(reserve, settings), may_wait(config))
                     self.listeners.append(OpenListener(settings, one, sockets))
             if config.admin.enabled:

@@ -16,14 +16,18 @@ replaced while the others run."""
 
 TEXT_CHARACTERS_MAX: Final = 256
 NODE_ID: Final = r"[A-Za-z0-9_-]{1,32}"
-ROLES: Final = ("data", "witness")
+ROLES: Final = ("data", "witness", "gateway")
 ANSWERS_APART: Final = "apart"
 """The feature of a node that replies to one that stands apart. Older versions would take its
 connection for a link."""
 STANDS_APART: Final = "stands-apart"
 """The feature of a node that was told that its disk is an older copy. It has no link until it is
 started again."""
-LEVELS: Final[tuple[tuple[str, ...], ...]] = (("resize",), ("federation-records",))
+LEVELS: Final[tuple[tuple[str, ...], ...]] = (
+    ("resize",),
+    ("federation-records",),
+    ("feeds",),
+)
 """The features of each level, from level 1 on. The word of a level (`level_word`) stands for these
 and those of all lower levels, because the text of all features has 256 characters at most. A
 feature that a version before level 1 looks for has a word of its own as well."""

@@ -18,7 +18,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """One of up, down and draining."""
     role: str
-    """One of data and witness."""
+    """One of data, witness and gateway."""
     voter: bool
     connected: bool
     """Whether the requested node has a link to this node, or is this node."""

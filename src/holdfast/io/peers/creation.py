@@ -50,7 +50,9 @@ def _is_creator(config: Config, links: PeerLinks) -> bool:
     """Whether this node creates the cluster: `join` has its address, and no data node of `join` has
     a smaller id. The order of the addresses does not matter, so lists in another order agree."""
     joined = links.joined()
-    if config.cluster.witness or (config.cluster.join and set(config.cluster.join) <= set(joined)):
+    if config.cluster.node_role() != DATA:
+        return False
+    if config.cluster.join and set(config.cluster.join) <= set(joined):
         return False
     data = {peer.node_id for peer in links.connected() if peer.role == DATA}
     return all(config.node.id < node for node in data.intersection(joined.values()))

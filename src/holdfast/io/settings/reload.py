@@ -187,7 +187,7 @@ def prepare(
         admin = admin_context(config.admin)
         access = read_given(config.admin.access_file)
         peers = _load_peers(config)
-        for settings in () if config.cluster.witness else config.listeners:
+        for settings in () if config.cluster.node_role() == "witness" else config.listeners:
             files = load_listener(settings)
             one = next((each for each in left if each.is_at(settings)), None)
             if one is None:

@@ -20,7 +20,6 @@ from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
 from holdfast.node.features import GROUP_MEMBERS
 from holdfast.node.groups.homes import Home, LedHomes
-from holdfast.node.metadata.model import DATA
 from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.state.replicated import ReplicatedState
@@ -143,7 +142,7 @@ class DurableMembers:
             older = [
                 name
                 for name, info in metadata.nodes.items()
-                if info.role == DATA and not self._context.understands(name, GROUP_MEMBERS)
+                if info.has_clients and not self._context.understands(name, GROUP_MEMBERS)
             ]
             if (
                 older

@@ -5,7 +5,6 @@ from typing import Final
 from holdfast.log.partition import partition_of
 from holdfast.node.context import ClusterContext
 from holdfast.node.groups.group_state import Coordination
-from holdfast.node.metadata.model import DATA
 from holdfast.node.node_state import NodeState
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.protocol.topics.names import InvalidFilter, split_shared
@@ -103,7 +102,7 @@ class LedHomes:
         """True if every data node that is not down has reported."""
         metadata = self._context.metadata
         return metadata is not None and all(
-            node in home.reported or info.role != DATA or self._context.is_gone(node)
+            node in home.reported or not info.has_clients or self._context.is_gone(node)
             for node, info in metadata.nodes.items()
         )
 
@@ -138,7 +137,7 @@ class LedHomes:
             return found
         for node in (self._context.node_id, *sorted(self._context.connected)):
             info = metadata.nodes.get(node)
-            if info is None or info.role != DATA or self._context.is_gone(node):
+            if info is None or not info.has_clients or self._context.is_gone(node):
                 continue
             homes = [
                 (home.partition, home.epoch)

@@ -40,7 +40,9 @@ Names = Annotated[tuple[Text, ...], Meta(max_length=REPLICAS_MAX)]
 DATA: Final = "data"
 WITNESS: Final = "witness"
 """The role of a node without data, which votes on the metadata."""
-ROLES: Final = (DATA, WITNESS)
+GATEWAY: Final = "gateway"
+"""The role of a node that serves clients, stores no partition and never votes."""
+ROLES: Final = (DATA, WITNESS, GATEWAY)
 
 
 class NodePhase:
@@ -73,6 +75,11 @@ class NodeInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     state: Text = NodePhase.UP
     version: Version = 0
     """Set by `apply`, which ignores the value in a command."""
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether clients may connect to the node, so that it owns sessions."""
+        return self.role != WITNESS
 
 
 class PartitionInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -158,6 +165,11 @@ class ClusterMetadata(Struct, frozen=True):
     """None: the log was never restored."""
     replication: AgreedReplication | None = None
     """None: the settings in force are those of the foundation, and wanted."""
+
+    @property
+    def has_gateways(self) -> bool:
+        """Whether the cluster has gateways, whose entries older versions do not know."""
+        return any(info.role == GATEWAY for info in self.nodes.values())
 
     @property
     def takers(self) -> int:

@@ -3,13 +3,14 @@
 There are one, three or five voters. An even number needs one more live voter and tolerates no more
 failures. So a cluster of two has one voter: with two, neither would survive alone. It gets three
 when a third node, or a witness, is there. Between two odd numbers there is an even one until a
-change is committed. Every other node is a learner, ready to replace a voter that is down.
+change is committed. Every other node is a learner, ready to replace a voter that is down. A
+gateway never votes.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from holdfast.node.metadata.model import VOTERS_MAX, WITNESS, NodeInfo, NodePhase
+from holdfast.node.metadata.model import GATEWAY, VOTERS_MAX, WITNESS, NodeInfo, NodePhase
 from holdfast.node.metadata.state_machine import node_of, peer_id
 from holdfast.node.raft.log import Membership
 
@@ -73,6 +74,8 @@ def _is_good(
 ) -> bool:
     node = wanted.get(member)
     if node is None or node.node_id in leaving or node.state == NodePhase.DRAINING:
+        return False
+    if node.role == GATEWAY:
         return False
     # This node runs, whatever the metadata says.
     return node.state == NodePhase.UP or member == own

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from holdfast.node.metadata.model import DATA, ClusterMetadata, NodePhase
+from holdfast.node.metadata.model import ClusterMetadata, NodePhase
 
 TOLERANCE: Final = 0.1
 """The surplus, as a part of the share, up to which nothing is done without a command."""
@@ -46,7 +46,7 @@ def obstacle(metadata: ClusterMetadata) -> str:
     """The reason why no client may be sent away for balance, or "". A node that comes back, or
     that is emptied, would change every share."""
     for node, info in sorted(metadata.nodes.items()):
-        if info.role == DATA and info.state != NodePhase.UP:
+        if info.has_clients and info.state != NodePhase.UP:
             return f"{node} is {info.state}"
     return ""
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from holdfast.node.cluster_node import ClusterNode
 from holdfast.node.failure.disk_watch import DiskWatch
-from holdfast.node.metadata.model import DATA, NodePhase
+from holdfast.node.metadata.model import DATA, WITNESS, NodePhase
 
 DRAINED: Final = "this node is being drained"
 
@@ -35,7 +35,7 @@ class Fitness:
         metadata = context.metadata
         if metadata is None or context.node_id not in metadata.nodes:
             return "it belongs to no cluster"
-        if cluster_node.config.is_witness:
+        if cluster_node.config.role == WITNESS:
             return ""
         if cluster_node.awaits_generation:
             return "its log was restored, and the nodes have not agreed on the generation yet"

@@ -1,7 +1,7 @@
 """Checks another node's disk and this one's, in the handshake of two nodes."""
 
 from holdfast.node.attendance import RECOVERS
-from holdfast.node.features import AGREED_REPLICATION
+from holdfast.node.features import AGREED_REPLICATION, FEEDS
 from holdfast.node.metadata.operations import empty_disk_text
 from holdfast.node.placement.planning import last_copies
 from holdfast.node.replicate.disk_position import Known, find_loss
@@ -10,11 +10,9 @@ from holdfast.security.peer_handshake import LAST_COPY, OLDER_COPY, OLDER_COPY_W
 from holdfast.security.peer_identity import PeerIdentity, Refusal, features_in
 
 
-def older_text(node: str) -> str:
-    """The reason why a node of an older version is refused."""
-    return (
-        f"the version of {node} does not know `cluster resize`, which this cluster uses: upgrade it"
-    )
+def older_text(node: str, used: str = "`cluster resize`") -> str:
+    """The reason why a node of an older version is refused. `used`: the feature that it lacks."""
+    return f"the version of {node} does not know {used}, which this cluster uses: upgrade it"
 
 
 class PeerCheck:
@@ -44,6 +42,8 @@ class PeerCheck:
             peer.features
         ):
             return Refusal("older", older_text(peer.node_id))
+        if metadata.has_gateways and FEEDS not in features_in(peer.features):
+            return Refusal("older", older_text(peer.node_id, "gateways"))
         if info is None:
             return None
         lost = ""
