@@ -110,7 +110,7 @@ def check_kept(bench: ReplicaBench, models: list[PartitionModel], durable: list[
     """What was durable and not cut off is there, except for a partition that began anew in the
     group that was lost."""
     for partition, model in enumerate(models):
-        if durable[partition]:
+        if durable[partition] and model.is_stored:
             start = bench.journal.start_offsets[partition]
             # Later, if retention was interrupted.
             assert model.start <= start <= model.watermark
@@ -127,7 +127,8 @@ def check_recovery(bench: ReplicaBench, models: list[PartitionModel], snapshot: 
     for partition, model in enumerate(models):
         # Unless it had begun anew since, and that was lost or not.
         if (
-            bench.journal.start_offsets[partition] <= snapshot[partition]
+            model.is_stored
+            and bench.journal.start_offsets[partition] <= snapshot[partition]
             and model.start <= snapshot[partition]
         ):
             expected = model.between(snapshot[partition], limits[partition])

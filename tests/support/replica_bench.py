@@ -35,6 +35,7 @@ class PartitionModel:
     watermark: int = 0
     removed_epoch: int = 0
     """Of the newest record that retention has removed."""
+    is_stored: bool = True
 
     @property
     def end(self) -> int:
@@ -239,6 +240,7 @@ class RandomReplica:
         # Sequence and offsets of what would be the newest snapshot.
         self.snapshot: tuple[int, list[int]] | None = None
         self.removed = 0
+        self.forgets = 0.3
 
     def step(self) -> None:
         chance = self.chance
@@ -248,14 +250,20 @@ class RandomReplica:
                 self.follow,
                 self.truncate,
                 self.reset,
+                self.forget,
+                self.place,
                 self.advance,
                 self.write,
                 self.checkpoint,
                 self.retain,
             ],
-            [6, 6, 2, 0.3, 6, 6, 1, 2],
+            [6, 6, 2, 0.3, self.forgets, 2, 6, 6, 1, 2],
         )[0]
-        choice(chance.randrange(len(self.models)))
+        partition = chance.randrange(len(self.models))
+        if not self.models[partition].is_stored:
+            needs_log = choice in (self.append, self.follow, self.truncate, self.advance)
+            choice = self.reset if choice == self.append else self.place if needs_log else choice
+        choice(partition)
 
     def payload(self) -> bytes:
         self.count += 1
@@ -307,10 +315,34 @@ class RandomReplica:
     def reset(self, partition: int) -> None:
         model = self.models[partition]
         offset = model.watermark + self.chance.randint(0, 60)
+        if not model.is_stored:
+            # Its leader's log may begin anywhere.
+            offset = self.chance.randint(0, offset)
+            model.is_stored = True
         self.bench.journal.reset(partition, offset)
         model.begin_at(offset)
         self.leads[partition] = False
         self.open_base.pop(partition, None)
+
+    def forget(self, partition: int) -> None:
+        model = self.models[partition]
+        self.bench.journal.forget(partition)
+        if model.is_stored:
+            model.begin_at(model.watermark)
+            model.is_stored = False
+        self.leads[partition] = False
+        self.open_base.pop(partition, None)
+
+    def place(self, partition: int) -> None:
+        """Moves the positions of a partition that is not stored, down as after a restart or up."""
+        model = self.models[partition]
+        if not model.is_stored or not model.contents:
+            offset = max(0, model.start + self.chance.randint(-40, 80))
+            self.bench.journal.place(partition, offset)
+            model.begin_at(offset)
+            model.is_stored = False
+            self.leads[partition] = False
+            self.open_base.pop(partition, None)
 
     def advance(self, partition: int) -> None:
         model = self.models[partition]
@@ -350,7 +382,7 @@ class RandomReplica:
                     model.begin_later(start)
         offsets = list(journal.high_watermark)
         # As of a snapshot, which waits until what it has is durable.
-        if journal.checkpoint().offsets == offsets:
+        if journal.checkpoint().offsets == journal.logged(offsets):
             self.snapshot = journal.snapshot_sequence(offsets), offsets
 
     def checkpoint(self, _: int) -> None:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from holdfast.log.journal.journal import Journal
+from holdfast.log.record import MESSAGE, Record
 from holdfast.node.failure.cluster_clock import ClusterClock
 from holdfast.node.failure.health import Presence
 from holdfast.node.parts import Parts
@@ -97,9 +98,58 @@ def test_records_that_are_synced_later_do_not_count_before() -> None:
     journal = Journal(1, replicated=True)
     found, _ = reports(None, journal)
     found.sync_later()
-    journal.next_offset[0] = journal.durable_offset[0] = journal.high_watermark[0] = 3
-    assert found.position().records == 0
-    assert found.position().written == found.claim().written == 0
-    found.synced_records = 2
-    assert found.position().records == 2
-    assert found.claim().records == 3
+    for _ in range(3):
+        journal.append(Record(0, MESSAGE, topic=b"t"))
+    group = journal.close_write_group()
+    assert group is not None
+    journal.wrote(group)
+    journal.commit(group)
+    journal.advance(0, 2)
+    assert (found.position().records, found.position().written) == (0, 0)
+    assert (found.claim().records, found.claim().written) == (3, 3)
+    checkpoint = journal.checkpoint()
+    journal.advance(0, 3)
+    found.synced = checkpoint
+    assert (found.position().records, found.position().written) == (2, 3)
+
+
+def test_a_disk_that_forgets_a_partition_is_no_older_copy() -> None:
+    """Not at any moment while the partition is forgotten, fed from far behind, and begins again
+    before where it had ended. A copy of the disk from each moment before is still found out."""
+    disk = SimDisk()
+    bench = ReplicaBench(disk)
+    journal = bench.journal
+    memory = DiskMemory()
+    copies: list[SimDisk] = []
+
+    def moment() -> None:
+        bench.flush()
+        bench.directory.write_watermarks(journal.checkpoint())
+        found = reports(None, journal)[0]
+        memory.note("n2", "i", found.position())
+        for copy in copies:
+            assert find_loss(memory.positions, "n2", "i", claim_of(copy))
+        assert find_loss(memory.positions, "n2", "i", found.claim().text()) == ""
+        assert find_loss(memory.positions, "n2", "i", claim_of(disk)) == ""
+        copies.append(disk.copy())
+
+    for number in range(100):
+        bench.append(number % 2, b"p")
+    bench.flush()
+    journal.advance(0, 50)
+    journal.advance(1, 50)
+    copies.append(disk.copy())
+    bench.append(0, b"q")
+    moment()
+    journal.forget(0)
+    moment()
+    for offset in (40, 5000):
+        journal.place(0, offset)
+        claimed = reports(None, journal)[0].position()
+        assert claimed.records == 100, "fed positions are not on the disk"
+    bench.append(1, b"q")
+    moment()
+    journal.reset(0, 10)
+    moment()
+    bench.append(0, b"q")
+    moment()

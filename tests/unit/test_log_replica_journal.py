@@ -524,3 +524,113 @@ def test_records_before_a_mark_are_not_missing_at_the_next_start() -> None:
     sequences = [(each.sequence, each.end_sequence()) for each in bench.journal.segments[:-1]]
     assert [(each.sequence, each.end_sequence()) for each in again.segments[:-1]] == sequences
     assert not any(segment.gaps() for segment in again.segments)
+
+
+def test_positions_of_a_partition_that_is_not_stored_are_in_memory_alone() -> None:
+    bench = ReplicaBench(SimDisk(), 2, segment_bytes=200)
+    journal = bench.journal
+    for number in range(8):
+        journal.place(0, 100 * number)
+        follow(journal, 1, 1, b"%d" % number * 60)
+        assert bench.write()
+        # A group that is with the writer does not bring earlier positions back.
+        journal.place(0, 100 * number + 50)
+        bench.finish()
+        journal.check()
+    positions = [journal.start_offsets, journal.next_offset, journal.high_watermark]
+    positions += [journal.written, journal.durable_offset]
+    assert [each[0] for each in positions] == [750] * 5
+    assert journal.checkpoint().offsets == [0, 0]
+    assert not bench.reader.read_batches(0, 0, 750, 1 << 20)
+    assert len(journal.segments) > 2
+    journal.advance(1, 8)
+    assert journal.remove_oldest(2)
+    assert journal.start_offsets[0] == 750
+    bench.directory.write_watermarks(journal.checkpoint())
+    again = ReplicaBench(bench.directory.files)
+    assert (again.journal.next_offset, again.opened.damaged) == ([0, 8], {})
+    assert not any(segment.gaps() for segment in again.journal.segments)
+    again.journal.place(0, 750)
+    again.journal.check()
+
+
+def test_no_record_of_a_partition_that_is_not_stored_is_taken() -> None:
+    journal = Journal(1, replicated=True)
+    follow(journal, 0, 1, b"a")
+    with pytest.raises(AssertionError):
+        journal.place(0, 7)
+    journal.forget(0)
+    journal.place(0, 7)
+    with pytest.raises(AssertionError):
+        follow(journal, 0, 1, b"b")
+    with pytest.raises(AssertionError):
+        append(journal, 0)
+    journal.reset(0, 3)
+    follow(journal, 0, 1, b"b")
+    assert journal.next_offset == [4]
+
+
+def test_a_forgotten_log_begins_behind_what_was_committed() -> None:
+    """An older version must not take the node for one that has the records: it finds an empty log,
+    and asks its leader for what follows."""
+    bench = ReplicaBench(SimDisk(), 2)
+    journal = bench.journal
+    follow(journal, 0, 3, b"a", b"b", b"uncommitted")
+    follow(journal, 1, 3, b"c")
+    bench.flush()
+    journal.advance(0, 2)
+    records = sum(journal.logged(journal.high_watermark))
+    bench.directory.write_watermarks(journal.checkpoint())
+    journal.forget(0)
+    journal.forget(0)
+    assert sum(journal.logged(journal.high_watermark)) == records
+    # Before the mark is on the disk, the log is there as before.
+    before = ReplicaBench(bench.directory.files.copy()).journal  # type: ignore[attr-defined]
+    assert (before.start_offsets, before.next_offset) == ([0, 0], [3, 1])
+    assert batches(take(journal)) == [(0, 2, 0, 0)]
+
+
+def test_a_forgotten_partition_is_neither_lost_nor_damaged_after_a_start() -> None:
+    bench = ReplicaBench(SimDisk(), 2)
+    journal = bench.journal
+    follow(journal, 0, 3, b"a", b"b")
+    follow(journal, 1, 3, b"c")
+    bench.flush()
+    journal.advance(0, 2)
+    journal.forget(0)
+    journal.place(0, 900)
+    bench.flush()
+    bench.directory.write_watermarks(journal.checkpoint())
+    again = ReplicaBench(bench.directory.files)
+    journal = again.journal
+    assert (journal.start_offsets[0], journal.next_offset[0]) == (2, 2)
+    assert (journal.high_watermark[0], journal.last_epoch(0)) == (2, 0)
+    assert not again.opened.damaged
+    assert not again.opened.damage
+    # Its state may be older than the end of its log, and is then fed from there.
+    journal.place(0, 1)
+    follow(journal, 1, 3, b"d" * 60)
+    again.flush()
+    journal.start_segment()
+    follow(journal, 1, 3, b"e" * 60)
+    again.flush()
+    assert journal.segments[-1].start_offsets() == [2, 2]
+    # Its leader's log begins before.
+    journal.reset(0, 0)
+    follow(journal, 0, 1, b"a", b"b", b"f")
+    again.flush()
+    once_more = ReplicaBench(again.directory.files)
+    assert once_more.contents(0, 0, 3) == [(1, b"a"), (1, b"b"), (1, b"f")]
+    assert not once_more.opened.damaged
+
+
+def test_damage_costs_no_trust_in_a_partition_that_is_not_stored() -> None:
+    bench = ReplicaBench(SimDisk(), 2)
+    journal = bench.journal
+    follow(journal, 1, 3, b"c")
+    bench.flush()
+    bench.directory.write_watermarks(Checkpoint([0, 1], 0, 1 << 20))
+    again = ReplicaBench(bench.directory.files)
+    assert again.opened.damaged == {0: 0, 1: 0}
+    again.journal.place(0, 500)
+    assert again.journal.damaged == {1: 0}

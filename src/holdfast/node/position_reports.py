@@ -1,5 +1,6 @@
 """Reports disk positions and clocks between the nodes of a cluster."""
 
+from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.node.attendance import RECOVERS
 from holdfast.node.failure.health import Presence
 from holdfast.node.frame_kinds import POSITION
@@ -32,8 +33,8 @@ class PositionReports:
         self.own_incomplete: frozenset[int] = frozenset()
         """The partitions of which this node may lack acknowledged records."""
         self._note_own(0.0)
-        self.synced_records: int | None = None
-        """The committed records that are synced. None: all that count as durable are."""
+        self.synced: Checkpoint | None = None
+        """The newest checkpoint whose records are synced. None: all that count as durable are."""
 
     def connected(self, node: str, presence: Presence, now: float) -> None:
         """Reports to `node` at once, because frames that are judged by this node's clock may
@@ -106,10 +107,9 @@ class PositionReports:
     def position(self) -> DiskPosition:
         """Returns what the disk here has under all circumstances: durable and committed. It never
         decreases."""
-        records = self.synced_records
-        if records is None:
-            records = self._committed()
-        position = DiskPosition(*self._meta.durable, records, self._written())
+        synced = self.synced or self._context.journal.checkpoint()
+        records = sum(synced.offsets)
+        position = DiskPosition(*self._meta.durable, records, synced.sequence)
         self._position = position.reached(self._position)
         return self._position
 
@@ -118,26 +118,18 @@ class PositionReports:
 
         After a restart this node cannot tell which of them are committed.
         """
-        records = sum(self._context.journal.durable_offset)
+        journal = self._context.journal
+        records = sum(journal.logged(journal.durable_offset))
         claim = DiskPosition(
             self._meta.durable[0],
             self._meta.log_end[1],
             records,
-            self._written(),
+            journal.committed_sequence,
             self._memory.generation,
         )
         assert claim.written >= self._position.written, "fewer records than were durable"
         return claim.reached(self._position)
 
-    def _written(self) -> int:
-        """The records that were ever durable here. With durability "memory" a power cut may take
-        some, so they are not counted."""
-        return self._context.journal.committed_sequence if self.synced_records is None else 0
-
-    def _committed(self) -> int:
-        journal = self._context.journal
-        return sum(map(min, zip(journal.high_watermark, journal.durable_offset, strict=True)))
-
     def sync_later(self) -> None:
         """Counts only what is synced from now on: records count before that. All are synced now."""
-        self.synced_records = self._committed()
+        self.synced = self._context.journal.checkpoint()

@@ -82,14 +82,19 @@ class PartitionEpochs:
 
     def add_notes(self, head: IndexHead, cuts: bool) -> None:
         """Adds the epochs of a segment, after those of earlier ones. With `cuts`, the segment
-        overrides earlier records at or behind its start."""
+        overrides earlier records at or behind its start. If epochs fall, damage hides the mark of a
+        partition that began again: its leader's log begins with records of older epochs."""
         if cuts:
             for partition, start in enumerate(head.start_offsets):
                 self._tables[partition].cut(start)
         for partition, offset in head.resets.items():
             self.restart_at(partition, offset)
         for partition, epoch, start in head.epochs:
-            self._tables[partition].add(epoch, start)
+            table = self._tables[partition]
+            table.cut(start)
+            if table.last_epoch() > epoch:
+                table.clear()
+            table.add(epoch, start)
 
     def restart_at(self, partition: int, offset: int) -> None:
         self._tables[partition].clear()

@@ -122,6 +122,9 @@ class Journal:
         # does not move past it.
         self.damaged: dict[int, int] = {}
         self._replaced_sequence = 0
+        # In a replica, the partitions whose records are not stored here, and where their log ended.
+        # Invariant: such a partition has no pending batch, and all its positions are equal.
+        self._unstored: dict[int, int] = {}
         # The position of a replica's last checkpoint: every byte before it is durable.
         self._durable_segment = 0
         self._durable_position = 0
@@ -224,6 +227,7 @@ class Journal:
         return offset
 
     def _begin_batch(self, partition: int) -> BatchBuilder:
+        assert partition not in self._unstored, "a record of a partition that is not stored"
         builder = BatchBuilder(partition, self.next_offset[partition])
         builder.epoch = self.epochs[partition]
         if builder.epoch:
@@ -294,7 +298,10 @@ class Journal:
         self._starts_segment = False
         starts = self.segments[-1].end_offsets() if self.segments else self.start_offsets
         if self.replicated:
-            starts = segment_list.cut_starts(self.segments, starts, self.next_offset, pending)
+            ends = list(self.next_offset)
+            for partition in self._unstored:
+                ends[partition] = starts[partition]
+            starts = segment_list.cut_starts(self.segments, starts, ends, pending)
         index = ActiveIndex(self._closed_sequence, starts)
         segment = Segment(self._closed_sequence, index.head, index, 0)
         self.segments.append(segment)
@@ -332,6 +339,7 @@ class Journal:
                 f"{batch.count} records from offset {batch.base_offset} of partition {partition},"
                 f" which ends at {self.next_offset[partition]}"
             )
+        assert partition not in self._unstored, "a batch of a partition that is not stored"
         self._open[partition] = None
         self._pending.append(batch)
         self._history.note(partition, batch.epoch, batch.base_offset)
@@ -379,7 +387,9 @@ class Journal:
         """Restarts the partition at `offset`, where its leader's log begins: its records are void,
         and it is committed up to there. The next group makes the reset durable, by a mark for a
         restart. If `offset` is below the high watermark, replace the checkpoint of the watermarks
-        first: a crash in between would leave one that calls other records committed."""
+        first: a crash in between would leave one that calls other records committed. The partition
+        is stored from here on."""
+        self._unstored.pop(partition, None)
         self._history.restart_at(partition, offset)
         self._cut(partition, 0)
         mark = BatchBuilder(partition, offset)
@@ -391,6 +401,34 @@ class Journal:
         self.start_offsets[partition] = offset
         self.next_offset[partition] = offset
         self.high_watermark[partition] = offset
+
+    def forget(self, partition: int) -> None:
+        """Ends the log of the partition here: its records are void, and the partition is not stored
+        from here on. The next group makes that durable. After a crash before that, the partition
+        has its log as before. Its positions are those of the high watermark until `place`. So an
+        older version finds an empty log that begins behind committed records."""
+        if partition not in self._unstored:
+            end = self.high_watermark[partition]
+            self.reset(partition, end)
+            self._unstored[partition] = end
+            self.place(partition, end)
+
+    def place(self, partition: int, offset: int) -> None:
+        """Sets the positions of a partition that is not stored. They are in memory alone: a restart
+        finds the end of the log that was forgotten, or 0. The log of the partition must be empty,
+        so `forget` it before. `reset` begins to store it."""
+        if partition not in self._unstored:
+            end = self.next_offset[partition]
+            assert self.start_offsets[partition] == end, "the log of the partition is not empty"
+            self._unstored[partition] = end
+            self._mark_replaced(partition)
+        self.start_offsets[partition] = offset
+        self.next_offset[partition] = offset
+        self.high_watermark[partition] = offset
+        self.written[partition] = offset
+        self.durable_offset[partition] = offset
+        for group in self._in_flight:
+            group.end_offsets[partition] = offset
 
     def advance(self, partition: int, offset: int) -> None:
         """Commits everything below the offset. The watermark never falls or passes the end."""
@@ -407,6 +445,10 @@ class Journal:
             assert self.durable_offset[partition] <= end, "durable_offset <= next_offset"
             builder = self._open[partition]
             assert builder is None or builder.base_offset + builder.count == end, "an open batch"
+        for partition in self._unstored:
+            ends = {self.start_offsets[partition], self.high_watermark[partition]}
+            ends |= {self.written[partition], self.durable_offset[partition]}
+            assert ends == {self.next_offset[partition]}, "records of a partition not stored"
         assert self.committed_sequence <= self.sequence, "more is committed than appended"
         sizes = [item.size_bytes for item in self._pending if isinstance(item, Batch)]
         assert sum(sizes) <= self.pending_bytes, "the pending bytes"
@@ -415,9 +457,19 @@ class Journal:
 
     def checkpoint(self) -> Checkpoint:
         """The committed and durable offsets, for the file of watermarks. Without the second
-        condition, the file may still have records that were cut off at committed offsets."""
+        condition, the file may still have records that were cut off at committed offsets. A
+        partition that is not stored has the end of its log. Counter-example: it has the offset of
+        `place`. Its log begins again, and a restart takes uncommitted records for committed."""
         offsets = [min(pair) for pair in zip(self.high_watermark, self.durable_offset, strict=True)]
-        return Checkpoint(offsets, self._durable_segment, self._durable_position)
+        position = self._durable_segment, self._durable_position
+        return Checkpoint(self.logged(offsets), *position, self.committed_sequence)
+
+    def logged(self, offsets: Sequence[int]) -> list[int]:
+        """The offsets, with the end of the log for each partition that is not stored."""
+        result = list(offsets)
+        for partition, end in self._unstored.items():
+            result[partition] = end
+        return result
 
     def last_epoch(self, partition: int) -> int:
         """The epoch of the newest batch, pending ones included; 0 for an empty log."""
@@ -473,13 +525,16 @@ class Journal:
         removed once the new `start_offsets` are durable. A replica keeps those a restart needs."""
         count = min(count, len(self.segments) - 1)
         if self.replicated:
-            count = segment_list.removable(self.segments, count, self.high_watermark)
+            committed = self.logged(self.high_watermark)
+            count = segment_list.removable(self.segments, count, committed)
         if count <= 0:
             return []
         removed = self.segments[:count]
         self.segments = self.segments[count:]
         self.start_offsets = list(self.segments[0].start_offsets())
         self._history.apply_floors(self.start_offsets)
+        for partition in self._unstored:
+            self.start_offsets[partition] = self.next_offset[partition]
         return removed
 
     def replace_segment(self, segment: Segment) -> None:

@@ -8,7 +8,7 @@ committed and on the disk. A missing or damaged file counts as no checkpoint.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
@@ -29,6 +29,8 @@ class Checkpoint:
     segment: int
     """The bytes before `position` of this segment were durable."""
     position: int
+    sequence: int = field(default=0, compare=False)
+    """Every record before it was durable. The file does not have it."""
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:

@@ -1,16 +1,19 @@
 """Tracks the progress of a node's disk, and the other nodes' memory of it.
 
 A DiskPosition has a node's Raft term, its last committed and durable metadata entry, its count of
-committed and durable records, and its count of all records that were ever durable. No part of it
-falls while the node keeps its disk. So a node that connects with less than another has received of
-it runs on an older copy of its disk: a backup, or a snapshot of its machine. It must not continue
-as if it had everything that it acknowledged. Smallest counter-example: A and C commit entry 5, B is
-slow. C is put back to entry 4, A stops. B and C elect B, and another entry 5 is committed.
+committed and durable records, and its count of all records that were ever durable. No part but the
+third falls while the node keeps its disk. The third counts the records that are stored there, and
+falls when a partition that the disk had forgotten begins again. So a node that connects with less
+than another has received of it runs on an older copy of its disk: a backup, or a snapshot of its
+machine. It must not continue as if it had everything that it acknowledged. Smallest counter-
+example: A and C commit entry 5, B is slow. C is put back to entry 4, A stops. B and C elect B, and
+another entry 5 is committed.
 
 The count of committed records alone is not enough. A node that starts does not know which of its
 records are committed, so it claims all of them. Smallest counter-example: a copy has an uncommitted
 record of partition 0, which is cut off later, and lacks a committed record of partition 1. A record
-that is cut off stays in the count of those that were durable.
+that is cut off stays in the count of those that were durable, and so does one that is forgotten. So
+the third part is compared only for a node without the last one.
 
 Each heartbeat carries the position. The handshake carries it too, and compares it. A node stores
 the positions that it remembers once a second (`DiskMemory.encode`). Counter-example without the
@@ -51,7 +54,8 @@ _NUMBER: Final = Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class DiskPosition:
-    """The progress of one disk. Each part only grows as long as the disk is the same."""
+    """The progress of one disk. Each part but `records` only grows as long as the disk is the
+    same."""
 
     term: int = 0
     index: int = 0
@@ -60,7 +64,8 @@ class DiskPosition:
     """The durable and committed records of all partitions together."""
     written: int = 0
     """The records that were ever durable on this disk, also those that were cut off, and the resets
-    of partitions. 0: a node of an older version, or one whose records need not be durable."""
+    of partitions. With durability "memory" a power cut may take some, and those are not counted
+    before they are synced. 0: an older version with that durability."""
     generation: int = 0
     """The generation of the log. Of a claim: the newest one that the node knows. Of a remembered
     position: the newest one that this node knew then."""
@@ -81,13 +86,14 @@ class DiskPosition:
 
     def lacks(self, other: "DiskPosition") -> str:
         """The loss against an earlier position, as text for people; "" if there is none."""
-        if self.records < other.records:
+        is_counted = self.written > 0 and other.written > 0
+        if self.records < other.records and not is_counted:
             return f"{other.records - self.records} of {other.records} committed records"
         if self.index < other.index:
             return f"changes {self.index + 1} to {other.index} of the metadata"
         if self.term < other.term:
             return f"its votes since term {self.term}"
-        if 0 < self.written < other.written:
+        if is_counted and self.written < other.written:
             return f"{other.written - self.written} of {other.written} records that were on it"
         return ""
 

@@ -305,7 +305,7 @@ class Runtime:
     def watermarks_written(self, watermarks: Checkpoint) -> None:
         """Notes that a checkpoint is on disk, with all records below it."""
         if not self._durable:
-            self.cluster_node.positions.synced_records = sum(watermarks.offsets)
+            self.cluster_node.positions.synced = watermarks
 
     # The journal and the disk
 
