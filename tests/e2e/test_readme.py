@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.cluster.layout import is_free
+from holdfast.cli.cluster.local import is_free
 from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import wait_until

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.backup.new_directory import NewDirectory
+from holdfast.cli.backup.manifest import NewDirectory
 from holdfast.cli.cluster.adopt import PARTIAL, adopt_copy
 from holdfast.cli.main import main
 from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, offset_in

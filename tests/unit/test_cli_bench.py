@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.bench.command import bottlenecks
-from holdfast.cli.bench.latencies import Latencies
-from holdfast.cli.bench.load import Load, LoadPlan, Outcomes
+from holdfast.cli.bench.load import Latencies, Load, LoadPlan, Outcomes
 from holdfast.cli.main import COMMANDS, build_parser, main
 from holdfast.client import Client, Message, Options
 from holdfast.testing import Broker

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.cluster.children import Child, stop_all
 from holdfast.cli.cluster.http import AdminPort
-from holdfast.cli.cluster.layout import LayoutError, LocalNode, is_free, plan, secret_file
+from holdfast.cli.cluster.local import (
+    Child,
+    LayoutError,
+    LocalNode,
+    is_free,
+    plan,
+    secret_file,
+    stop_all,
+)
 from holdfast.cli.main import main
 from holdfast.client.admin_connection import NoAnswer
 from tests.e2e.brokers import SOURCE

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import logs
-from holdfast.cli.log_fields import parse_format
 from holdfast.cli.log_rate import (
     EVENTS_MAX,
     LINE_CHARACTERS_MAX,
@@ -22,6 +21,7 @@ from holdfast.cli.log_rate import (
     event_of,
     one_line,
 )
+from holdfast.cli.logs import parse_format
 
 INFO, ERROR, CRITICAL = logging.INFO, logging.ERROR, logging.CRITICAL
 

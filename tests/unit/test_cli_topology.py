@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.cli.federation.manager_http import ManagerError, ManagerPort
+from holdfast.cli.federation.manager import ManagerError, ManagerPort
 from holdfast.cli.main import main
 
 

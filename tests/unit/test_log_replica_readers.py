@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.log.replica import ReplicaJournal
+from holdfast.cli.log.records import ReplicaJournal
 from holdfast.cli.main import main
 from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import OffsetRange

@@ -13,19 +13,125 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.cluster.http import (
+    DEFAULT_ADMIN,
+    AdminPort,
+    add_access_options,
+    add_admin_options,
+)
 from holdfast.cli.durations import duration_s
 from holdfast.cli.passwd import PasswordInputError, ask_password
-from holdfast.cli.resources.audit import add_audit_parser, run_audit
-from holdfast.cli.resources.may import add_may_parser, run_may
+from holdfast.cli.resources.command import path_of
+from holdfast.cli.resources.tables import escaped
 from holdfast.cli.text import table
 from holdfast.client.admin_connection import AdminError
 from holdfast.security.access import changes
 from holdfast.security.access.access_file import AccessError, AccessFile
 from holdfast.security.access.scopes import ROLES
+
+EXIT_DENIED: Final = 1
+EXIT_ERROR: Final = 2
+
+
+def add_may_parser(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    """Adds the parser of the command."""
+    parser = commands.add_parser(
+        "may",
+        help="whether a client may publish or subscribe, and by which rule",
+        description="Say whether a client may publish to a topic, subscribe to a filter, or begin"
+        " in the past with it, and by which rule and line. Exits with 0 if it may, also in part,"
+        " and with 1 if not.",
+    )
+    parser.add_argument("client", metavar="CLIENT", help="the client id")
+    parser.add_argument("action", choices=("publish", "subscribe", "history"))
+    parser.add_argument("topic", metavar="TOPIC", help="the topic, or the filter")
+    parser.add_argument("--user", metavar="NAME", help="in place of the user of its session")
+    add_admin_options(parser)
+
+
+def run_may(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    path = path_of("may", client=args.client, action=args.action, topic=args.topic, user=args.user)
+    try:
+        port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+        found = port.get_json(path)
+    except (AdminError, ValueError, OSError) as error:
+        print(f"holdfast access: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    print(json.dumps(found, indent=2, ensure_ascii=False) if args.json
+          else escaped(found["sentence"]))  # fmt: skip
+    for each in found["missing"]:
+        text = f"node {escaped(each['node'])} is missing: {escaped(each['reason'])}"
+        print(f"holdfast access: {text}", file=sys.stderr)
+    return EXIT_DENIED if found["verdict"] == "denied" else 0
+
+
+PAGE_MAX: Final = 500
+"""The most entries of one reply."""
+
+
+def add_audit_parser(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    """Adds the parser of the command."""
+    parser = commands.add_parser(
+        "audit",
+        help="who changed what, the newest first",
+        description="Print the newest entries of the audit of all nodes, with the role admin.",
+    )
+    parser.add_argument(
+        "--limit", metavar="N", type=int, default=50, help="the most entries (default 50)"
+    )
+    add_admin_options(parser)
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    """Runs the command. Returns 1 if the port does not reply."""
+    found: list[dict[str, Any]] = []
+    missing: dict[str, str] = {}
+    before: str | None = None
+    try:
+        port = AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
+        while len(found) < args.limit:
+            limit = min(PAGE_MAX, args.limit - len(found))
+            page = port.get_json(path_of("audit", limit=limit, before=before))
+            found += page["entries"]
+            missing.update({each["node"]: each["reason"] for each in page["missing"]})
+            before = page["next"]
+            if before is None:
+                break
+    except (AdminError, ValueError, OSError) as error:
+        print(f"holdfast access: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n".join(table([_row(each) for each in found], ())) or "nothing was changed")
+    for node, reason in sorted(missing.items()):
+        print(f"holdfast access: without the entries of {node}: {reason}", file=sys.stderr)
+    return 0
+
+
+def _row(entry: dict[str, Any]) -> dict[str, str]:
+    at = datetime.fromtimestamp(entry["time_us"] / 1_000_000, UTC)
+    error, parameters = entry.get("error", ""), entry.get("parameters", "")
+    what = entry.get("action") or f"{entry['method']} {entry['path']}"
+    done = "tried (dry run)" if entry.get("dry") else "done"
+    row = {
+        "time": f"{at:%Y-%m-%dT%H:%M:%SZ}",
+        "who": entry["who"],
+        "from": entry["remote"],
+        "node": entry["node"],
+        "what": f"{what}: {parameters}" if parameters else what,
+        "result": f"refused: {error}" if error else done,
+    }
+    return {name: escaped(value) for name, value in row.items()}
+
 
 EXIT_FAILED: Final = 1
 

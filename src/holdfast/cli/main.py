@@ -48,6 +48,9 @@ COMMANDS: Final = {
 }
 """The help text of each command."""
 
+_RESOURCES: Final = ("clients", "sessions", "subscriptions", "groups", "retained", "delayed")
+"""The commands of one module, which receives the name as well."""
+
 _MODULES: Final = {
     "pub": "pubsub.pub",
     "sub": "pubsub.sub",
@@ -55,12 +58,7 @@ _MODULES: Final = {
     "log": "log.command",
     "pipeline": "pipeline.command",
     "federation": "federation.command",
-    "clients": "resources.clients",
-    "sessions": "resources.sessions",
-    "subscriptions": "resources.subscriptions",
-    "groups": "resources.groups",
-    "retained": "resources.retained",
-    "delayed": "resources.delayed",
+    **dict.fromkeys(_RESOURCES, "resources.command"),
     "show": "resources.show",
     "bench": "bench.command",
     "backup": "backup.command",
@@ -134,7 +132,8 @@ def build_parser(commands: list[str]) -> argparse.ArgumentParser:
     if commands:
         subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
         for name in commands:
-            _command_module(name).add_parser(subparsers)
+            names = (name,) if name in _RESOURCES else ()
+            _command_module(name).add_parser(subparsers, *names)
     else:
         parser.add_argument("command", nargs="?", metavar="COMMAND", help="see below")
     return parser

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.api.views.top import TopDurations, TopPublisher, TopReply, TopSession, TopTopic
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.cluster.http import AdminPort, add_admin_options
 from holdfast.cli.log_rate import cut, one_line
 from holdfast.cli.text import table
 from holdfast.client.admin_connection import AdminError
@@ -40,12 +40,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="rates, slow sessions and busy topics of a node",
         description="Show the rates, slow sessions and busy topics of a node until Ctrl-C.",
     )
-    parser.add_argument(
-        "--admin",
-        metavar="ADDR:PORT",
-        default=DEFAULT_ADMIN,
-        help=f"of the node (default {DEFAULT_ADMIN})",
-    )
     parser.add_argument("--all", action="store_true", help="all nodes of the cluster together")
     parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument("--json", action="store_true", help="print JSON, one line at a time")
@@ -55,7 +49,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "-n", "--lines", type=int, default=10, metavar="N", help="sessions and topics (10)"
     )
-    add_access_options(parser)
+    add_admin_options(parser, "of the node", json=False)
     parser.set_defaults(run=run)
 
 

@@ -3,8 +3,7 @@
 from typing import Final
 
 from holdfast.cli.bench.command import bottlenecks
-from holdfast.cli.bench.latencies import Latencies
-from holdfast.cli.bench.load import Load, LoadPlan, Outcomes
+from holdfast.cli.bench.load import Latencies, Load, LoadPlan, Outcomes
 from holdfast.client import Client, Message, Options
 from holdfast_lab.results.store import Series
 from holdfast_lab.targets.target import Target

@@ -17,8 +17,13 @@ from typing import Final
 
 from holdfast.cli.backup.backup import FIXED, Copied
 from holdfast.cli.backup.cut import cut_at, own_file
-from holdfast.cli.backup.manifest import BackupError, BackupManifest, read_manifest
-from holdfast.cli.backup.new_directory import NewDirectory, NotEmpty
+from holdfast.cli.backup.manifest import (
+    BackupError,
+    BackupManifest,
+    NewDirectory,
+    NotEmpty,
+    read_manifest,
+)
 from holdfast.cli.log.report import examine
 from holdfast.federation.core.identity import RESTORED_STARTS, BadIdentity
 from holdfast.federation.sidecar.store.identity import IDENTITY, skip_starts

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from holdfast.cli.bench.latencies import Latencies
-from holdfast.cli.bench.load import STAMP, Load, LoadError, LoadPlan, Outcomes
+from holdfast.cli.bench.load import STAMP, Latencies, Load, LoadError, LoadPlan, Outcomes
 from holdfast.cli.text import table
 
 EXIT_FAILED: Final = 1

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.backup.backup import LEFT_OUT, Copied
-from holdfast.cli.backup.manifest import BackupError
-from holdfast.cli.backup.new_directory import NewDirectory, NotEmpty
+from holdfast.cli.backup.manifest import BackupError, NewDirectory, NotEmpty
 from holdfast.io.conversion.adoption import COMPLETE, adopt
 from holdfast.io.conversion.source import ConversionError
 from holdfast.io.disk.storage import StorageError

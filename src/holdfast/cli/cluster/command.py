@@ -35,7 +35,7 @@ from holdfast.cli.cluster import local as cluster_local
 from holdfast.cli.cluster import pair as cluster_pair
 from holdfast.cli.cluster import resize as cluster_resize
 from holdfast.cli.cluster import watch as cluster_watch
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_admin_options
 from holdfast.client.admin_connection import AdminError
 
 EXIT_ERROR: Final = 2
@@ -71,13 +71,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     commands = parser.add_subparsers(dest="cluster_command", metavar="COMMAND", required=True)
     parsers = {name: commands.add_parser(name, help=text) for name, (_, text) in _COMMANDS.items()}
     for each in parsers.values():
-        each.add_argument("--json", action="store_true", help="print JSON")
-        each.add_argument(
-            "--admin",
-            metavar="ADDR:PORT",
-            help=f"admin port of a node of the cluster (default {DEFAULT_ADMIN})",
-        )
-        add_access_options(each)
+        add_admin_options(each, "admin port of a node of the cluster")
+        each.set_defaults(admin=None)
     parsers["status"].add_argument(
         "--data",
         type=Path,

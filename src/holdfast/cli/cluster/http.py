@@ -21,8 +21,20 @@ TIMEOUT_S: Final = 10.0
 """The time in seconds for one request. A change waits for a majority to agree."""
 
 
+def add_admin_options(
+    parser: argparse.ArgumentParser, text: str = "admin port of any node", *, json: bool = True
+) -> None:
+    """Adds the options of a command that sends requests to an admin port. `text` describes the
+    port; `json`: whether the command has `--json`, too."""
+    if json:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    text = f"{text} (default {DEFAULT_ADMIN})"
+    parser.add_argument("--admin", metavar="ADDR:PORT", default=DEFAULT_ADMIN, help=text)
+    add_access_options(parser)
+
+
 def add_access_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that every command with `--admin` has."""
+    """Adds the credentials of requests to an admin port."""
     parser.add_argument(
         "--token-file",
         metavar="FILE",

@@ -3,39 +3,237 @@
 Nodes that end are not restarted, so that the effect of a failure can be observed. SIGTERM, SIGINT
 and SIGHUP stop all nodes in order, a second signal stops them at once. The nodes end whenever this
 process ends.
+
+Directory of a local cluster.
+
+It contains `cluster.json`, `cluster.secret`, and per node a data directory and a log file.
+`cluster.json` names nodes and ports, so that the cluster can be started again.
 """
 
 import argparse
+import ctypes
 import json
+import os
+import random
+import secrets
 import shlex
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
 
-from holdfast.cli.cluster.children import POLL_S, Child, stop_all
+import msgspec
+
 from holdfast.cli.cluster.http import AdminPort, AdminRefused
-from holdfast.cli.cluster.layout import (
-    ADMIN_DISTANCE,
-    BASE_PORT_MAX,
-    NODES,
-    NODES_MAX,
-    PEER_DISTANCE,
-    LayoutError,
-    LocalNode,
-    is_free,
-    plan,
-    secret_file,
-)
 from holdfast.cli.cluster.status import ClusterStatus
 from holdfast.cli.text import count_text, table
 from holdfast.client.admin_connection import AdminError, NoAnswer
 from holdfast.numbers import whole_number
+
+STOP_S: Final = 30.0
+"""The time in seconds that the nodes have to stop in order."""
+POLL_S: Final = 0.05
+LOG_TAIL_BYTES: Final = 2000
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Child:
+    """One `holdfast` process whose output goes to a log file."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        """Starts `holdfast` with `arguments`; its output is appended to `log`.
+
+        It must be called from the main thread: for the kernel, the thread that starts a child is
+        its parent, and its end kills the child. Raises `OSError` if the start fails.
+        """
+        self.name = name
+        self.command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
+        self._log = log
+        parent = os.getpid()
+        # Loaded here, because between fork and exec only system calls are safe.
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+        def die_with_parent() -> None:
+            if libc is not None:
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(1)  # The parent died before the request.
+
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=die_with_parent,
+                # Ctrl-C reaches the starting process alone, which then stops its children.
+                process_group=0,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end_text(self) -> str:
+        """Describes how the process ended."""
+        code = self._process.returncode
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+
+    def log_end(self) -> str:
+        """Returns the last LOG_TAIL_BYTES of the log file."""
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").rstrip()
+
+    def tell_to_stop(self) -> None:
+        # SIGCONT, because a process stopped by SIGSTOP would not receive SIGTERM.
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def stop_all(
+    children: Sequence[Child], is_hurried: Callable[[], bool], timeout_s: float = STOP_S
+) -> list[Child]:
+    """Stops all children at the same time and returns those that had to be killed.
+
+    A child is killed after `timeout_s`, or earlier when `is_hurried` returns True.
+    """
+    for child in children:
+        child.tell_to_stop()
+    deadline = time.monotonic() + timeout_s
+    while (left := [child for child in children if child.is_alive()]) and not is_hurried():
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    for child in children:
+        child.kill()
+    return left
+
+
+NODES: Final = 3
+NODES_MAX: Final = 32
+ADMIN_DISTANCE: Final = 100
+PEER_DISTANCE: Final = 200
+"""The distance from a node's port for clients to its peer port, with a base port."""
+BASE_PORT_MAX: Final = 65535 - PEER_DISTANCE - NODES_MAX
+FREE_PORTS: Final = range(10_000, 32_000)
+"""The ports to choose from.
+
+They are below the range that systems use for outgoing connections, so a restarted node finds its
+ports free.
+"""
+PLAN: Final = "cluster.json"
+SECRET: Final = "cluster.secret"
+
+
+class LayoutError(Exception):
+    """The directory cannot be used. The text says why and what to do."""
+
+
+class LocalNode(msgspec.Struct, frozen=True):
+    """One node and its ports for clients, administration and peers."""
+
+    node: str
+    port: int
+    admin: int
+    peer: int
+
+    def ports(self) -> tuple[int, int, int]:
+        return self.port, self.admin, self.peer
+
+
+def plan(directory: Path, count: int | None, base_port: int | None) -> list[LocalNode]:
+    """Returns the nodes of the directory, with new ones up to `count`, and saves them.
+
+    Raises `LayoutError` if the arguments contradict the directory, `OSError` if it fails.
+    """
+    path = directory / PLAN
+    nodes = _read(path)
+    if nodes and base_port not in (None, nodes[0].port):
+        raise LayoutError(f"{directory} has its ports already, see {path}: leave out --base-port")
+    if count is not None and count < len(nodes):
+        raise LayoutError(
+            f"{directory} has a cluster of {len(nodes)} nodes: give --nodes {len(nodes)}, or"
+            " another directory"
+        )
+    taken = {port for node in nodes for port in node.ports()}
+    for index in range(len(nodes), count or len(nodes) or NODES):
+        if base_port is None:
+            ports = [_free_port(taken) for _ in range(3)]
+        else:
+            first = base_port + index
+            ports = [first, first + ADMIN_DISTANCE, first + PEER_DISTANCE]
+        nodes.append(LocalNode(f"n{index + 1}", *ports))
+    _write(path, json.dumps(msgspec.to_builtins(nodes), indent=1) + "\n", 0o644)
+    return nodes
+
+
+def secret_file(directory: Path) -> Path:
+    """Returns the secret's file, which is created if missing. Raises `OSError`."""
+    path = directory / SECRET
+    if not path.exists():
+        _write(path, secrets.token_hex(32) + "\n", 0o600)
+    return path
+
+
+def is_free(port: int) -> bool:
+    """Returns whether a port of 127.0.0.1 can be bound now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _read(path: Path) -> list[LocalNode]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[LocalNode])
+    except FileNotFoundError:
+        return []
+    except msgspec.DecodeError as error:
+        raise LayoutError(f"{path}: {error}: mend it, or take another directory") from None
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Writes the file completely or not at all."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _free_port(taken: set[int]) -> int:
+    """Returns a free port and adds it to `taken`. Raises `LayoutError` if there is none."""
+    for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
+        if port not in taken and is_free(port):
+            taken.add(port)
+            return port
+    raise LayoutError("there are no free ports")
+
 
 START_TIMEOUT_S: Final = 60.0
 REQUEST_TIMEOUT_S: Final = 2.0

@@ -15,7 +15,7 @@ import sys
 from typing import Any, Final
 from urllib.parse import quote
 
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.cluster.http import AdminPort, add_admin_options
 from holdfast.cli.federation import manager, sidecar
 from holdfast.cli.text import count_text, table
 from holdfast.client.admin_connection import AdminError
@@ -38,14 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     sidecar.add_parser(commands)
     manager.add_parser(commands)
     for each in (status, mesh):
-        each.add_argument(
-            "--admin",
-            metavar="ADDR:PORT",
-            default=DEFAULT_ADMIN,
-            help=f"of the broker (default {DEFAULT_ADMIN})",
-        )
-        add_access_options(each)
-        each.add_argument("--json", action="store_true", help="print JSON")
+        add_admin_options(each, "of the broker")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,13 +25,13 @@ from holdfast.cli.log import trace
 from holdfast.cli.log.records import (
     KINDS,
     Bound,
+    ReplicaJournal,
     Selection,
     json_line,
     parse_bound,
     parse_filter,
     text_line,
 )
-from holdfast.cli.log.replica import ReplicaJournal
 from holdfast.cli.log.report import examine
 from holdfast.cli.log.text import report_lines
 from holdfast.cli.text import count_text

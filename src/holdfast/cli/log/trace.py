@@ -6,7 +6,10 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.cluster.http import (
+    AdminPort,
+    add_admin_options,
+)
 from holdfast.cli.resources.command import path_of, time_us
 from holdfast.cli.resources.tables import escaped
 from holdfast.client.admin_connection import AdminError
@@ -27,10 +30,7 @@ def add_parsers(commands: Any) -> None:
                           help="the message of the topic nearest to this time, as"
                           " 2026-01-31T12:00:00Z, local without the Z, or --at=-15m"
                           " (default: now)")  # fmt: skip
-        each.add_argument("--json", action="store_true", help="print JSON")
-        each.add_argument("--admin", metavar="ADDR:PORT", default=DEFAULT_ADMIN,
-                          help=f"admin port of any node (default {DEFAULT_ADMIN})")  # fmt: skip
-        add_access_options(each)
+        add_admin_options(each)
 
 
 def run_trace(args: argparse.Namespace) -> int:

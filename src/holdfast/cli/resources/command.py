@@ -28,12 +28,65 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
-from holdfast.cli.resources.bans import add_ban_parsers, ban_request, banned_name
+from holdfast.cli.cluster.http import (
+    AdminPort,
+    add_admin_options,
+)
+from holdfast.cli.durations import DAY_S, duration_s
 from holdfast.cli.resources.sentences import SENTENCES, fields_text, time_text
 from holdfast.cli.resources.tables import Column, Row, escaped, table_lines
 from holdfast.client.admin_connection import AdminError
 from holdfast.client.log.position import resolve_place
+
+DURATION_S_MAX: Final = 3650 * DAY_S
+
+
+def add_ban_parsers(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> list[argparse.ArgumentParser]:
+    """Adds the parsers of the three actions, and returns them."""
+    listing = commands.add_parser("bans", help="list the bans and lock-outs")
+    listing.add_argument("--search", metavar="TEXT", help="a part of the name or the reason")
+    listing.add_argument("--scope", choices=("client", "user", "address"), help="of this scope")
+    listing.add_argument("--kind", choices=("ban", "lockout"), help="of this kind")
+    ban = commands.add_parser(
+        "ban", help="end the connections of a client, user or address, and refuse new ones"
+    )
+    unban = commands.add_parser("unban", help="lift a ban and the lock-outs of a name")
+    for each in (ban, unban):
+        named = each.add_mutually_exclusive_group(required=True)
+        named.add_argument("client", metavar="CLIENT", nargs="?", help="the client id")
+        named.add_argument("--user", metavar="NAME", help="a user instead")
+        named.add_argument(
+            "--address", metavar="NET", help="an address or network instead, as 192.0.2.0/24"
+        )
+    ban.add_argument(
+        "--for",
+        dest="for_s",
+        metavar="TIME",
+        type=duration_s(DURATION_S_MAX),
+        default=0,
+        help="as 90d or 12h (default: until unban)",
+    )
+    ban.add_argument("--reason", metavar="TEXT", default="", help="a text for the client")
+    return [listing, ban, unban]
+
+
+def ban_request(args: argparse.Namespace) -> dict[str, str | int]:
+    """The body of the request that bans a name."""
+    wanted: dict[str, str | int] = {
+        **banned_name(args),
+        "duration_s": args.for_s,
+        "reason": args.reason,
+    }
+    return {name: value for name, value in wanted.items() if value}
+
+
+def banned_name(args: argparse.Namespace) -> dict[str, str]:
+    """The name of a command, by its scope."""
+    given = {"client": args.client, "user": args.user, "address": args.address}
+    return {name: value for name, value in given.items() if value is not None}
+
 
 EXIT_ERROR: Final = 2
 PAGE: Final = 500
@@ -112,8 +165,8 @@ HELP: Final = {
 }
 
 
-def add_parser_of(
-    name: str, subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
+def add_parser(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str
 ) -> None:
     """Adds the parser of one of these commands."""
     parser = subparsers.add_parser(name, help=HELP[name], description=HELP[name] + ".")
@@ -124,10 +177,7 @@ def add_parser_of(
         if each.prog.split()[-1] in ("list", "bans"):
             each.add_argument("--most", type=int, default=MOST, metavar="N",
                               help=f"the most rows (default {MOST})")  # fmt: skip
-        each.add_argument("--json", action="store_true", help="print JSON")
-        each.add_argument("--admin", metavar="ADDR:PORT", default=DEFAULT_ADMIN,
-                          help=f"admin port of any node (default {DEFAULT_ADMIN})")  # fmt: skip
-        add_access_options(each)
+        add_admin_options(each)
     parser.set_defaults(run=run, resource=name)
 
 

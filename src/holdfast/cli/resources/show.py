@@ -7,7 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_access_options
+from holdfast.cli.cluster.http import (
+    AdminPort,
+    add_admin_options,
+)
 from holdfast.cli.resources.sentences import fields_text, time_text
 from holdfast.cli.resources.tables import Column, Row, escaped, table_lines
 from holdfast.client.admin_connection import AdminError
@@ -125,14 +128,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, (help, _) in WHAT.items():
         each = commands.add_parser(name, help=help, description=help)
-        each.add_argument("--json", action="store_true", help="print JSON")
-        each.add_argument(
-            "--admin",
-            metavar="ADDR:PORT",
-            default=DEFAULT_ADMIN,
-            help=f"admin port of any node (default {DEFAULT_ADMIN})",
-        )
-        add_access_options(each)
+        add_admin_options(each)
     parser.set_defaults(run=run)
 
 
