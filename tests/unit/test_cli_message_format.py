@@ -71,7 +71,7 @@ def test_what_is_no_json_is_said_to_be_none(payload: bytes) -> None:
 
 def test_json_numbers() -> None:
     document = printed("%J", b"[1.50, 2.0, 1e3, -0.25, 12345678901234567890]")
-    assert document.endswith(b'"payload":[1.5,2,1000,-0.25,12345678901234567890]}')
+    assert document.endswith(b'"payload":[1.5,2.0,1000.0,-0.25,12345678901234567890]}')
 
 
 @pytest.mark.parametrize("format", ["%", "%5", "%-", "%z", "@", "\\", "\\q", "%99999t", "%5.t"])

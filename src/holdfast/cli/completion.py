@@ -66,17 +66,12 @@ def run(args: argparse.Namespace) -> int:
 def all_words() -> dict[str, CommandWords]:
     """The words by command; "" has the commands themselves."""
     from holdfast.cli.main import COMMANDS, OWN_OPTIONS, build_parser
-    from holdfast.cli.pubsub.pub import PubOptions
-    from holdfast.cli.pubsub.sub import SubOptions
+    from holdfast.cli.pubsub import pub, sub
 
     found: dict[str, CommandWords] = {}
     _collect(build_parser([name for name in COMMANDS if name not in OWN_OPTIONS]), "", found)
-    for name, options in (("pub", PubOptions()), ("sub", SubOptions())):
-        flags, values = options.names()
-        found[name] = CommandWords(
-            options=dict.fromkeys([*flags, *values], ""),
-            values={option: _value_of(None, missing) for option, missing in values.items()},
-        )
+    for name, parser in (("pub", pub.new_parser()), ("sub", sub.new_parser())):
+        _collect(parser, name, found)
     found[""].words = dict(COMMANDS)
     return found
 

@@ -1,8 +1,8 @@
 """The `holdfast` command: imports the chosen subcommand alone, and prints errors as one line.
 
 A subcommand's module has `add_parser(subparsers)` and `run(args) -> int`. `pub` and `sub` use the
-options of mosquitto (`-h` is the host, not help), which argparse does not support. They have
-`main(arguments) -> int` and receive their arguments unchanged.
+options of mosquitto (`-h` is the host, not help). They have `main(arguments) -> int` and receive
+their arguments unchanged.
 
 Exit codes: 0 success; 1 the work failed; 2 wrong usage or wrong configuration; 130 interrupted;
 141 the reader of a pipe has closed it. `pub` and `sub` use mosquitto's own.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdfast.cli.pubsub import run as client_run
-from holdfast.cli.pubsub.options import ClientOptions, UsageError
+from holdfast.cli.pubsub.options import ClientParser
 from holdfast.cli.text import count_text, table
 from holdfast.client.client import Client
 from holdfast.client.connection import PublishResult
@@ -134,15 +134,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Lists or publishes. Returns 1 if that is not possible."""
     try:
+        client = _client(args) if args.action == "publish" else None
+    except (OSError, ValueError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return 1
+    try:
         present = LogDirectory(args.data)
         logs = [LogDirectory(path) for path in sorted(args.data.glob(f"{KEPT}-*"))]
         for kept in logs:
             _show(kept, present)
         if not logs:
             print(f"{args.data} has set nothing aside")
-        if args.action == "publish":
-            return asyncio.run(_publish(_client(args), logs, present))
-    except (OSError, DataDirectoryError, UsageError, client_run.TlsProblem) as error:
+        if client is not None:
+            return asyncio.run(_publish(client, logs, present))
+    except (OSError, DataDirectoryError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
     except ClientError as error:
         print(f"holdfast: {error}. Not all is published: run it again", file=sys.stderr)
@@ -168,7 +173,6 @@ def _show(kept: LogDirectory, present: LogDirectory) -> None:
 
 
 def _client(args: argparse.Namespace) -> Client:
-    options = ClientOptions()
     given = ["-V", "5", "--server", args.server]
     if args.username is not None:
         given += ["-u", args.username]
@@ -176,8 +180,8 @@ def _client(args: argparse.Namespace) -> Client:
         given += ["-P", args.password_file.read_text().partition("\n")[0]]
     if args.cafile is not None:
         given += ["--cafile", args.cafile]
-    options.parse(given)
-    return client_run.new_client(options, client_run.AGAIN_BOUNDED)
+    parsed = ClientParser("cluster diverged", "", ()).parse(given)
+    return client_run.new_client(parsed, client_run.AGAIN_BOUNDED)
 
 
 async def _publish(client: Client, logs: list[LogDirectory], present: LogDirectory) -> int:

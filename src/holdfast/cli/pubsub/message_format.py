@@ -27,11 +27,22 @@ _ESCAPES: Final = {
     "t": b"\t",
     "v": b"\v",
 }
-_SPECIFIER: Final = re.compile(r"([0-]*)(\d*)(?:\.(\d+))?(.)", re.DOTALL)
+_TOKEN: Final = re.compile(
+    r"(?P<text>[^%@\\]+)|(?P<double>%%|@@)|\\(?P<escape>.)|@(?P<time>.)"
+    r"|%(?P<flags>[0-]*)(?P<width>\d*)(?:\.(?P<precision>\d+))?(?P<letter>.)",
+    re.DOTALL,
+)
 _ZERO_PADDED: Final = "AEFlmSxX"
 _TRUNCATED: Final = "CIRt"
 _PADDED: Final = "ACEFIlmpRStxX"
 FIELD_WIDTH_MAX: Final = 10_000
+FORMAT_HELP: Final = """\
+format: %t topic, %p payload, %x %X payload in hex, %l payload length, %q QoS, %r retain, %m packet
+id, %j JSON, %J JSON with a JSON payload, %I ISO time, %U Unix time, %A topic alias, %C content
+type, %D correlation data, %E message expiry, %F payload format, %P user properties, %R response
+topic, %S subscription identifier, %% percent; @X strftime's %X, @N nanoseconds, @@ at;
+\\\\ \\0 \\a \\e \\n \\r \\t \\v. Width and flags as in printf: %-10t, %05l, %.3t.
+"""
 
 
 class FormatError(ValueError):
@@ -44,38 +55,23 @@ def compile_format(text: str, pretty: bool) -> list[Part]:
     Raises `FormatError` if the format is invalid.
     """
     parts: list[Part] = []
-    literal = bytearray()
     position = 0
     while position < len(text):
-        character = text[position]
-        position += 1
-        if character not in "%@\\":
-            literal += character.encode("utf-8", "surrogateescape")
-            continue
-        kind = "escape" if character == "\\" else "format"
-        if position == len(text):
-            raise FormatError(f"Incomplete {kind} specifier.")
-        if character == "\\":
-            if text[position] not in _ESCAPES:
-                raise FormatError(f"Invalid escape specifier '{text[position]}'.")
-            literal += _ESCAPES[text[position]]
-            position += 1
-            continue
-        if character + text[position] in ("%%", "@@"):
-            literal += character.encode()
-            position += 1
-            continue
-        if literal:
-            parts.append(_literal(bytes(literal)))
-            literal.clear()
-        if character == "@":
-            parts.append(_time_part(text[position]))
-            position += 1
+        found = _TOKEN.match(text, position)
+        if found is None:
+            raise FormatError(f"{text[position:]!r} is incomplete.")
+        position = found.end()
+        literal = found["text"] or (found["double"] or "")[:1]
+        if found["escape"] is not None:
+            if found["escape"] not in _ESCAPES:
+                raise FormatError(f"Invalid escape specifier '{found['escape']}'.")
+            parts.append(_literal(_ESCAPES[found["escape"]]))
+        elif literal:
+            parts.append(_literal(literal.encode("utf-8", "surrogateescape")))
+        elif found["time"] is not None:
+            parts.append(_time_part(found["time"]))
         else:
-            part, position = _message_part(text, position, pretty)
-            parts.append(part)
-    if literal:
-        parts.append(_literal(bytes(literal)))
+            parts.append(_message_part(found, pretty))
     return parts
 
 
@@ -91,31 +87,25 @@ def _time_part(letter: str) -> Part:
     ).encode()
 
 
-def _message_part(text: str, position: int, pretty: bool) -> tuple[Part, int]:
-    match = _SPECIFIER.match(text, position)
-    if match is None:
-        raise FormatError("Incomplete format specifier.")
-    flags, width_text, precision_text, letter = match.groups()
-    if letter == "j" or letter == "J":
-        return _json_part(letter == "J", pretty), match.end()
+def _message_part(found: re.Match[str], pretty: bool) -> Part:
+    flags, letter, width = found["flags"], found["letter"], int(found["width"] or 0)
+    if letter in "jJ":
+        return _json_part(letter == "J", pretty)
     value = _VALUES.get(letter)
     if value is None:
         raise FormatError(f"Invalid format specifier '{letter}'.")
-    width = int(width_text or 0)
     if width > FIELD_WIDTH_MAX:
         raise FormatError(f"Field width {width}, the maximum is {FIELD_WIDTH_MAX}.")
     if letter not in _PADDED:
-        return value, match.end()
-    precision = int(precision_text) if precision_text and letter in _TRUNCATED else -1
+        return value
+    most = int(found["precision"]) if found["precision"] and letter in _TRUNCATED else None
     fill = b"0" if "0" in flags and letter in _ZERO_PADDED else b" "
 
     def part(message: Message, now_ns: int) -> bytes:
-        data = value(message, now_ns)
-        if precision >= 0:
-            data = data[:precision]
+        data = value(message, now_ns)[:most]
         return data.ljust(width) if "-" in flags else data.rjust(width, fill)
 
-    return part, match.end()
+    return part
 
 
 def _property(identifier: int) -> Part:
@@ -175,11 +165,9 @@ class PayloadNotJson(Exception):
 def _json_part(payload_is_json: bool, pretty: bool) -> Part:
     def part(message: Message, now_ns: int) -> bytes:
         document = _document(message, now_ns, payload_is_json)
-        if pretty:
-            return _indented(document, 0).encode()
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(
-            "utf-8", "replace"
-        )
+        indent, separators = (2, None) if pretty else (None, (",", ":"))
+        text = json.dumps(document, ensure_ascii=False, indent=indent, separators=separators)
+        return text.encode("utf-8", "replace")
 
     return part
 
@@ -213,9 +201,7 @@ def _document(message: Message, now_ns: int, payload_is_json: bool) -> dict[str,
         document["payload"] = text
         return document
     try:
-        document["payload"] = json.loads(
-            message.payload, parse_float=_json_number, parse_constant=_refuse
-        )
+        document["payload"] = json.loads(message.payload, parse_constant=_refuse)
     except (ValueError, RecursionError):
         raise PayloadNotJson(
             f"Error: Message payload is not valid JSON on topic {message.topic}."
@@ -238,30 +224,8 @@ def _json_properties(message: Message) -> dict[str, object]:
     return found
 
 
-def _json_number(text: str) -> float | int:
-    """Parses a number; 1.0 becomes 1."""
-    number = float(text)
-    return int(number) if number.is_integer() and abs(number) < 1e15 else number
-
-
 def _refuse(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
-
-
-def _indented(value: object, depth: int) -> str:
-    """Formats JSON with tabs, and lists on one line."""
-    if isinstance(value, dict):
-        if not value:
-            return "{\n" + "\t" * depth + "}"
-        inner = "\t" * (depth + 1)
-        lines = [
-            f"{inner}{json.dumps(key, ensure_ascii=False)}:\t{_indented(item, depth + 1)}"
-            for key, item in value.items()
-        ]
-        return "{\n" + ",\n".join(lines) + "\n" + "\t" * depth + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_indented(item, depth + 1) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 class Printer:

@@ -1,21 +1,21 @@
-"""`holdfast pub`: publish, with the options, output and exit codes of mosquitto_pub.
+"""`holdfast pub`: publishes messages, with the options and exit codes of mosquitto_pub.
 
 Intended differences: a last line without a newline is published too (-l). Bytes after a zero byte
 are kept. A message beyond the server's announced limits, and an empty topic, exit with 1 instead of
 0. --help exits with 0.
 """
 
+import argparse
 import asyncio
 import os
 import sys
 import threading
 from collections.abc import AsyncIterator
-from functools import partial
+from pathlib import Path
 from typing import Final
 
 from holdfast.cli.pubsub import run as client_run
-from holdfast.cli.pubsub.help import PUB_USAGE
-from holdfast.cli.pubsub.options import ClientOptions, UsageError, check_topic
+from holdfast.cli.pubsub.options import EXIT_FAILED, ClientParser, number, option, topic
 from holdfast.client.client import Client
 from holdfast.client.connection import PublishResult
 from holdfast.client.errors import ClientError, PublishRefused, reason_text
@@ -23,139 +23,118 @@ from holdfast.protocol.mqtt import properties as pr
 
 READ_BYTES: Final = 65_536
 PAYLOAD_BYTES_MAX: Final = 268_435_455
+REPEAT_DELAY_S_MAX: Final = 1e9
 
 
-class PubOptions(ClientOptions):
-    """The options of `holdfast pub`."""
+def new_parser() -> ClientParser:
+    return ClientParser(
+        "pub",
+        "Publish messages. A lost connection is made again, to any of the servers; what was not"
+        " acknowledged is sent again.",
+        _OPTIONS,
+        "exit codes: 0 published; 1 wrong use or no connection; 7 connection lost; 8 TLS failed;"
+        " the CONNACK\ncode if the server refused the connection.",
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.payload: bytes | None = None
-        self.mode = ""
-        """The source of the payload: lines, null, stdin, file or message."""
-        self.retain = False
-        self.repeat = 1
-        self.repeat_delay_s = 0.0
-        self._file = ""
-        self.add_flag(partial(self._set_mode, "lines"), "-l", "--stdin-line")
-        self.add_flag(self._set_null, "-n", "--null-message")
-        self.add_switch("retain", "-r", "--retain")
-        self.add_flag(partial(self._set_mode, "stdin"), "-s", "--stdin-file")
-        self.add_value("file", self._set_file, "-f", "--file")
-        self.add_value("message", self._set_message, "-m", "--message")
-        wrong = "--repeat argument must be >0."
-        self.add_number("count", "repeat", (1, 1 << 62), wrong, "--repeat")
-        self.add_value("time", self._set_repeat_delay, "--repeat-delay")
 
-    @property
-    def topic(self) -> str:
-        """The topic. The last one given counts, the same as in mosquitto_pub."""
-        return self.topics[-1]
+def _delay(text: str) -> float:
+    delay_s = float(text)
+    if not 0 <= delay_s < REPEAT_DELAY_S_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or more")
+    return delay_s
 
-    def _check(self) -> None:
-        super()._check()
-        if not self.topics or not self.mode:
-            raise UsageError("Both topic and message must be supplied.")
-        check_topic(self.topic, "publish topic")
 
-    def read_payload(self) -> None:
-        """Reads the payload, after all options were checked. Raises `OSError`."""
-        if self.mode == "stdin":
-            self.payload = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
-        elif self.mode == "file":
-            with open(self._file, "rb") as file:
-                self.payload = file.read(PAYLOAD_BYTES_MAX + 1)
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parses the options. Exits for wrong use."""
+    parser = new_parser()
+    args = parser.parse(arguments)
+    sources = (args.message is not None, args.file is not None, args.null_message,
+               args.stdin_line, args.stdin_file)  # fmt: skip
+    if not args.topics or not any(sources):
+        parser.error("Both topic and message must be supplied.")
+    if sum(sources) > 1:
+        parser.error("Only one type of message can be sent at once.")
+    return args
 
-    def _set_mode(self, mode: str) -> None:
-        if self.mode:
-            raise UsageError("Only one type of message can be sent at once.")
-        self.mode = mode
 
-    def _set_null(self) -> None:
-        self._set_mode("null")
-        self.payload = b""
-
-    def _set_file(self, text: str) -> None:
-        self._set_mode("file")
-        self._file = text
-
-    def _set_message(self, text: str) -> None:
-        self._set_mode("message")
-        self.payload = os.fsencode(text)
-
-    def _set_repeat_delay(self, text: str) -> None:
-        try:
-            self.repeat_delay_s = float(text)
-        except ValueError:
-            self.repeat_delay_s = -1.0
-        if not 0 <= self.repeat_delay_s < 1e9:
-            raise UsageError("--repeat-delay argument must be >=0.0.")
+_OPTIONS: Final = (
+    option("-t", "--topic", type=topic, action="append", metavar="TOPIC",
+           help="topic to publish to; the last one counts"),
+    option("-m", "--message", type=os.fsencode, metavar="TEXT", help="the message"),
+    option("-f", "--file", type=Path, metavar="FILE", help="... is the content of a file"),
+    option("-l", "--stdin-line", action="store_true", help="... each line of standard input"),
+    option("-s", "--stdin-file", action="store_true", help="... the whole standard input"),
+    option("-n", "--null-message", action="store_true",
+           help="... is empty (with -r: clears a retained message)"),
+    option("-r", "--retain", action="store_true", help="retain the message"),
+    option("--repeat", type=number(1, 1 << 62), default=1, metavar="COUNT",
+           help="publish so many times (not with -l)"),
+    option("--repeat-delay", type=_delay, default=0.0, metavar="SECONDS", help="between them"),
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
-    options = PubOptions()
-    code = client_run.parse(options, arguments, "pub", PUB_USAGE)
-    if code is not None:
-        return code
-    text = _read_payload(options)
-    if text:
+    args = parse(arguments)
+    if text := read_payload(args):
         print(f"Error: {text}", file=sys.stderr)
-        return client_run.EXIT_FAILED
-    return asyncio.run(_run(options))
+        return EXIT_FAILED
+    return asyncio.run(_run(args))
 
 
-def _read_payload(options: PubOptions) -> str:
-    """Reads the payload and returns what is wrong with it, "" if nothing is."""
+def read_payload(args: argparse.Namespace) -> str:
+    """Reads the payload into `message`. Returns what is wrong with it, "" if nothing is."""
     try:
-        options.read_payload()
+        if args.stdin_file:
+            args.message = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
+        elif args.file is not None:
+            with args.file.open("rb") as file:
+                args.message = file.read(PAYLOAD_BYTES_MAX + 1)
     except OSError as error:
         return f'Unable to open file "{error.filename}": {error.strerror}.'
-    if options.payload is not None and len(options.payload) > PAYLOAD_BYTES_MAX:
+    if args.message is not None and len(args.message) > PAYLOAD_BYTES_MAX:
         return "Message payload is too large."
-    if options.mode == "stdin" and not options.payload:
+    if args.stdin_file and not args.message:
         return "Zero length input."
     return ""
 
 
-async def _run(options: PubOptions) -> int:
+async def _run(args: argparse.Namespace) -> int:
     try:
-        has_more = options.mode == "lines"
-        again = client_run.AGAIN if has_more else client_run.AGAIN_BOUNDED
-        client = client_run.new_client(options, again)
-    except (client_run.TlsProblem, ValueError) as error:
-        client_run.complain(options, f"Error: {error}")
-        return client_run.EXIT_FAILED
-    publisher = CommandPublisher(options, client)
+        again = client_run.AGAIN if args.stdin_line else client_run.AGAIN_BOUNDED
+        client = client_run.new_client(args, again)
+    except ValueError as error:
+        client_run.complain(args, f"Error: {error}")
+        return EXIT_FAILED
+    publisher = CommandPublisher(args, client)
     try:
         await client.connect(client_run.first_policy(client))
-        if options.mode == "lines":
+        if args.stdin_line:
             await publisher.publish_lines(stdin_chunks())
         else:
-            await publisher.publish_repeatedly(options.payload or b"")
-        await client.disconnect(properties=options.properties.get("disconnect"))
+            await publisher.publish_repeatedly(args.message or b"")
+        await client.disconnect(properties=args.properties.get("disconnect"))
     except ClientError as error:
-        client_run.complain(options, client_run.error_line(error, options))
-        return client_run.exit_code(error, options)
+        return client_run.failed(error, args)
     return 0
 
 
 class CommandPublisher:
     """Publishes the payload or the lines with one client, and reports refusals."""
 
-    def __init__(self, options: PubOptions, client: Client) -> None:
-        self._options = options
+    def __init__(self, args: argparse.Namespace, client: Client) -> None:
+        self._args = args
         self._client = client
         self._count = 0
-        properties = dict(options.properties.get("publish", {}))
+        properties = dict(args.properties.get("publish", {}))
         alias = properties.pop(pr.TOPIC_ALIAS, 0)
         self._topic_alias = alias if isinstance(alias, int) else 0
         self._properties = properties
 
     async def publish_repeatedly(self, payload: bytes) -> None:
         """Publishes the payload repeatedly. Each message waits for the one before it."""
-        for index in range(self._options.repeat):
+        for index in range(self._args.repeat):
             if index:
-                await asyncio.sleep(self._options.repeat_delay_s)
+                await asyncio.sleep(self._args.repeat_delay)
             future = await self._submit(payload)
             await asyncio.wait([future])
             error = future.exception()
@@ -174,14 +153,14 @@ class CommandPublisher:
         await self._client.flush()
 
     async def _submit(self, payload: bytes) -> "asyncio.Future[PublishResult]":
-        options = self._options
+        args = self._args
         self._count += 1
         number = self._count
         future = await self._client.submit(
-            options.topic,
+            args.topics[-1],
             payload,
-            qos=options.qos,
-            retain=options.retain,
+            qos=args.qos,
+            retain=args.retain,
             properties=self._properties,
             topic_alias=self._topic_alias,
         )
@@ -190,7 +169,7 @@ class CommandPublisher:
             error = finished.exception()
             if isinstance(error, PublishRefused):
                 text = reason_text(error.reason)
-                client_run.complain(options, f"Warning: Publish {number} failed: {text}.")
+                client_run.complain(args, f"Warning: Publish {number} failed: {text}.")
 
         future.add_done_callback(done)
         return future

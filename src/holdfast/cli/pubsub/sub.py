@@ -1,10 +1,11 @@
-"""`holdfast sub`: subscribe and print, with the options, output and exit codes of mosquitto_sub.
+"""`holdfast sub`: subscribes and prints, with the options, output and exit codes of mosquitto_sub.
 
 Intended differences: the time zone of %j and %J has no stray Z before it. JSON contains the whole
 of a payload with a zero byte or without UTF-8 (replacement characters). %x pads the whole
 hexadecimal text. An invalid shared filter is refused at once. --help exits with 0.
 """
 
+import argparse
 import asyncio
 import os
 import random
@@ -14,15 +15,14 @@ import time
 from typing import Final
 
 from holdfast.cli.pubsub import run as client_run
-from holdfast.cli.pubsub.help import SUB_USAGE
 from holdfast.cli.pubsub.message_format import (
+    FORMAT_HELP,
     FormatError,
-    Part,
     PayloadNotJson,
     Printer,
     compile_format,
 )
-from holdfast.cli.pubsub.options import ClientOptions, UsageError
+from holdfast.cli.pubsub.options import EXIT_FAILED, ClientParser, number, option
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, ConnectionLost, SubscribeRefused
 from holdfast.client.options import LEVEL_5
@@ -50,131 +50,50 @@ EXIT_PIPE: Final = 141
 RETAIN_HANDLING: Final = {"always": 0, "new": 1, "never": 2}
 
 
-class SubOptions(ClientOptions):
-    """The options of `holdfast sub`."""
+def new_parser() -> ClientParser:
+    return ClientParser(
+        "sub",
+        "Subscribe and print messages. A lost connection is made again, to any of the servers.",
+        _OPTIONS,
+        f"{FORMAT_HELP}\nexit codes: 0 done; 1 wrong use or no connection; 8 TLS failed; 27 timed"
+        " out (-W); the CONNACK\ncode if the server refused the connection.",
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.filters_out: list[str] = []
-        self.unsubscribe: list[str] = []
-        self.count = 0
-        """The number of messages after which to exit, 0 without a limit."""
-        self.timeout_s = 0
-        """The time in seconds after which to exit, 0 without a limit."""
-        self.exit_subscribed = False
-        self.verbose = False
-        self.newline = True
-        self.no_retained = False
-        self.retained_only = False
-        self.remove_retained = False
-        self.retain_as_published = False
-        self.retain_handling = 0
-        self.random_percent = 100.0
-        self.start = ""
-        """Start of the subscription in the past, or ""."""
-        self.until_us: int | None = None
-        """The wall clock in microseconds at which to exit; None: not before being told."""
-        self.format: list[Part] | None = None
-        self._format_text: str | None = None
-        self._pretty = False
-        self._add_output_options()
 
-    def _add_output_options(self) -> None:
-        for attribute, names in (
-            ("exit_subscribed", ("-E",)),
-            ("verbose", ("-v", "--verbose")),
-            ("no_retained", ("-R",)),
-            ("retained_only", ("--retained-only",)),
-            ("remove_retained", ("--remove-retained",)),
-            ("retain_as_published", ("--retain-as-published",)),
-            ("_pretty", ("--pretty",)),
-        ):
-            self.add_switch(attribute, *names)
-        self.add_switch("newline", "-N", value=False)
-        self.add_number("count", "count", (1, 1 << 62), 'Invalid message count "{}".', "-C")
-        self.add_text("format", "_format_text", "-F")
-        self.add_value("filter", self._add_filter_out, "-T", "--filter-out")
-        self.add_value("topic", self._add_unsubscribe, "-U", "--unsubscribe")
-        self.add_value("start", self._set_start, "--since")
-        self.add_value("count", self._set_last, "--last")
-        self.add_value("time", self._set_until, "--until")
-        self.add_number("timeout", "timeout_s", (1, 1 << 31), 'Invalid timeout "{}".', "-W")
-        self.add_value("chance", self._set_random, "--random-filter")
-        self.add_value("behavior", self._set_retain_handling, "--retain-handling")
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parses the options. Exits for wrong use."""
+    parser = new_parser()
+    args = parser.parse(arguments)
+    if not args.topics:
+        parser.error("You must specify a topic to subscribe to.")
+    if args.no_retained and args.retained_only:
+        parser.error("Combining '-R' and '--retained-only' makes no sense.")
+    if args.start and args.last:
+        parser.error("Use '--since' or '--last' once.")
+    args.start = args.start or args.last
+    if args.until_us is not None:
+        # Only MQTT 5 tells the time of a message and the end of the past.
+        args.level = LEVEL_5
+        args.start = args.start or "earliest"
+    return args
 
-    def _check(self) -> None:
-        super()._check()
-        if not self.topics:
-            raise UsageError("You must specify a topic to subscribe to.")
-        for filter in self.topics:
-            _check_filter(filter, "subscription")
-        if self.no_retained and self.retained_only:
-            raise UsageError("Combining '-R' and '--retained-only' makes no sense.")
-        if self.until_us is not None:
-            # Only MQTT 5 tells the time of a message and the end of the past.
-            self.level = LEVEL_5
-            self.start = self.start or "earliest"
-        if self._format_text is not None:
-            try:
-                self.format = compile_format(self._format_text, self._pretty)
-            except FormatError as error:
-                raise UsageError(str(error)) from None
 
-    def requests(self) -> list[SubscriptionRequest]:
-        prefix = f"{STREAM_PREFIX}@{self.start}/" if self.start else ""
-        return [
-            SubscriptionRequest(
-                prefix + filter, self.qos, False, self.retain_as_published, self.retain_handling
-            )
-            for filter in self.topics
-        ]
+def requests(args: argparse.Namespace) -> list[SubscriptionRequest]:
+    """Returns the subscriptions."""
+    prefix = f"{STREAM_PREFIX}@{args.start}/" if args.start else ""
+    handling = RETAIN_HANDLING[args.retain_handling]
+    return [
+        SubscriptionRequest(prefix + filter, args.qos, False, args.retain_as_published, handling)
+        for filter in args.topics
+    ]
 
-    def subscribe_properties(self) -> Properties:
-        """The properties of SUBSCRIBE."""
-        properties = dict(self.properties.get("subscribe") or {})
-        if self.until_us is not None:
-            wishes = [PLACE_ASKED, END_ASKED]
-            for pair in properties.get(USER_PROPERTY) or ():  # type: ignore[union-attr]
-                if isinstance(pair, tuple):
-                    wishes.append(pair)
-            properties[USER_PROPERTY] = wishes
-        return properties
 
-    def _set_start(self, text: str) -> None:
-        if self.start:
-            raise UsageError("Use '--since' or '--last' once.")
-        _read_start(text)
-        self.start = text
-
-    def _set_last(self, text: str) -> None:
-        self._set_start(f"last:{text}")
-
-    def _set_until(self, text: str) -> None:
-        start = _read_start(text) if text != "now" else None
-        if start is not None and start.since_us is None:
-            raise UsageError("'--until' takes a time or 'now'.")
-        self.until_us = time.time_ns() // 1000 if start is None else start.since_us
-
-    def _add_filter_out(self, text: str) -> None:
-        _check_filter(text, "filter")
-        self.filters_out.append(text)
-
-    def _add_unsubscribe(self, text: str) -> None:
-        _check_filter(text, "unsubscribe")
-        self.unsubscribe.append(text)
-
-    def _set_random(self, text: str) -> None:
-        try:
-            self.random_percent = float(text)
-        except ValueError:
-            self.random_percent = 0.0
-        if not 0.1 <= self.random_percent <= 100:
-            raise UsageError("--random-filter chance must be between 0.1-100.0")
-
-    def _set_retain_handling(self, text: str) -> None:
-        if text not in RETAIN_HANDLING:
-            raise UsageError(f"Invalid retain handling '{text}': always, new or never.")
-        self.retain_handling = RETAIN_HANDLING[text]
+def _subscribe_properties(args: argparse.Namespace) -> Properties:
+    properties: Properties = dict(args.properties.get("subscribe", {}))
+    if args.until_us is not None:
+        wishes = properties.get(USER_PROPERTY, [])
+        properties[USER_PROPERTY] = [PLACE_ASKED, END_ASKED, *wishes]  # type: ignore[misc]
+    return properties
 
 
 def _read_start(text: str) -> ReplayStart:
@@ -184,32 +103,99 @@ def _read_start(text: str) -> ReplayStart:
             raise InvalidStart("write the time with Z at its end")
         return parse_start(text, time.time_ns() // 1000)
     except InvalidStart as error:
-        raise UsageError(f"Invalid start: {error}.") from None
+        raise argparse.ArgumentTypeError(f"{error}.") from None
 
 
-def _check_filter(filter: str, what: str) -> None:
+def _start(text: str) -> str:
+    _read_start(text)
+    return text
+
+
+def _end(text: str) -> int:
+    if text == "now":
+        return time.time_ns() // 1000
+    end_us = _read_start(text).since_us
+    if end_us is None:
+        raise argparse.ArgumentTypeError("give a time, or now.")
+    return end_us
+
+
+def _format(text: str) -> str:
     try:
-        check_filter(filter)
-        if is_shared(filter):
-            split_shared(filter)
+        compile_format(text, False)
+    except FormatError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _percent(text: str) -> float:
+    percent = float(text)
+    if not 0.1 <= percent <= 100:
+        raise argparse.ArgumentTypeError(f"{text}: give a number, 0.1 to 100")
+    return percent
+
+
+def _filter(text: str) -> str:
+    try:
+        check_filter(text)
+        if is_shared(text):
+            split_shared(text)
     except InvalidFilter:
-        raise UsageError(
-            f"Invalid {what} topic '{filter}', are all '+' and '#' wildcards correct?"
-        ) from None
+        wrong = f"invalid filter {text!r}: are all '+' and '#' correct?"
+        raise argparse.ArgumentTypeError(wrong) from None
+    return text
+
+
+_OPTIONS: Final = (
+    option("-t", "--topic", type=_filter, action="append", metavar="FILTER",
+           help="topic filter; may be repeated"),
+    option("-T", "--filter-out", type=_filter, action="append", default=[], metavar="FILTER",
+           help="do not print what matches; may be repeated"),
+    option("-U", "--unsubscribe", type=_filter, action="append", default=[], metavar="FILTER",
+           help="unsubscribe after subscribing; may be repeated"),
+    option("-C", dest="count", type=number(1, 1 << 62), default=0, metavar="COUNT",
+           help="exit after so many messages"),
+    option("-W", dest="timeout_s", type=number(1, 1 << 31), default=0, metavar="SECONDS",
+           help="exit with 27 after this time"),
+    option("--since", dest="start", type=_start, metavar="START",
+           help="begin in the past: earliest, -15m, a Unix time, 2026-01-31T12:00:00Z, last:N,"
+           " offsets:PARTITION:OFFSET,..."),
+    option("--last", type=lambda text: _start(f"last:{text}"), metavar="N",
+           help="begin with the last N messages of each topic"),
+    option("--until", dest="until_us", type=_end, metavar="TIME",
+           help="print messages up to this time, or now, and exit (MQTT 5); from the earliest one"
+           " on without --since"),
+    option("-E", dest="exit_subscribed", action="store_true", help="exit once subscribed"),
+    option("-v", "--verbose", action="store_true", help="print the topic before the message"),
+    option("-F", dest="format", type=_format, metavar="FORMAT",
+           help="print each message in this form (below)"),
+    option("-N", dest="no_newline", action="store_true", help="no newline after a message"),
+    option("--pretty", action="store_true", help="indent the JSON of %%j and %%J"),
+    option("-R", dest="no_retained", action="store_true", help="do not print retained messages"),
+    option("--retained-only", action="store_true",
+           help="print only retained messages, exit at the first other one"),
+    option("--remove-retained", action="store_true",
+           help="clear the retained messages that are received"),
+    option("--retain-as-published", action="store_true",
+           help="keep the publisher's retain flag (MQTT 5)"),
+    option("--retain-handling", choices=RETAIN_HANDLING, default="always", metavar="WHEN",
+           help="retained messages are sent: always, new (subscriptions), never (MQTT 5)"),
+    option("--random-filter", type=_percent, default=100.0, metavar="PERCENT",
+           help="print only this part of the messages, 0.1 to 100"),
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
-    options = SubOptions()
-    code = client_run.parse(options, arguments, "sub", SUB_USAGE)
-    return code if code is not None else asyncio.run(Subscriber(options).run())
+    return asyncio.run(Subscriber(parse(arguments)).run())
 
 
 class Subscriber:
     """Prints received messages until an exit code is decided."""
 
-    def __init__(self, options: SubOptions) -> None:
-        self._options = options
-        self._printer = Printer(options.format, options.verbose, options.newline)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        parts = None if args.format is None else compile_format(args.format, args.pretty)
+        self._printer = Printer(parts, args.verbose, not args.no_newline)
         self._random = random.Random()
         self._printed = 0
         self._flush_scheduled = False
@@ -223,25 +209,24 @@ class Subscriber:
 
     async def run(self) -> int:
         """Connects, subscribes and prints. Returns the exit code."""
-        options = self._options
+        args = self._args
         try:
-            client = client_run.new_client(options, client_run.AGAIN, self._receive)
-        except (client_run.TlsProblem, ValueError) as error:
-            client_run.complain(options, f"Error: {error}")
-            return client_run.EXIT_FAILED
+            client = client_run.new_client(args, client_run.AGAIN, self._receive)
+        except ValueError as error:
+            client_run.complain(args, f"Error: {error}")
+            return EXIT_FAILED
         self._client = client
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._finish, 0)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self._finish, 0)
         try:
             await self._connect(client)
-            if options.timeout_s:
-                loop.call_later(options.timeout_s, self._time_out)
+            if args.timeout_s:
+                loop.call_later(args.timeout_s, self._time_out)
             await self._serve(client)
-            await client.disconnect(properties=options.properties.get("disconnect"))
+            await client.disconnect(properties=args.properties.get("disconnect"))
         except ClientError as error:
-            client_run.complain(options, client_run.error_line(error, options))
-            return client_run.exit_code(error, options)
+            return client_run.failed(error, args)
         finally:
             self._flush()
         return self._exit_code
@@ -279,23 +264,21 @@ class Subscriber:
                 task.cancel()
 
     async def _subscribe(self, client: Client) -> None:
-        options = self._options
-        properties = options.properties
-        waiting = [client.subscribe(*options.requests(), properties=options.subscribe_properties())]
-        if options.unsubscribe:
-            waiting.append(
-                client.unsubscribe(*options.unsubscribe, properties=properties.get("unsubscribe"))
-            )
+        args = self._args
+        waiting = [client.subscribe(*requests(args), properties=_subscribe_properties(args))]
+        if args.unsubscribe:
+            properties = args.properties.get("unsubscribe")
+            waiting.append(client.unsubscribe(*args.unsubscribe, properties=properties))
         # Both requests are sent at once. The response to the first one decides.
         tasks = [asyncio.create_task(one) for one in waiting]
         try:
             await tasks[0]
-            if options.exit_subscribed:
+            if args.exit_subscribed:
                 self._finish(0)
             await asyncio.gather(*tasks)
         except SubscribeRefused as error:
             if all(reason >= 0x80 for reason in error.reasons):
-                client_run.complain(options, "All subscription requests were denied.")
+                client_run.complain(args, "All subscription requests were denied.")
                 self._finish(0)
         except ConnectionLost:
             return  # The task that waits for the end reports it.
@@ -306,27 +289,27 @@ class Subscriber:
     # Messages
 
     def _receive(self, message: Message) -> None:
-        options = self._options
+        args = self._args
         if self._stop.is_set():
             return
-        if options.until_us is not None and self._is_after_end(message, options.until_us):
+        if args.until_us is not None and self._is_after_end(message, args.until_us):
             return
-        if options.retained_only and not message.retain:
+        if args.retained_only and not message.retain:
             self._finish(0)
             return
-        if any(matches(filter, message.topic) for filter in options.filters_out):
+        if any(matches(filter, message.topic) for filter in args.filter_out):
             return
-        if options.remove_retained and message.retain and message.payload:
+        if args.remove_retained and message.retain and message.payload:
             task = asyncio.get_running_loop().create_task(self._remove(message.topic))
             self._removals.add(task)
             task.add_done_callback(self._removals.discard)
-        if options.no_retained and message.retain:
+        if args.no_retained and message.retain:
             return
-        if options.random_percent < 100 and self._random.uniform(0, 100) > options.random_percent:
+        if args.random_filter < 100 and self._random.uniform(0, 100) > args.random_filter:
             return
         self._print(message)
         self._printed += 1
-        if self._printed == options.count:
+        if self._printed == args.count:
             self._finish(0)
 
     def _is_after_end(self, message: Message, until_us: int) -> bool:
@@ -334,11 +317,10 @@ class Subscriber:
         once for each filter."""
         if message.topic.encode() == END_TOPIC:
             self._ended.add(bytes(message.payload))
-            if len(self._ended) == len(set(self._options.topics)):
+            if len(self._ended) == len(set(self._args.topics)):
                 self._finish(0)
             return True
-        pairs = message.properties.get(USER_PROPERTY)
-        told = dict(pairs) if isinstance(pairs, list) else {}  # type: ignore[arg-type]
+        told = dict(message.properties.get(USER_PROPERTY, ()))  # type: ignore[arg-type]
         return int(told.get("hf-time", 0)) > until_us
 
     async def _remove(self, topic: str) -> None:
@@ -346,17 +328,17 @@ class Subscriber:
         try:
             await self._client.publish(topic, b"", retain=True)
         except ClientError as error:
-            client_run.complain(self._options, f"Error: {topic} not removed: {error}")
+            client_run.complain(self._args, f"Error: {topic} not removed: {error}")
 
     def _print(self, message: Message) -> None:
         try:
             data = self._printer.render(message, time.time_ns())
         except PayloadNotJson as error:
-            client_run.complain(self._options, str(error))
+            client_run.complain(self._args, str(error))
             data = self._printer.end()
         try:
             sys.stdout.buffer.write(data)
-            if self._options.debug:
+            if self._args.debug:
                 sys.stdout.flush()
         except BrokenPipeError:
             self._broken_pipe()
@@ -378,7 +360,7 @@ class Subscriber:
 
     def _time_out(self) -> None:
         if not self._stop.is_set():
-            client_run.complain(self._options, "Timed out")
+            client_run.complain(self._args, "Timed out")
             self._finish(client_run.EXIT_TIMED_OUT)
 
     def _finish(self, code: int) -> None:
