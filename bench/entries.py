@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import json
 
-from holdfast.io.event_loop.loop import COLLECT_S, COLLECTOR, spare_the_collector
+from holdfast.io.event_loop.loop import COLLECT_S, COLLECTOR
 from holdfast.log.record import SESSION, Record
 from holdfast.node import frame_kinds
 from holdfast.node.cluster_node import ClusterNode
@@ -184,7 +184,7 @@ class Site:
         self.count = sessions
         self.filters = [f"site/{number % 100}/device/{number}" for number in range(filters)]
         self._fill()
-        spare_the_collector()
+        COLLECTOR.start()
         watch(self.process, self.clock)
         self.runtime = self.process.runtime
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from bench.entries import Clock, play_all, process_of, started, watch
 from bench.options import new_parser, write_json
-from holdfast.io.event_loop.loop import spare_the_collector
+from holdfast.io.event_loop.loop import COLLECTOR
 from holdfast.log.record import SESSION, Record
 from holdfast.node import node_state as state
 from holdfast.node.session.session import Session
@@ -57,7 +57,7 @@ def node_death(count: int) -> Figures:
     world = started(4)
     world.cpu_clock = time.thread_time
     open_sessions(world, count)
-    spare_the_collector()
+    COLLECTOR.start()
     clock = Clock()
     for name in ("n1", "n3"):
         watch(process_of(world, name), clock)

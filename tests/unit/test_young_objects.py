@@ -1,27 +1,63 @@
-"""The collections of young objects between turns, which Python's own count does not bound."""
+"""The collections of a serving process: all garbage is found, and no collection takes long."""
 
 import asyncio
 import gc
+import random
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.io.event_loop.loop import COLLECTOR, MIDDLE_EVERY
+from holdfast.io.event_loop.loop import (
+    BURSTS_MAX,
+    COLLECTOR,
+    MIDDLE_EVERY,
+    OLD_EVERY,
+    TRAVERSED_MAX,
+    YOUNG_MAX,
+    Collector,
+)
 from tests.e2e import wire
 from tests.support.broker_in_process import LoopBroker
 
 COUNT = 20_000
 
 
+class Traversals:
+    """Counts the objects that each collection traverses."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def measure(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            traversed = range(info["generation"] + 1)
+            self.most = max(self.most, sum(len(gc.get_objects(each)) for each in traversed))
+
+
+class Node:
+    """An object of a cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
 @pytest.fixture(autouse=True)
-def active() -> Iterator[None]:
-    """The collector of a serving process, with objects that Python's own collections leave."""
+def thresholds() -> Iterator[None]:
     gc.disable()
-    COLLECTOR.is_active = True
+    before = gc.get_threshold()
     yield
-    COLLECTOR.is_active = False
+    gc.set_threshold(*before)
+    gc.unfreeze()
     gc.enable()
+
+
+@pytest.fixture
+def collector() -> Collector:
+    collector = Collector()
+    collector.start()
+    return collector
 
 
 def young() -> int:
@@ -38,23 +74,22 @@ def replaced() -> dict[int, list[int]]:
     return table
 
 
-def test_a_collection_leaves_no_young_objects() -> None:
+def test_a_collection_leaves_no_young_objects(collector: Collector) -> None:
     table = replaced()
-    COLLECTOR.collect()
+    collector.collect()
     assert young() < COUNT // 10
     assert len(table) == COUNT
 
 
-def test_those_that_a_collection_has_left_are_bounded_too() -> None:
+def test_those_that_a_collection_has_left_are_bounded_too(collector: Collector) -> None:
     table = replaced()
     for _ in range(MIDDLE_EVERY):
-        COLLECTOR.collect()
+        collector.collect()
     assert len(gc.get_objects(generation=1)) < COUNT // 10
     assert len(table) == COUNT
 
 
-def test_another_program_keeps_its_own_collections() -> None:
-    COLLECTOR.is_active = False
+def test_a_program_without_a_broker_keeps_its_own_collections() -> None:
     table = replaced()
     COLLECTOR.collect()
     assert young() > COUNT // 2
@@ -65,11 +100,59 @@ def test_turns_collect(tmp_path: Path) -> None:
     async def run() -> None:
         broker = LoopBroker(tmp_path)
         await broker.start()
+        COLLECTOR.start()
         table = replaced()
         with await asyncio.to_thread(wire.Wire, broker.port) as client:
             await asyncio.to_thread(client.connect, "c")
+            # Each ping takes a turn, and some turn is late enough for a collection.
+            for _ in range(10_000):
+                if young() < COUNT // 2:
+                    break
+                await asyncio.to_thread(client.ping)
         assert young() < COUNT // 2
         assert len(table) == COUNT
         await broker.stop()
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        COLLECTOR.is_active = False
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_collection_traverses_too_many_objects(seed: int, collector: Collector) -> None:
+    """Bursts of objects stay, replace others, or become garbage. A turn allocates less than the
+    largest burst in `COLLECT_S`."""
+    gc.enable()
+    draw = random.Random(seed)
+    kept: list[list[list[int]]] = []
+    traversals = Traversals()
+    gc.callbacks.append(traversals.measure)
+    for _ in range(40):
+        burst = [[number] for number in range(draw.choice((10, 1000, 10_000, 300_000)))]
+        match draw.randrange(6):
+            case 0 | 1 | 2:
+                kept.append(burst)
+            case 3 if kept:
+                kept[draw.randrange(len(kept))] = burst
+            case 4 if kept:
+                kept.pop(draw.randrange(len(kept)))
+        for each in burst[:100]:
+            each.append(each)  # type: ignore[arg-type]
+        del burst
+        collector.collect()
+    gc.callbacks.remove(traversals.measure)
+    assert traversals.most <= TRAVERSED_MAX + (BURSTS_MAX + MIDDLE_EVERY) * YOUNG_MAX
+    assert sum(map(len, kept)) > TRAVERSED_MAX
+
+
+def test_old_garbage_is_found_while_a_process_has_few_objects(collector: Collector) -> None:
+    """Cycles that became garbage when they were old."""
+    nodes = [Node() for _ in range(1000)]
+    gone = [weakref.ref(node) for node in nodes]
+    gc.collect(1)
+    assert any(each is nodes[0] for each in gc.get_objects(generation=2))
+    nodes.clear()
+    for _ in range(OLD_EVERY):
+        collector.collect()
+    assert not any(each() for each in gone)

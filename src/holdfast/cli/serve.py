@@ -232,7 +232,7 @@ async def _serve(
     explain: Callable[[], list[Setting]] | None,
 ) -> int:
     from holdfast.config.check import warnings
-    from holdfast.io.event_loop.loop import handle_signals, spare_the_collector
+    from holdfast.io.event_loop.loop import COLLECTOR, handle_signals
     from holdfast.process.server import Server, StartError
 
     for warning in warnings(config):
@@ -242,7 +242,7 @@ async def _serve(
     handle_signals(asyncio.get_running_loop(), server.request_stop, server.request_reload)
     try:
         await server.start()
-        spare_the_collector()
+        COLLECTOR.start()
         return await server.run()
     except StartError as error:
         logging.getLogger("holdfast").critical("start_failed error=%r", str(error))

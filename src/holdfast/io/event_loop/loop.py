@@ -17,11 +17,20 @@ for it. With Python's 5 ms the read of a replay delays a PUBACK three times: as 
 as the writer has synced it, and as the loop learns of that."""
 
 COLLECT_S: Final = 0.02
-"""The seconds between two collections of young objects while turns run. In this time a node makes
-some 20,000 objects that stay, and a collection takes a millisecond. With a million sessions it was
-measured at 0.1 s."""
+"""The seconds between two collections of young objects while turns run."""
 MIDDLE_EVERY: Final = 4
 """One of so many collections includes the objects that the others have left."""
+OLD_EVERY: Final = 4096
+"""One of so many collections includes all objects since the start, or since too many became
+permanent."""
+YOUNG_MAX: Final = 20_000
+"""The new objects after which Python begins a collection within a call."""
+BURSTS_MAX: Final = 8
+"""More of such collections within `COLLECT_S` have left too many objects for one collection."""
+TRAVERSED_MAX: Final = 100_000
+"""The most old objects of a collection, which takes 50 ns for each that is not in the cache."""
+NEVER: Final = 1_000_000_000
+"""A threshold of the collector that no process reaches."""
 
 logger = logging.getLogger("holdfast")
 
@@ -40,39 +49,61 @@ def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
     return type(loop).__module__.partition(".")[0] == "uvloop"
 
 
-def spare_the_collector() -> None:
-    """Makes full collections rare. Call it once everything is loaded.
-
-    Long-lived objects stay anyway, and reference counts free what a message allocates. A full
-    collection would only cost a pause that grows with the number of objects.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 1_000_000)
-    COLLECTOR.is_active = True
-
-
 class Collector:
-    """The collections of young objects between two turns, so that none of them takes long.
+    """The collections between two turns, none of which traverses many objects.
 
-    Python counts new objects less those freed, of whatever age. Counter-example without these
-    collections: sessions of 1,000,000 clients replace older ones, the count stays at 0, and the
-    next 50,000 objects begin a collection of a million. It takes 0.1 s.
+    If there are too many they become permanent, which takes no time: no collection traverses them,
+    and their reference counts free them. Only a cycle among them stays, so the core makes none
+    (`tests/unit/test_garbage.py`). A process with few clients collects all its objects.
+
+    Python counts new objects less those freed, of whatever age, and its full collections have no
+    bound. Counter-example with Python's own collections: sessions of 1,000,000 clients replace
+    older ones, the count stays at 0, and then one collection takes 0.1 s. A full one takes 1 s.
     """
 
     def __init__(self) -> None:
         self.is_active = False
         """False: the process is not the broker's own, or only starts."""
         self._count = 0
+        # At most so many objects have become old since the old ones were counted.
+        self._aged = 0
+
+    def start(self) -> None:
+        """Makes all present objects permanent. Call it once everything is loaded."""
+        gc.freeze()
+        gc.set_threshold(YOUNG_MAX, NEVER, NEVER)
+        self.is_active = True
 
     def collect(self) -> None:
-        """Traverses the objects since the last call. It is due every `COLLECT_S`."""
-        if self.is_active:
-            self._count += 1
-            gc.collect(0 if self._count % MIDDLE_EVERY else 1)
+        """Collects one generation. It is due every `COLLECT_S`."""
+        if not self.is_active:
+            return
+        self._count += 1
+        if gc.get_count()[1] > BURSTS_MAX + MIDDLE_EVERY:
+            gc.freeze()
+            # Nothing is left to traverse. This sets Python's count of such collections back.
+            gc.collect(1)
+        elif self._aged > TRAVERSED_MAX or self._count % OLD_EVERY == 1:
+            self._aged = 0
+            if len(gc.get_objects(2)) > TRAVERSED_MAX:
+                gc.freeze()
+            else:
+                gc.collect(2)
+        elif self._count % MIDDLE_EVERY:
+            gc.collect(0)
+        else:
+            self._aged += len(gc.get_objects(0)) + len(gc.get_objects(1))
+            gc.collect(1)
 
 
 COLLECTOR: Final = Collector()
+
+
+def spare_the_collector() -> None:
+    """Makes full collections rare in a process without turns. Call it once everything is loaded."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1_000_000)
 
 
 def handle_signals(

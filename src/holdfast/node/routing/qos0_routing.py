@@ -151,7 +151,7 @@ class Qos0Routing:
         self.changes: dict[str, bool] = {}
         self._acknowledged: dict[str, int] = {}
         # The announcements of all filters that are under way, by node.
-        self._announcing: dict[str, Sweep[list[str]]] = {}
+        self._announcing: dict[str, Sweep[int]] = {}
         self._waiting: deque[_Waiting] = deque()
         # Those of shared subscriptions of this node included.
         self._filters = PeerFilters(state, self._acknowledge, self._drop_routes)
@@ -223,24 +223,24 @@ class Qos0Routing:
         self._routes = {}
         size = FILTERS_PER_STEP * self._state.steps_at_once
         filters = list(self._counts)
-        parts = [filters[at : at + size] for at in range(0, max(1, len(filters)), size)]
-        sweep: Sweep[list[str]] = Sweep(self._state)
+        starts = list(range(0, max(1, len(filters)), size))
+        last = starts[-1]
+        sweep: Sweep[int] = Sweep(self._state)
         self._announcing[node] = sweep
         is_first = True
 
-        def announce(part: list[str]) -> int:
+        def announce(at: int) -> int:
             nonlocal is_first
             if self._announcing.get(node) is sweep:
-                present = [filter for filter in part if filter in self._counts]
-                is_last = part is last
+                present = [each for each in filters[at : at + size] if each in self._counts]
+                is_last = at == last
                 if is_last:
                     del self._announcing[node]
                 self._tell(node, present, [], self._announced if is_last else 0, whole=is_first)
                 is_first = False
             return self._state.steps_at_once
 
-        last = parts[-1]
-        sweep.begin(parts, announce)
+        sweep.begin(starts, announce)
 
     def disconnected(self, node: str) -> None:
         """Removes the filters of a node whose link is lost."""
