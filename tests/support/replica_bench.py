@@ -12,9 +12,11 @@ from holdfast.log.files.data_directory import create, read_manifest
 from holdfast.log.files.filesystem import FileSystem
 from holdfast.log.files.layout import DataDirectory, Manifest
 from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.compaction import ForgottenBatches, SegmentRewrite
 from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.journal.segment_list import forgotten
 from holdfast.log.reading.cursor import LogReader
 from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
 from tests.support.journal_files import batches_of
@@ -239,8 +241,12 @@ class RandomReplica:
         self.open_base: dict[int, int] = {}
         # Sequence and offsets of what would be the newest snapshot.
         self.snapshot: tuple[int, list[int]] | None = None
+        # The partitions whose log began again since, perhaps below that.
+        self.begun_again: set[int] = set()
         self.removed = 0
         self.forgets = 0.3
+        self.reclaims = 0.3
+        self.reclaimed_bytes = 0
 
     def step(self) -> None:
         chance = self.chance
@@ -256,8 +262,9 @@ class RandomReplica:
                 self.write,
                 self.checkpoint,
                 self.retain,
+                self.reclaim,
             ],
-            [6, 6, 2, 0.3, self.forgets, 2, 6, 6, 1, 2],
+            [6, 6, 2, 0.3, self.forgets, 2 * min(self.forgets, 1.0), 6, 6, 1, 2, self.reclaims],
         )[0]
         partition = chance.randrange(len(self.models))
         if not self.models[partition].is_stored:
@@ -319,6 +326,7 @@ class RandomReplica:
             # Its leader's log may begin anywhere.
             offset = self.chance.randint(0, offset)
             model.is_stored = True
+        self.begun_again.add(partition)
         self.bench.journal.reset(partition, offset)
         model.begin_at(offset)
         self.leads[partition] = False
@@ -381,9 +389,39 @@ class RandomReplica:
                 for model, start in zip(self.models, journal.start_offsets, strict=True):
                     model.begin_later(start)
         offsets = list(journal.high_watermark)
-        # As of a snapshot, which waits until what it has is durable.
-        if journal.checkpoint().offsets == journal.logged(offsets):
+        # As of a snapshot, which waits until what it has is durable, marks included.
+        is_drained = not journal.pending_bytes and self.bench.in_flight is None
+        is_durable = is_drained or all(model.is_stored for model in self.models)
+        if is_durable and journal.checkpoint().offsets == journal.logged(offsets):
             self.snapshot = journal.snapshot_sequence(offsets), offsets
+            self.begun_again.clear()
+
+    def reclaim(self, _: int) -> None:
+        """Rewrites some segments without the batches of forgotten partitions."""
+        bench = self.bench
+        bench.flush()
+        self.open_base.clear()
+        self.checkpoint(0)
+        marks = forgotten(bench.journal.segments)
+        for old in bench.journal.segments[:-1]:
+            old.note_forgotten(marks)
+            if old.index is not None or self.chance.random() < 0.3:
+                continue
+            index = bench.opened.store.load_index(old)
+            dead = ForgottenBatches(index, marks)
+            if not dead.bytes_freed:
+                continue
+            made = SegmentRewrite(bench.directory, old, dead.rewrite)
+            while made.step():
+                pass
+            assert made.is_complete
+            new = made.finish()
+            bench.reader.forget_segment(old.sequence)
+            assert new.size_bytes == old.size_bytes - dead.bytes_freed
+            again = ForgottenBatches(bench.opened.store.load_index(new), marks)
+            assert not again.bytes_freed
+            bench.journal.replace_segment(new)
+            self.reclaimed_bytes += dead.bytes_freed
 
     def checkpoint(self, _: int) -> None:
         self.bench.directory.write_watermarks(self.bench.journal.checkpoint())

@@ -127,8 +127,15 @@ def test_every_reader_agrees(
         for _ in range(30):
             replica.step()
         bench.writes_indexes = chance.random() < 0.7
+        if not all(model.is_stored for model in replica.models):
+            # Until the mark is in the file, its readers have the forgotten log.
+            bench.flush()
+            replica.open_base.clear()
         checkpoint = bench.journal.checkpoint()
-        known = checkpoint.offsets
+        known = [
+            offset if model.is_stored else 0
+            for offset, model in zip(checkpoint.offsets, replica.models, strict=True)
+        ]
         bench.directory.write_watermarks(checkpoint)
         assert mapped(growing, chance) == committed(replica.models, known)
         seen += sum(map(len, committed(replica.models, known).values()))
@@ -156,6 +163,8 @@ def check_verify(path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_follow_shows_each_record_once(bench: ReplicaBench, seed: int) -> None:
     replica = RandomReplica(bench, seed)
+    # A log that begins again shows nothing below what was shown.
+    replica.forgets = 0.0
     for _ in range(60):
         replica.step()
     bench.flush()

@@ -65,7 +65,8 @@ HEAD_FIELDS: Final = [
 ATTRIBUTE_STATE: Final = 0x01
 ATTRIBUTE_RESET: Final = 0x02
 """A mark without records in a replica's journal: the partition restarts at `base_offset`, and
-earlier batches of it are void. The mark never leaves the node."""
+earlier batches of it are void. The mark never leaves the node. If such batches were dropped from
+the segment, `epoch` is the number of their records, so that sequences stay; else it is 0."""
 ATTRIBUTE_GROUPED: Final = 0x04
 """`group` has the batch's position in its write group. Batches of replicas and rewritten batches do
 not have the attribute."""

@@ -93,6 +93,9 @@ LABELLED_COUNTERS: Final = {
     "descriptor_waits": Declared(
         COUNTER, ("node",), "Openings of files that waited for a file descriptor."
     ),
+    "log_reclaimed_bytes": Declared(
+        COUNTER, ("node",), "Bytes given back after partitions moved away from this node."
+    ),
 }
 
 DROPPED: Final = {
@@ -133,6 +136,7 @@ NODE_GAUGES: Final = _table(GAUGE, "node", {
     "producers": "Producers in the producer table.",
     "producer_places": "Positions in the producer table, one for each producer and partition.",
     "log_bytes": "Size of the log's segments on this node's disk.",
+    "log_dead_bytes": "Bytes in the log of partitions that moved away, in part an estimate.",
     "log_segments": "Number of the log's segments on this node's disk.",
     "journal_pending_bytes": "Bytes appended to the journal and not yet written.",
     "journal_held_promises": "Acknowledgements and deliveries that wait for the disk.",

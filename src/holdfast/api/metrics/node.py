@@ -93,6 +93,10 @@ class NodeCollector(Collector):
         waits = counter("descriptor_waits")
         waits.add_metric([node], DESCRIPTORS.waits)
         yield waits
+        maintenance = self._server.maintenance
+        reclaimed = counter("log_reclaimed_bytes")
+        reclaimed.add_metric([node], 0 if maintenance is None else maintenance.reclaimed_bytes)
+        yield reclaimed
         for name, value in self._gauges():
             family = gauge(name)
             family.add_metric([node], value)
@@ -107,9 +111,9 @@ class NodeCollector(Collector):
             buckets.add_metric([node], durations.cumulative(), durations.sum_s)
             yield buckets
         yield from self._partitions(node)
-        if self._server.maintenance is not None:
+        if maintenance is not None:
             failing = gauge("maintenance_failing")
-            for work in self._server.maintenance.failing:
+            for work in maintenance.failing:
                 failing.add_metric([node, work], 1)
             yield failing
         expiry = gauge("certificate_expiry_timestamp_seconds")
@@ -148,6 +152,7 @@ class NodeCollector(Collector):
             ("producers", len(state.producers)),
             ("producer_places", state.producers.position_count),
             ("log_bytes", size_bytes(journal.segments)),
+            ("log_dead_bytes", sum(segment.dead_bytes for segment in journal.segments)),
             ("log_segments", len(journal.segments)),
             ("journal_pending_bytes", journal.pending_bytes),
             ("journal_held_promises", state.cluster.waiting()),

@@ -17,7 +17,10 @@ from holdfast.io.event_loop.failures import watched
 from holdfast.io.event_loop.threads import run_in, run_in_thread
 from holdfast.log.files.filesystem import TemporaryFile
 from holdfast.log.files.layout import snapshot_name
+from holdfast.log.journal.compaction import WRITE_BYTES, SegmentRewrite
 from holdfast.log.journal.retention import RetentionDecision, RetentionPolicy
+from holdfast.log.journal.segment import Segment
+from holdfast.log.journal.segment_list import forgotten
 from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.node.state.maintenance_plan import MaintenanceLimits, MaintenancePlan
 
@@ -28,6 +31,10 @@ logger = logging.getLogger("holdfast")
 SPACE_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 5.0
 RESERVE_BYTES_MAX = 256 << 20
+RECLAIM_BYTES_PER_S = 32 << 20
+"""The rate at which segments are read that are rewritten without forgotten partitions."""
+RECLAIM_BYTES = 1 << 20
+"""The size of the last segment from which it is ended early so that it can be rewritten."""
 END_S = 2.0
 """The longest wait in seconds at the end for a file operation, which a directory that hangs may
 never end."""
@@ -53,6 +60,10 @@ class Maintenance:
         """The error of each kind of work that failed at its last attempt."""
         self._plan = MaintenancePlan(broker.runtime, storage.snapshots, _limits_of(config))
         self._held_back = False
+        self.reclaimed_bytes = 0
+        """The bytes of forgotten partitions that this process has given back to the disk."""
+        # Rewriting a segment must not meet its removal.
+        self._segments_lock = asyncio.Lock()
         self._files: Worker | None = None
 
     def reload(self, config: Config) -> None:
@@ -74,6 +85,7 @@ class Maintenance:
         for work, interval_s in (
             (self._maybe_snapshot, RETENTION_INTERVAL_S),
             (self._retain, RETENTION_INTERVAL_S),
+            (self._reclaim, RETENTION_INTERVAL_S),
         ):
             self._tasks.append(watched(self._repeat(work, interval_s)))
 
@@ -178,7 +190,7 @@ class Maintenance:
                 encoder.size_bytes,
             )
 
-    def _discard(self, file: TemporaryFile) -> None:
+    def _discard(self, file: TemporaryFile | SegmentRewrite) -> None:
         """Removes an incomplete file, after what is being written to it."""
         if self._files is None:
             file.discard()
@@ -226,10 +238,62 @@ class Maintenance:
     async def _remove(self, decision: RetentionDecision) -> None:
         for loss in decision.losses:
             logger.warning("retention_overtook reader=%r records=%d", loss.name, loss.records)
-        removed = self._storage.journal.remove_oldest(decision.remove)
-        self._plan.removed(sum(segment.size_bytes for segment in removed))
-        await self._in_thread(partial(self._storage.remove_segments, removed))
+        async with self._segments_lock:
+            removed = self._storage.journal.remove_oldest(decision.remove)
+            self._plan.removed(sum(segment.size_bytes for segment in removed))
+            await self._in_thread(partial(self._storage.remove_segments, removed))
         logger.info("retention segments=%d bytes=%d", len(removed), decision.bytes_freed)
+
+    async def _reclaim(self) -> None:
+        """Rewrites the segments of which more than half are batches of forgotten partitions."""
+        journal = self._storage.journal
+        self._note_forgotten()
+        worthwhile = [each for each in journal.segments if each.is_mostly_dead()]
+        if not worthwhile:
+            return
+        if worthwhile[-1] is journal.segments[-1] and worthwhile[-1].size_bytes >= RECLAIM_BYTES:
+            journal.start_segment()
+        # The marks must be on the disk before batches go that are dead because of them.
+        await self._broker.drain_journal()
+        for segment in worthwhile:
+            if segment.index is None:
+                await self._reclaim_segment(segment)
+
+    def _note_forgotten(self) -> None:
+        segments = self._storage.journal.segments
+        marks = forgotten(segments)
+        for segment in segments:
+            segment.note_forgotten(marks)
+
+    async def _reclaim_segment(self, old: Segment) -> None:
+        """Rewrites one segment at RECLAIM_BYTES_PER_S."""
+        reserve_bytes = self._broker.runtime.reserve_bytes
+        begin = partial(self._storage.begin_reclaiming, old, reserve_bytes)
+        rewrite = await self._in_thread(begin)
+        if rewrite is None:
+            return
+        try:
+            has_more = True
+            while has_more:
+                has_more = await self._in_thread(rewrite.step)
+                # A slow pace, so that clients and the journal have the disk.
+                await asyncio.sleep(WRITE_BYTES / RECLAIM_BYTES_PER_S)
+        except BaseException:
+            self._discard(rewrite)
+            raise
+        async with self._segments_lock:
+            if not rewrite.is_complete or old not in self._storage.journal.segments:
+                self._discard(rewrite)
+                return
+            finish = partial(self._storage.finish_reclaiming, rewrite)
+            new = await self._broker.reads.in_thread(finish)
+            self._storage.journal.replace_segment(new)
+        freed_bytes = old.size_bytes - new.size_bytes
+        self._plan.removed(freed_bytes)
+        self.reclaimed_bytes += freed_bytes
+        logger.info(
+            "reclaimed segment=%020d bytes=%d freed=%d", new.sequence, new.size_bytes, freed_bytes
+        )
 
 
 def _limits_of(config: Config) -> MaintenanceLimits:

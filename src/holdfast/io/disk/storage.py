@@ -1,5 +1,6 @@
 """An opened data directory: recovers the journal and replays the node's state."""
 
+import errno
 import logging
 import os
 import secrets
@@ -11,7 +12,12 @@ from pathlib import Path
 from holdfast.log.files.data_directory import DataDirectoryError, create_or_open
 from holdfast.log.files.filesystem import Lock
 from holdfast.log.files.layout import DataDirectory
-from holdfast.log.journal.compaction import compact_segment, is_worthwhile
+from holdfast.log.journal.compaction import (
+    ForgottenBatches,
+    SegmentRewrite,
+    compact_segment,
+    is_worthwhile,
+)
 from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.journal.retention import RetentionPolicy, count_superseded, messages_beyond
@@ -154,7 +160,9 @@ class Storage:
         snapshot = self._snapshot = self._newest_snapshot()
         if snapshot is not None:
             for partition, offset in enumerate(snapshot.offsets):
-                self.journal.advance(partition, offset)
+                # A snapshot that is ahead of the log was fed. It says nothing of these records.
+                if offset <= self.journal.next_offset[partition]:
+                    self.journal.advance(partition, offset)
 
     def replay_into(self, recovery: Recovery) -> None:
         """Applies the newest snapshot and the records after it that are known to be committed:
@@ -235,6 +243,34 @@ class Storage:
                 if compacted is not None:
                     return segment, compacted
         return None
+
+    def begin_reclaiming(self, segment: Segment, reserve_bytes: int) -> SegmentRewrite | None:
+        """Begins to rewrite a sealed segment without the batches of forgotten partitions. Returns
+        None if they are less than half of it, or if the disk may not have all that follows it.
+
+        Blocks, and raises `OSError`, also when the disk has no room for the rest of the segment and
+        half of `reserve_bytes`. The marks that `Segment.note_forgotten` was given last must be on
+        the disk.
+        """
+        if self.directory.read_checkpoint().segment <= segment.sequence:
+            # Counter-example: a crash leaves no later segment. Then this one seems cut off.
+            return None
+        index = self.opened.store.load_index(segment)
+        dead = ForgottenBatches(index, segment.marks)
+        segment.dead_bytes = dead.bytes_freed
+        if not segment.is_mostly_dead():
+            return None
+        needed_bytes = segment.size_bytes - segment.dead_bytes + reserve_bytes // 2
+        if self.directory.files.free_bytes() < needed_bytes:
+            raise OSError(errno.ENOSPC, "no room to rewrite a segment of forgotten partitions")
+        return SegmentRewrite(self.directory, segment, dead.rewrite)
+
+    def finish_reclaiming(self, rewrite: SegmentRewrite) -> Segment:
+        """Puts the new file in place. Runs in the reader's thread."""
+        try:
+            return rewrite.finish()
+        finally:
+            self.reader.forget_segment(rewrite.sequence)
 
     def _message_counts(self, segment: Segment) -> dict[bytes, int]:
         """Counts a segment's committed messages per topic."""

@@ -422,6 +422,9 @@ class TemporaryFile:
             self._file.write(self._position, pieces)
             self._position += sum(map(len, pieces))
 
+    def sync(self) -> None:
+        self._file.sync()
+
     def finish(self, *, sync: bool = True) -> None:
         """Renames the file. The content is synced first, or a crash could leave an empty file."""
         if sync:

@@ -67,7 +67,7 @@ class ActiveIndex(SegmentIndex):
         if first_timestamp_us + last_delta_us > head.last_timestamp_us:
             head.last_timestamp_us = first_timestamp_us + last_delta_us
         head.log_bytes = position + length
-        head.records += count or 1
+        head.records += count or max(1, epoch)
         self.base_offsets.append(base_offset)
         self.first_timestamps_us.append(first_timestamp_us)
         self.positions.append(position)

@@ -296,7 +296,9 @@ class Journal:
 
     def _begin_segment(self, pending: list[BatchBuilder | Batch]) -> Segment:
         self._starts_segment = False
-        starts = self.segments[-1].end_offsets() if self.segments else self.start_offsets
+        starts = self.logged(self.start_offsets)
+        if self.segments:
+            starts = self.segments[-1].end_offsets()
         if self.replicated:
             ends = list(self.next_offset)
             for partition in self._unstored:
@@ -372,10 +374,11 @@ class Journal:
     def begin_checkpoints(self, checkpoint: Checkpoint, damaged: dict[int, int]) -> None:
         """Takes over the last checkpoint of an opened replica, and its OpenedJournal.damaged."""
         self.damaged = damaged
+        claims = segment_list.claims(self.segments, checkpoint)
         for partition, end in enumerate(self.next_offset):
             # Retention removes only committed records, so the start is committed. The file's end
             # may lack committed records.
-            committed = max(checkpoint.offsets[partition], self.start_offsets[partition])
+            committed = max(claims[partition], self.start_offsets[partition])
             self.high_watermark[partition] = min(committed, end)
         self._durable_segment = checkpoint.segment
         self._durable_position = checkpoint.position
@@ -386,9 +389,7 @@ class Journal:
     def reset(self, partition: int, offset: int) -> None:
         """Restarts the partition at `offset`, where its leader's log begins: its records are void,
         and it is committed up to there. The next group makes the reset durable, by a mark for a
-        restart. If `offset` is below the high watermark, replace the checkpoint of the watermarks
-        first: a crash in between would leave one that calls other records committed. The partition
-        is stored from here on."""
+        restart. The partition is stored from here on."""
         self._unstored.pop(partition, None)
         self._history.restart_at(partition, offset)
         self._cut(partition, 0)
@@ -421,6 +422,7 @@ class Journal:
             end = self.next_offset[partition]
             assert self.start_offsets[partition] == end, "the log of the partition is not empty"
             self._unstored[partition] = end
+            self._history.cut(partition, 0)
             self._mark_replaced(partition)
         self.start_offsets[partition] = offset
         self.next_offset[partition] = offset

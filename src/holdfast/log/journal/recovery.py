@@ -26,7 +26,7 @@ Damage never prevents a start; an OSError from the disk is passed on.
 import errno
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import lt
 from typing import Final
 
@@ -35,6 +35,7 @@ from holdfast.log.files.layout import DataDirectory, segment_name
 from holdfast.log.journal.active_index import ActiveIndex
 from holdfast.log.journal.journal import SEGMENT_BYTES_DEFAULT, Journal
 from holdfast.log.journal.segment import Segment
+from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.index import DamagedOffsets, IndexHead, SegmentIndex
 from holdfast.log.reading.index_file import CorruptIndex
 from holdfast.log.reading.scan import (
@@ -258,7 +259,10 @@ class _Opener:
         self._note_shortened(sequence, size_bytes)
         if scan.changed_end:
             # The damage is cut off here, and the next opening must know that it was there.
-            self._proven = replace(self._checkpoint, segment=sequence, position=scan.changed_end)
+            offsets = list(self._checkpoint.offsets)
+            for partition in scan.index.head.resets:
+                offsets[partition] = 0
+            self._proven = Checkpoint(offsets, sequence, scan.changed_end)
             if self._writes:
                 self._directory.write_watermarks(self._proven)
         if not self._replica:

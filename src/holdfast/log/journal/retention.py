@@ -24,6 +24,7 @@ class SegmentSummary:
     sequence: int
     """The sequence of its first record."""
     size_bytes: int
+    """Without the dead bytes of forgotten partitions."""
     last_timestamp_us: int
     """The time of its newest record, in microseconds since 1970 UTC."""
     end_offsets: Sequence[int]

@@ -1,5 +1,7 @@
 """A file of the journal, and the group of batches that one write adds to it."""
 
+from collections.abc import Mapping
+
 from holdfast.log.batch import Batch
 from holdfast.log.reading.index import DamagedOffsets, IndexHead, SegmentIndex
 
@@ -19,6 +21,9 @@ class Segment:
         # They replace the head's offsets where a later segment has overridden the end of this one.
         self._starts: list[int] | None = None
         self._ends: list[int] | None = None
+        # The bytes of forgotten partitions by `marks` (see `segment_list.forgotten`).
+        self.dead_bytes = 0
+        self.marks: Mapping[int, int] = {}
 
     def start_offsets(self) -> list[int]:
         """Per partition, the offset below which the segment has no valid record."""
@@ -44,6 +49,30 @@ class Segment:
         ends[partition] = min(ends[partition], offset)
         self._starts = starts
         self._ends = ends
+
+    def rewritten(self, head: IndexHead, size_bytes: int) -> "Segment":
+        """The segment with a new file, in which nothing is dead."""
+        segment = Segment(self.sequence, head, None, size_bytes)
+        segment._starts, segment._ends = self._starts, self._ends
+        segment.marks = self.marks
+        return segment
+
+    def note_forgotten(self, marks: Mapping[int, int]) -> None:
+        """Estimates the dead bytes, unless it was done for these marks; see
+        `segment_list.forgotten`. The records show the share of a partition, so no index is read."""
+        if marks == self.marks and self.index is None:
+            return
+        self.marks = dict(marks)
+        head = self.head
+        dead = head.void if any(marks.get(each) == self.sequence for each in head.resets) else 0
+        for partition, at in marks.items():
+            if self.sequence < at:
+                dead += head.end_offsets[partition] - head.start_offsets[partition]
+        self.dead_bytes = self.size_bytes * min(dead, head.records) // max(1, head.records)
+
+    def is_mostly_dead(self) -> bool:
+        """True if rewriting it is worth more than it costs."""
+        return 2 * self.dead_bytes > self.size_bytes
 
     def has_void(self) -> bool:
         """True if some records in this segment no longer count."""

@@ -4,10 +4,12 @@ removes from the front.
 
 from collections.abc import Sequence
 
-from holdfast.log.batch import Batch
+from holdfast.log.batch import ATTRIBUTE_RESET, Batch
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.journal.active_index import ActiveIndex
 from holdfast.log.journal.segment import Segment
+from holdfast.log.journal.watermarks import Checkpoint
+from holdfast.log.reading.index import SegmentIndex
 
 
 def add_batches(
@@ -75,6 +77,43 @@ def removable(segments: list[Segment], count: int, committed: Sequence[int]) -> 
     while count > 0 and not _is_at_most(segments[count].head.start_offsets, committed):
         count -= 1
     return count
+
+
+def forgotten(segments: list[Segment]) -> dict[int, int]:
+    """Per partition that began again, the sequence of the segment with the newest mark of that. Its
+    batches before the mark are dead."""
+    marks: dict[int, int] = {}
+    for segment in segments:
+        for partition in segment.head.resets:
+            marks[partition] = segment.sequence
+    return marks
+
+
+def claims(segments: list[Segment], checkpoint: Checkpoint) -> list[int]:
+    """The committed offsets by the checkpoint, 0 for each partition that may have begun again after
+    it was made. Smallest counter-example: a partition was committed up to 7, began again at 3, and
+    has the uncommitted record 3. It would count as committed."""
+    offsets = list(checkpoint.offsets)
+    for segment in segments:
+        if segment.sequence < checkpoint.segment:
+            continue
+        index = segment.index
+        for partition in segment.head.resets:
+            is_covered = False
+            if segment.sequence == checkpoint.segment and index is not None:
+                is_covered = _last_mark(index, partition) < checkpoint.position
+            if not is_covered:
+                offsets[partition] = 0
+    return offsets
+
+
+def _last_mark(index: SegmentIndex, partition: int) -> int:
+    """The position of the newest mark of the partition."""
+    found = -1
+    for number, attributes in enumerate(index.attributes):
+        if attributes & ATTRIBUTE_RESET and index.partitions[number] == partition:
+            found = index.positions[number]
+    return found
 
 
 def size_bytes(segments: list[Segment]) -> int:

@@ -50,6 +50,9 @@ class SegmentStore:
                     # The segment's head may know more than was known when the index was written.
                     index.head = segment.head
                     return index
+                if index.head.log_bytes == self.open_segment(segment.sequence).size():
+                    # The file was rewritten, and the journal learns of it next.
+                    return index
             except CorruptIndex:
                 pass
         return self._scan(segment)

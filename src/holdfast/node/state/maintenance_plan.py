@@ -75,7 +75,7 @@ class MaintenancePlan:
         return [
             SegmentSummary(
                 segment.sequence,
-                segment.size_bytes,
+                segment.size_bytes - segment.dead_bytes,
                 segment.last_timestamp_us(),
                 segment.end_offsets(),
             )
