@@ -228,6 +228,31 @@ def test_a_damaged_file_of_records_is_made_again(site: Site, is_there: bool) -> 
         backfill(lake, "records", first=DAY[1], last=DAY[1])
 
 
+@pytest.mark.parametrize("names", [(), ("records",)])
+def test_a_missing_file_of_the_newest_commit_is_made_again(
+    site: Site, names: tuple[str, ...]
+) -> None:
+    lake = site.run(site.lake("lake", "ts"))
+    before = everything(lake)
+    for name in names or ("readings",):
+        files = CommitLog(lake.path, name).live(1)
+        remove_all(lake.path / f.path for f in files if f.partition["date"] == DAY[1])
+        with pytest.raises(LakeError, match="is missing: its commit is recorded"):
+            site.run(lake)
+        # Another day does not bring the rows back.
+        with pytest.raises(LakeError, match="is missing: its commit is recorded"):
+            backfill(lake, *names, first=DAY[2], last=DAY[2])
+    backfill(lake, *names, first=DAY[1], last=DAY[1])
+    assert everything(lake) == before
+    # The state is that of the end of the table, which no day has.
+    lake = site.run(site.lake("other", "ts"))
+    last = CommitLog(lake.path, "readings").newest()
+    assert last is not None
+    remove_all(lake.path / file.path for file in last.state[:1])
+    with pytest.raises(LakeError, match="is missing: its commit is recorded"):
+        backfill(lake, first=DAY[1], last=DAY[1])
+
+
 def test_records_are_not_read_again_by_other_rules(site: Site) -> None:
     """Else `readings` follow by the new rules, from a state of the old ones."""
     site.run(site.lake("lake", "ts"))

@@ -294,3 +294,13 @@ def test_paths_go_to_tasks_as_texts() -> None:
     assert str(path) == "abfss://box@account.dfs.core.windows.net/a/b"
     assert location(str(path / "c")) == path / "c"
     assert (path / "c").parent == path
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+@pytest.mark.parametrize("value", ["", "localhost:9000", "http://", "ftp://here", "http://a b"])
+def test_an_endpoint_that_is_no_url(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """obstore would panic, which no `except Exception` catches."""
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(objects, "client", objects.client.__wrapped__)
+    with pytest.raises(LakeError, match=f"the variable {name}={value} is no URL such as https://"):
+        location("s3://somewhere/lake").is_dir()

@@ -196,7 +196,11 @@ class AdminConnection:
     def complaint(self, path: str, status: int, body: bytes) -> str:
         """Returns the error text for a response with another status."""
         text = body[:ERROR_TEXT_BYTES].decode(errors="replace").strip()
-        return f"{self.name}: {status} to {path}: {text}"
+        more = "" if status != 401 else (
+            ". Give a token: --token-file FILE, the option tokenFile, or the variable "
+            "HOLDFAST_TOKEN"
+        )  # fmt: skip
+        return f"{self.name}: {status} to {path}: {text}{more}"
 
     def _unusable(self, text: str) -> NoAnswer:
         self.close()

@@ -8,14 +8,17 @@ algebra uses it. The launcher made here leaves that one option out.
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
+from pyspark import java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -293,6 +296,52 @@ class SparkLog:
 
     def _text(self) -> bytes:
         return os.pread(self._file.fileno(), LOG_BYTES_MAX, 0)
+
+
+class Terminated(BaseException):
+    """SIGTERM has come. It is no Exception, because no work may go on after it."""
+
+
+@contextmanager
+def java_of_command() -> Iterator[None]:
+    """Lets SIGTERM and Ctrl-C end a command with its Java. Raises Terminated.
+
+    Java ignores both signals. A service sends SIGTERM to all of its processes, and Java must not
+    end before the steps in progress. It ends by itself when this process has ended. A Java that was
+    interrupted while it started can wait for itself then, so it is killed here.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any, preexec_fn: Any, **more: Any) -> subprocess.Popen[bytes]:
+        """Starts Java like pyspark, and ignores SIGTERM in it as well."""
+
+        def ignore_signals() -> None:
+            """Runs between fork and exec."""
+            preexec_fn()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+        popen: Any = subprocess.Popen
+        started.append(popen(*args, preexec_fn=ignore_signals, **more))
+        return started[-1]
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        """Interrupts the command."""
+        raise Terminated
+
+    gateway: Any = java_gateway
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    original, gateway.Popen = gateway.Popen, start
+    try:
+        yield
+    except (Terminated, KeyboardInterrupt):
+        for process in started:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        gateway.Popen = original
+        signal.signal(signal.SIGTERM, before)
 
 
 def end_session(session: SparkSession) -> None:

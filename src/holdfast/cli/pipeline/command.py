@@ -11,6 +11,7 @@ from holdfast.cli.pipeline import backfill, catalogs, commands, imports, options
 from holdfast.cli.pipeline import run as run_command
 
 EXIT_USAGE: Final = 2
+EXIT_TERMINATED: Final = 143
 PACKAGE_DIRECTORY: Final = Path("holdfast-spark")
 REPORT: Final = Path("report.html")
 
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.log.files.data_directory import DataDirectoryError
     from holdfast.pipeline.lake.files.errors import LakeError, ObjectStoreError, RaceError
     from holdfast.pipeline.lake.table import TableError
-    from holdfast.pipeline.session import JavaError
+    from holdfast.pipeline.session import JavaError, Terminated
     from holdfast.pipeline.source.options import OptionError
     from holdfast.pipeline.tables.profiles import ProfileError
 
@@ -101,4 +102,7 @@ def run(args: argparse.Namespace) -> int:
             PermissionError) as error:  # fmt: skip
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except Terminated:
+        # A run that has not begun has no step to finish. Other work was cut off.
+        return 0 if args.pipeline_command == "run" else EXIT_TERMINATED
     return code

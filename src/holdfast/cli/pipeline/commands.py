@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,20 +46,29 @@ def spark_of(
 
     Its output goes to a file, unless the user sets a log level or spark-submit has started Java.
     """
-    from holdfast.pipeline.session import SparkLog, end_session, lake_session, submitted
+    from holdfast.pipeline.session import (
+        SparkLog,
+        Terminated,
+        end_session,
+        java_of_command,
+        lake_session,
+        submitted,
+    )
 
     conf = dict(args.conf)
     log = SparkLog()
-    try:
-        is_shown = submitted() or "spark.log.level" in conf
-        with nullcontext() if is_shown else log.catching():
-            lake.spark = lake_session(args.master, backlog=backlog, **conf)
+    is_shown = submitted() or "spark.log.level" in conf
+    with closing(log), java_of_command():
+        try:
+            with nullcontext() if is_shown else log.catching():
+                lake.spark = lake_session(args.master, backlog=backlog, **conf)
+        except (Terminated, KeyboardInterrupt):
+            print("stopped while Spark was starting: nothing was changed", file=sys.stderr)
+            raise
         try:
             yield log
         finally:
             end_session(lake.spark)
-    finally:
-        log.close()
 
 
 def show_status(args: argparse.Namespace) -> int:

@@ -84,10 +84,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from holdfast.pipeline.lake.engine import locked
     from holdfast.pipeline.lake.lake import Lake
     from holdfast.pipeline.lake.progress import RunProgress
-    from holdfast.pipeline.lake.runner import check_source
+    from holdfast.pipeline.lake.runner import check_log, check_source
     from holdfast.pipeline.lake.status import LATENCY, MISSING, hints
+    from holdfast.pipeline.lake.table import RECORDS
 
     lake = Lake(args.lake, store=args.format, tables=args.tables)
     chosen = lake.catalog.chosen(args.what)
@@ -95,6 +97,11 @@ def run(args: argparse.Namespace) -> int:
     check_source(chosen, source)
     lake.check_tables()
     source |= options.access_options(args) | dict(args.option)
+    if RECORDS in chosen:
+        check_log(source, waits=args.continuous)
+    if lake.settings:
+        with locked(lake.path, chosen):
+            pass  # Spark needs seconds to start: another run is noticed before
     progress = RunProgress(quiet=args.quiet)
     reporter = _reporter(args, lake, source, progress)
     if args.max_records_per_trigger is not None:
@@ -109,9 +116,6 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             print("nothing new", file=sys.stderr)
         return 0
-    # Java inherits ignored signals. A SIGTERM to all processes of a service must not end Java
-    # before the steps are finished. It ends with this process.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with ExitStack() as stack:
         if args.metrics is not None:
             stack.enter_context(_metrics(args.metrics, lake))

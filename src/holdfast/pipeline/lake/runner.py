@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from holdfast.client.admin_connection import NoAnswer
 from holdfast.client.log.reading.offsets import DataLossError, OffsetError, Offsets
 from holdfast.pipeline.lake.bronze import Bronze
 from holdfast.pipeline.lake.catalog import Catalog
@@ -26,7 +27,8 @@ from holdfast.pipeline.lake.gold import step_gold
 from holdfast.pipeline.lake.registration.registration import CatalogUpdates
 from holdfast.pipeline.lake.silver import step_silver
 from holdfast.pipeline.lake.table import RECORDS, Table, TableError
-from holdfast.pipeline.source.options import OptionError
+from holdfast.pipeline.source.options import OptionError, parse
+from holdfast.pipeline.source.source import LogAccess
 
 IDLE_S: Final = 0.05
 """The least pause in seconds after a source had nothing new, however short the trigger."""
@@ -99,6 +101,21 @@ def check_source(chosen: Sequence[str], source: Mapping[str, str] | None) -> Non
             "where do the records come from? Give --from host:adminport of the servers, or a data "
             "directory"
         )
+
+
+def check_log(source: Mapping[str, str], *, waits: bool) -> None:
+    """Looks for the log before Spark is started. Raises the error that a run would meet.
+
+    With `waits`, servers that do not reply are no error.
+    """
+    access = LogAccess(parse(source))
+    try:
+        access.bounds()
+    except NoAnswer:
+        if not waits:
+            raise
+    finally:
+        access.close()
 
 
 class Runner:

@@ -1,5 +1,6 @@
 """Chooses the server that a task publishes to: one after another, until one accepts."""
 
+import logging
 import ssl
 import time
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from holdfast.client.options import Options
 from holdfast.client.reconnect import TRANSIENT
 from holdfast.client.servers import Server, parse_references
 from holdfast.pipeline.sink.link import BrokerLink, open_link
+
+logger = logging.getLogger("holdfast.pipeline")
 
 ROUND_FIRST_S: Final = 0.02
 ROUND_MAX_S: Final = 5.0
@@ -46,6 +49,8 @@ class LinkDialer:
         self._server_name = server_name
         self._retry_timeout_s = retry_timeout_s
         self._round_s = 0.0
+        self._is_told = False
+        """True after a warning that no server accepts."""
 
     def connect(self, since: float) -> BrokerLink:
         """Connects to the first server that accepts.
@@ -67,10 +72,14 @@ class LinkDialer:
             stuck_s = time.monotonic() - since
             if stuck_s > self._retry_timeout_s:
                 raise PublishError(f"no connection for {stuck_s:.0f} s (retryTimeout): {text}")
+            if not self._is_told:
+                self._is_told = True
+                logger.warning("%s; trying for %g s", text, self._retry_timeout_s)
 
     def succeeded(self) -> None:
         """Notes that a message was acknowledged: the next round begins without a pause."""
         self._round_s = 0.0
+        self._is_told = False
 
     def avoid(self, server: Server) -> None:
         """Moves a silent server to the end. It may still accept connections."""

@@ -276,7 +276,7 @@ class Servers:
         self, question: Callable[[AdminConnection], T], answers_max: int | None = None
     ) -> list[T]:
         """Returns the replies of all servers that respond, at least one and at most `answers_max`.
-        Raises AdminError."""
+        Raises AdminError, which is a NoAnswer if none responds."""
         pause_s = PAUSE_S
         failure = ""
         listing = ", ".join(connection.name for connection in self._connections)
@@ -306,7 +306,7 @@ class Servers:
                     self._penalties[number] = time.monotonic() + PENALTY_S
             if answers:
                 return answers
-        raise AdminError(
+        raise NoAnswer(
             f"no answer from {listing} for {time.monotonic() - began:.0f} s; the last error: "
             f"{failure}. Is it the admin port (`holdfast serve --admin ADDR:PORT`), and is it "
             "reachable from here?"

@@ -17,12 +17,13 @@ from holdfast.pipeline.lake.backfill.days import Days, days_of
 from holdfast.pipeline.lake.backfill.parts import TablePart
 from holdfast.pipeline.lake.bronze import Bronze
 from holdfast.pipeline.lake.engine import Engine, locked, recover
-from holdfast.pipeline.lake.files.commits import Commit, CommitLog
+from holdfast.pipeline.lake.files.commits import Commit, CommitLog, File
 from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.gold import step_gold
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
 from holdfast.pipeline.lake.silver import replace_rows
+from holdfast.pipeline.lake.stores.store import STATES
 from holdfast.pipeline.lake.table import RECORDS
 
 ALL_DAYS = ""
@@ -86,6 +87,7 @@ class Backfill:
         listener = listener or RunListener()
         before = self._rows()
         engine = lake.writing_engine()
+        engine.store.is_remade = self._is_remade
         report = RunReport()
         with locked(lake.path, self.names):
             for name in self.names:
@@ -158,6 +160,12 @@ class Backfill:
         commit = step_gold(engine, table, self.days)
         assert commit is not None  # its days are made again
         return commit
+
+    def _is_remade(self, file: File) -> bool:
+        """Returns whether the rows of a file are made again. A table without days is made as a
+        whole, but its state may stay."""
+        has_days = "date" in file.partition
+        return self.days.has(file) if has_days else not file.path.startswith(f"{STATES}/")
 
     def _command(self) -> str:
         to = f" --to {self.days.last}" if self.days.last is not None else ""

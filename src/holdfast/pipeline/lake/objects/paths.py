@@ -37,6 +37,7 @@ PART_BYTES: Final = 8 << 20
 AT_ONCE: Final = 8
 """The most copies that are made at the same time."""
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]+)(?:/(.*))?", re.DOTALL)
+_ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]+(/\S*)?")
 _JOINED: Final = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.-]+):/")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _REFUSED: Final = re.compile(
@@ -314,9 +315,17 @@ def move_objects(moves: Sequence[tuple[ObjectPath, ObjectPath]]) -> list[ObjectP
 
 
 def has_plain_http() -> bool:
-    """Returns whether the environment names an endpoint without TLS."""
+    """Returns whether the environment names an endpoint without TLS. Raises LakeError for one that
+    is no URL, of which obstore's Rust code would panic."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT")
-    return any(os.environ.get(name, "").startswith("http://") for name in names)
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    for name, value in found.items():
+        if not _ENDPOINT.fullmatch(value):
+            raise LakeError(
+                f"the variable {name}={value} is no URL such as https://HOST:PORT: correct it, or "
+                "unset it"
+            )
+    return any(value.startswith("http://") for value in found.values())
 
 
 @lru_cache(maxsize=16)

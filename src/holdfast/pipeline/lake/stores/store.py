@@ -22,7 +22,7 @@ the one before it: a commit marked `forgotten` ends that one.
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -59,6 +59,8 @@ class TableStore:
         self.lake = lake
         self.applied: dict[str, int] = {}
         """The version of each table that this process has applied last."""
+        self.is_remade: Callable[[File], bool] = lambda _: False
+        """Whether a missing file is no error, because a backfill makes its rows again."""
 
     def check(self) -> None:
         """Checks that the store can write here. Raises LakeError, which says what is missing."""
@@ -74,7 +76,7 @@ class TableStore:
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
         """Makes the commit visible. The call is idempotent, and is repeated after a crash."""
-        move_staged(self.lake, commit)
+        self._move_staged(commit)
         for part in parts_of(commit, before):
             self.publish(part, commit)
         remove_all(self.lake / file.path for file in commit.released)
@@ -82,6 +84,23 @@ class TableStore:
             remove_quarantine(self.lake, commit)
         remove_old_state(self.lake, commit, before)
         self.applied[commit.table] = commit.version
+
+    def _move_staged(self, commit: Commit) -> None:
+        """Moves the staged files of a commit to their places. Raises LakeError."""
+        lake = self.lake
+        moves = [
+            (lake / file.staged, lake / file.path)
+            for file in files_of(commit)
+            if file.staged and (not self.is_remade(file) or (lake / file.staged).exists())
+        ]
+        try:
+            move_all(moves)
+        except LakeError:
+            # Without a lock another driver may have applied this commit, and made one after it that
+            # removes the files.
+            newest = CommitLog(lake, commit.table).newest()
+            if newest is None or newest.version == commit.version:
+                raise
 
     def publish(self, part: "StorePart", commit: Commit) -> None:
         """Adds one part of a commit to its table, unless the table has it already."""
@@ -120,7 +139,7 @@ class ParquetStore(TableStore):
         """Moves the files of a commit to their places and removes the replaced ones."""
         if (commit.merges or is_replacement(commit)) and isinstance(self.lake, Path):
             self._exchange(self.lake, commit)
-        move_staged(self.lake, commit)
+        self._move_staged(commit)
         remove_all(self.lake / path for path in commit.removed)
         remove_all(self.lake / file.path for file in commit.released)
         if commit.forgotten:
@@ -254,19 +273,6 @@ def numbered_path(output: str, table: str, version: int, index: int, file: File)
 def files_of(commit: Commit) -> list[File]:
     """Returns all files that a commit adds."""
     return [*commit.files, *commit.quarantine, *commit.state]
-
-
-def move_staged(lake: LakePath, commit: Commit) -> None:
-    """Moves the staged files of a commit to their places. Raises LakeError."""
-    moves = [(lake / file.staged, lake / file.path) for file in files_of(commit) if file.staged]
-    try:
-        move_all(moves)
-    except LakeError:
-        # Without a lock another driver may have applied this commit, and made one after it that
-        # removes the files.
-        newest = CommitLog(lake, commit.table).newest()
-        if newest is None or newest.version == commit.version:
-            raise
 
 
 def remove_old_state(lake: LakePath, commit: Commit, before: Commit | None) -> None:

@@ -1,0 +1,92 @@
+"""SIGTERM and Ctrl-C at each moment of the start of Spark: the command ends at once, with one line
+and without a Java that stays."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.journal_files import TIME_US, Journal, record
+from tests.support.pipeline_process import PipelineProcess, words_of
+
+pytest.importorskip("pyspark.sql")
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+END_S = 60.0
+STOPPED = "stopped while Spark was starting: nothing was changed"
+
+
+def children(process: PipelineProcess) -> list[psutil.Process]:
+    return psutil.Process(process.process.pid).children(recursive=True)
+
+
+def has_child(process: PipelineProcess) -> bool:
+    """A shell, or the Java that finds the command of the real one."""
+    return bool(children(process))
+
+
+def has_java(process: PipelineProcess) -> bool:
+    return any(
+        "org.apache.spark.deploy.SparkSubmit" in words_of(each) for each in children(process)
+    )
+
+
+def ports(process: PipelineProcess) -> int:
+    found = 0
+    for each in children(process):
+        with suppress(psutil.Error):  # a shell that has ended
+            found += sum(
+                connection.status == psutil.CONN_LISTEN
+                for connection in each.net_connections("tcp")
+            )
+    return found
+
+
+def has_gateway(process: PipelineProcess) -> bool:
+    """Python begins to make the session."""
+    return ports(process) > 0
+
+
+def has_session(process: PipelineProcess) -> bool:
+    """Spark's own ports are open: it is nearly ready."""
+    return ports(process) > 1
+
+
+@pytest.mark.parametrize("moment", [has_child, has_java, has_gateway, has_session])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("to_all", [False, True])
+def test_a_start_that_is_stopped(
+    tmp_path: Path,
+    moment: Callable[[PipelineProcess], bool],
+    number: signal.Signals,
+    to_all: bool,
+) -> None:
+    journal = Journal(tmp_path / "data", partitions=1)
+    journal.append(0, [record("t/a", b"1", timestamp_us=TIME_US)])
+    words = ["records", "--from", str(journal.directory), "--continuous"]
+    process = PipelineProcess(tmp_path / "lake", tmp_path / "run.log", words)
+    try:
+        process.wait_for(lambda: moment(process), moment.__name__)
+        family = children(process)
+        if to_all:
+            os.killpg(process.process.pid, number)
+        else:
+            os.kill(process.process.pid, number)
+        code = process.process.wait(END_S)
+        _, left = psutil.wait_procs(family, timeout=END_S)
+    finally:
+        process.kill9()
+    assert left == []
+    told = process.log_text()
+    assert "Traceback" not in told
+    assert "Exception ignored" not in told
+    if STOPPED in told:
+        assert told.splitlines() == [STOPPED]
+        assert code == (0 if number == signal.SIGTERM else 130)
+    else:
+        assert moment is has_session  # it was ready meanwhile
+        assert code == 0
