@@ -1,5 +1,6 @@
 """Payloads of devices give the rows that their files list, by columns and one by one."""
 
+import json
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -78,3 +79,21 @@ def test_cbor_without_its_package_is_told_and_nothing_else_stops(
     found = log.read()
     assert found.values() == [("c", "1", "AQ=="), ("c", "v", 1.5), ("other", "value", 7.0)]
     assert found.readings[0]["event_time"] == when
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_quality_of_a_status_code(together: bool) -> None:
+    log = Log(Rule("with drop", drop=("Other",)))
+    codes = {0: 192, 1 << 20: 192, 0x40000000: 64, 0x80000000: 0, 0xC0000000: 0, 200: None}
+    for code in (*codes, 1 << 32, -1, True, None, "Bad"):
+        for _ in range(20):  # enough to be read by columns
+            log.add("ua", b'{"Value":5,"StatusCode":%s}' % json.dumps(code).encode())
+    log.add("with drop", b'{"Other":1,"Value":2,"StatusCode":0}')
+    read = log.read(together=together)
+    values = [row for row in read.readings if row["metric"] == "Value"]
+    assert [row["quality"] for row in values] == [
+        *(quality for quality in codes.values() for _ in range(20)), *[None] * 100, 192
+    ]  # fmt: skip
+    assert all((row["value_double"] is None) == (row["quality"] == 0) for row in values)
+    assert [row["code"] for row in read.quarantine] == ["bad"] * min(40, NOISE_MAX)
+    assert {row["quality"] for row in read.readings if row["metric"] == "StatusCode"} == {None}

@@ -232,3 +232,19 @@ def test_a_rule_that_would_mix_devices_is_not_proposed() -> None:
         ("a/dev1/x/y", "1"), ("a/dev1/z/y", "2"), ("a/dev2/x/y", "3"), ("a/dev2/z/y", "4")
     )
     assert all("level" not in each.rule or "levels 1-3" in each.rule for each in proposed(parts))
+
+
+def test_a_text_of_its_own_in_each_message_is_its_id() -> None:
+    parts = [
+        (f"shop/{n}/order", b'{"orderId":"o-%d%05d","buyer_id":"c-%05d","valid":"no doubt","v":%d}'
+         % (n, at // 2, at // 2 % 3, at // 2)) for at in range(30) for n in (1, 2)
+    ]  # fmt: skip
+    (found,) = proposed(parts)
+    assert 'id="orderId"' in found.rule  # each message came twice
+    assert "orderId differs in every message" in found.reason
+    # Two messages with one text, or none in a message: it is no id.
+    for more in (b'{"orderId":"o-100001","v":77}', b'{"v":78}'):
+        assert "id=" not in proposed([*parts, ("shop/1/order", more)])[0].rule
+    # `message_id` needs no rule.
+    texts = [(topic, text.replace(b"orderId", b"message_id")) for topic, text in parts]
+    assert "id=" not in proposed(texts)[0].rule

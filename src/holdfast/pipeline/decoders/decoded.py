@@ -1,7 +1,8 @@
 """Result of a decoder for one message, and the bounds that all decoders share."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 PAYLOAD_BYTES_MAX: Final = 16 << 20
@@ -20,6 +21,9 @@ INTEGER_MAX: Final = (1 << 64) - 1
 EXACT_MAX: Final = 1 << 53
 """The integer up to which a double is exact."""
 
+BAD, UNCERTAIN, GOOD = 0, 64, 192
+"""The qualities of OPC, which Sparkplug has, too."""
+
 Value = float | str | bool | None
 
 
@@ -32,7 +36,7 @@ CODES: Final = {
     "device": "the device is not known",
     "name": "a metric has no name or type: the birth that says it is missing",
     "bad": "the device itself says that the value is bad",
-    "key": "an object has a key twice; the last value counts",
+    "key": "two values have one key or name; the last counts",
     "limit": "a bound is exceeded",
     "package": "a Python package that the decoder needs is missing",
     "expectation": "a row fails an expectation of the table",
@@ -145,6 +149,29 @@ class Decoded:
         if self.exact is not None:
             self.exact = {new: self.exact[at] for new, at in enumerate(positions)
                           if at in self.exact}  # fmt: skip
+        if self.qualities is not None:
+            self.qualities = {new: self.qualities[at] for new, at in enumerate(positions)
+                              if at in self.qualities}  # fmt: skip
+
+    def keep_one_of_each(self, first: int = 0) -> None:
+        """Leaves out a reading, from the position `first` on, if a later one has its name.
+
+        Counter-example: {"a.b": 1, "a": {"b": 2}} has two values of a.b.
+        """
+        last = {name: at for at, name in enumerate(self.names) if at >= first}
+        if len(last) < len(self.names) - first:
+            for name, count in Counter(self.names[first:]).items():
+                if count > 1:
+                    self.refuse_repeated(repr(name), count)
+            self.keep([*range(first), *last.values()])
+
+    def refuse_repeated(self, name: str, count: int) -> None:
+        """Notes a name that several values have."""
+        self.refuse(f"{name[:40]} is there {count} times: the last counts", "key")
+
+    def rate(self, positions: Iterable[int], quality: int) -> None:
+        """Sets the quality of some readings."""
+        self.qualities = (self.qualities or {}) | dict.fromkeys(positions, quality)
 
     def add_only(self, name: str, value: int) -> None:
         """Adds the one reading of a message that has no other."""

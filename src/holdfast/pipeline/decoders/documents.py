@@ -30,6 +30,8 @@ def parse_messagepack(payload: bytes) -> Any:
     """Parses MessagePack. Raises DecodeError."""
     try:
         return plain(msgspec.msgpack.decode(payload))
+    except DecodeError:
+        raise
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DecodeError(f"no MessagePack: {error}") from None
 
@@ -59,7 +61,10 @@ def plain(value: Any, depth: int = 1) -> Any:
     if depth > DEPTH_MAX:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep", "limit")
     if isinstance(value, dict):
-        return {_key(key): plain(each, depth + 1) for key, each in value.items()}
+        named = {str(key): plain(each, depth + 1) for key, each in value.items()}
+        if len(named) < len(value):
+            raise DecodeError("an object has a number and a text as the same key", "key")
+        return named
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(each, depth + 1) for each in value]
     if isinstance(value, bytes | bytearray | memoryview):
@@ -67,10 +72,6 @@ def plain(value: Any, depth: int = 1) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     return float(value) if isinstance(value, Decimal) else str(value)
-
-
-def _key(key: Any) -> str:
-    return key if type(key) is str else str(key)
 
 
 def decode_senml(document: Any, fields: Fields) -> Decoded:

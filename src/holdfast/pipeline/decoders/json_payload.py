@@ -16,13 +16,16 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from holdfast.pipeline.decoders.decoded import (
+    BAD,
     DEPTH_MAX,
     EXACT_MAX,
+    GOOD,
     INTEGER_MAX,
     INTEGER_MIN,
     NAME_LENGTH_MAX,
     READINGS_MAX,
     RESERVED,
+    UNCERTAIN,
     Decoded,
     DecodeError,
     own_name,
@@ -35,6 +38,10 @@ UNREADABLE_TIMES: Final = (str, int, float)
 """The types of a default time field that is reported if it is no time. An object is a reading."""
 KEY_END: Final = re.compile(rb'"\s*:')
 """The end of a key in a JSON text. It may be inside of a text as well."""
+STATUS_KEYS: Final = {"StatusCode": "Value", "statusCode": "value"}
+"""The keys of a StatusCode of OPC UA, with the key of the value beside it."""
+_CODE_KEYS: Final = ("Code", "code", "value")
+"""The keys of the number in a StatusCode that is an object."""
 VALUE: Final = "value"
 """The name of a reading that is a whole payload."""
 
@@ -83,10 +90,12 @@ def decode_document(document: Any, fields: Fields) -> Decoded:
     if type(document) is dict:
         extract_fields(document, fields, decoded)
         flatten("", document, decoded, 1)
+        decoded.keep_one_of_each()
     elif type(document) is list and document and all(type(item) is dict for item in document):
         _decode_list(document, fields, decoded)
     elif type(document) is list:
         flatten("", document, decoded, 1)
+        decoded.keep_one_of_each()
     else:
         decoded.add(VALUE, document)
     return decoded
@@ -134,7 +143,7 @@ def _refuse_repeated_keys(payload: bytes, keys: int, decoded: Decoded) -> None:
         counts = Counter(name for name, _ in pairs)
         for name, count in counts.items():
             if count > 1:
-                decoded.refuse(f"{_shown(name)} is there {count} times: the last counts", "key")
+                decoded.refuse_repeated(repr(name), count)
 
     json.loads(payload, object_pairs_hook=note)
 
@@ -279,7 +288,9 @@ def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) 
         for error in of_item.errors or ():
             decoded.refuse(f"{index}: {error}", of_item.code)
         prefix = "" if of_item.time_us is not None else f"{index}."
+        first = len(decoded.names)
         flatten(prefix, item, decoded, 2)
+        decoded.keep_one_of_each(first)
         times.extend([of_item.time_us] * (len(decoded.names) - len(times)))
     decoded.times = times
 
@@ -292,6 +303,7 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
     if len(prefix) > NAME_LENGTH_MAX and value:
         decoded.add(prefix, None)  # raises: every name below it is even longer
     names, values = decoded.names, decoded.values
+    first = len(names)
     if len(value) > READINGS_MAX:
         _check_values(value.values() if type(value) is dict else value)
     if type(value) is not dict:
@@ -318,6 +330,29 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
             values.append(item)
     if len(names) > READINGS_MAX:
         raise DecodeError(f"more than {READINGS_MAX} values in one message", "limit")
+    if type(value) is dict and not STATUS_KEYS.keys().isdisjoint(value):
+        _rate_by_status(prefix, value, decoded, first)
+
+
+def _rate_by_status(prefix: str, item: dict[str, Any], decoded: Decoded, first: int) -> None:
+    """Takes the StatusCode of OPC UA as the quality of the values beside it, from the position
+    `first` on. Its highest two bits are 0 for good, 1 for uncertain, 2 and 3 for bad."""
+    for key, of_value in STATUS_KEYS.items():
+        code = item.get(key)
+        if type(code) is dict:
+            code = next((code[name] for name in _CODE_KEYS if name in code), None)
+        # 200 is a status of HTTP: the codes of OPC UA have a number in the upper half, or are 0.
+        if type(code) is not int or not (code == 0 or 1 << 16 <= code < 1 << 32):
+            continue
+        name = f"{prefix}{of_value}"
+        places = range(first, len(decoded.names))
+        rated = [at for at in places if f"{decoded.names[at]}.".startswith(f"{name}.")]
+        quality = (GOOD, UNCERTAIN, BAD, BAD)[code >> 30]
+        if quality == BAD and rated:
+            decoded.refuse(f"{name} has the StatusCode 0x{code:08X}: its value is left out", "bad")
+            for at in rated:
+                decoded.values[at] = None
+        decoded.rate(rated, quality)
 
 
 def _check_values(items: Iterable[Any]) -> None:

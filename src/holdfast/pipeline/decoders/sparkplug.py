@@ -183,9 +183,7 @@ def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth
     else:
         decoded.add(name, value_of(metric, datatype))
     if metric.quality is not None and len(decoded.names) > first:
-        if decoded.qualities is None:
-            decoded.qualities = {}
-        decoded.qualities |= dict.fromkeys(range(first, len(decoded.names)), metric.quality)
+        decoded.rate(range(first, len(decoded.names)), metric.quality)
 
 
 def value_of(metric: Metric, datatype: int) -> float | int | str | bool:

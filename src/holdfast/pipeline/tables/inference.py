@@ -7,6 +7,7 @@ without a rule each topic is a device.
 """
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from holdfast.pipeline.tables.messages import TableMessage
 from holdfast.pipeline.tables.profiles import Profile, load_profiles, rule_of
 from holdfast.pipeline.tables.rules import (
     DEFAULT_RULES,
+    ID_FIELDS,
     SEQUENCE_FIELDS,
     SPARKPLUG,
     STATUS_LEVELS,
@@ -42,6 +44,14 @@ DEVICE_FIELDS: Final = (
     ("model", "id"), ("id",), ("mac",),
 )  # fmt: skip
 """The fields that may name a device, if one topic has several."""
+_ID_NAME: Final = re.compile(
+    r"(?:^|[._-])(?:id|ID|uuid|UUID|guid|GUID)$|[a-z](?:Id|ID|Uuid|UUID|Guid)$"
+)
+"""The end of the name of a field that may identify a message: `id`, `event_id`, `messageId`."""
+IDS_MIN: Final = 10
+"""The fewest messages from which a message id is proposed."""
+ID_LENGTH_MIN: Final = 6
+"""The fewest characters of a message id."""
 DAY_US: Final = 86_400_000_000
 QUARTER_US: Final = 900_000_000
 """The step of the offsets of time zones in microseconds."""
@@ -395,6 +405,11 @@ def _roles_of(group: Sequence[_Topic], zone: str) -> Arguments:
     ):
         found["sequence"] = None
         reasons.append("the sequence does not count")
+    if not any(name in each for name in ID_FIELDS for each, _ in objects):
+        ids = [name for name in _names(objects) if _is_message_id(name, group)]
+        if ids:
+            found["id"] = ids[0]
+            reasons.append(f"{ids[0]} differs in every message")
     texts = [name for name in _names(objects) if _is_number_text(name, objects)]
     if texts:
         found["numbers"] = tuple(texts)
@@ -448,6 +463,21 @@ def _grows(name: str, topic: _Topic) -> bool:
     """Returns whether the last number of a topic is greater than the first, or it has few."""
     values = _values_of(name, topic)
     return bool(values) and (len(values) < 3 or values[-1] > values[0])
+
+
+def _is_message_id(name: str, group: Sequence[_Topic]) -> bool:
+    """Returns whether a field identifies the message: a text that messages share only if they are
+    equal."""
+    if not _ID_NAME.search(name):
+        return False
+    ids = [_inner(document, name) for topic in group for document, _ in topic.objects]
+    payloads = {payload for topic in group for payload, _ in topic.messages}
+    return (
+        len(payloads) >= IDS_MIN
+        and all(isinstance(each, str) and len(each) >= ID_LENGTH_MIN for each in ids)
+        and len(set(ids)) == len(payloads)
+        and not _offset_is_near(name, [each for topic in group for each in topic.objects])
+    )
 
 
 def _is_number_text(name: str, objects: Sequence[tuple[dict[str, Any], int]]) -> bool:

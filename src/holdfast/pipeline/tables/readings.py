@@ -58,8 +58,8 @@ COLUMNS: Final = (
     Column("is_late", "boolean", "the event time is older than the device's newest by more than "
            "the rule's lateness"),
     Column("is_historical", "boolean", "Sparkplug: sent as a value of the past"),
-    Column("quality", "int", "the quality that the device reports (Sparkplug): 192 good, 0 bad, "
-           "500 stale; a bad or stale value is null; null without a report"),
+    Column("quality", "int", "the quality that the device reports (Sparkplug, OPC UA): 192 good, "
+           "64 uncertain, 0 bad, 500 stale; a bad or stale value is null; null without a report"),
     Column("date", "date", "day of store_time, UTC"),
 )  # fmt: skip
 

@@ -112,6 +112,8 @@ class Reader:
                 decoded.names[at] = self.metric_of(topic)
             elif self._prefix_of is not None and name != ONLINE:
                 decoded.names[at] = f"{self._prefix_of(topic)}.{name}"
+        if self.rule.value is not None and decoded.times is None:
+            decoded.keep_one_of_each()  # the metric may be the name of another field
 
 
 def _any_of(patterns: Sequence[str]) -> Callable[[str], object] | None:

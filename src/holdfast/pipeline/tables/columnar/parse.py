@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.pipeline.decoders.decoded import EXACT_MAX, NAME_LENGTH_MAX, RESERVED
-from holdfast.pipeline.decoders.json_payload import KEY_END, UNREADABLE_TIMES, Fields
+from holdfast.pipeline.decoders.json_payload import KEY_END, STATUS_KEYS, UNREADABLE_TIMES, Fields
 from holdfast.pipeline.decoders.times import parse_times
 from holdfast.pipeline.tables.stream import ID_LENGTH_MAX
 
@@ -216,8 +216,8 @@ def _plain(alike: AlikeMessages) -> FieldGroup | None:
 def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
     if len(names) > NAMES_MAX or any(len(name) > NAME_LENGTH_MAX for name in names):
         return None
-    if not RESERVED.isdisjoint(names):
-        return None  # they get other names one by one
+    if not RESERVED.isdisjoint(names) or any({*pair} <= {*names} for pair in STATUS_KEYS.items()):
+        return None  # they get other names, or a quality, one by one
     columns: dict[str, Any] = dict(zip(names, alike.columns, strict=True))
     rows = alike.rows
     way = alike.way
