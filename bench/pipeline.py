@@ -39,7 +39,7 @@ from holdfast.client import Options
 from holdfast.client.blocking import Client
 from holdfast.pipeline import Lake
 from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.files.writer import WriteSpec
+from holdfast.pipeline.lake.files.parquet import WriteSpec
 from holdfast.pipeline.session import lake_session
 
 BATCH_RECORDS: Final = 200

@@ -19,8 +19,8 @@ pytest.importorskip("pyspark")
 from holdfast.cli.main import main
 from holdfast.client.blocking import Client
 from holdfast.pipeline.lake.lake import Lake
-from holdfast.pipeline.source.newest import newest_messages
 from holdfast.pipeline.source.options import parse
+from holdfast.pipeline.source.source import newest_messages
 from holdfast.testing import InProcessBroker
 from tests.e2e.brokers import Broker
 from tests.support.spark_free_lake import no_spark, rows

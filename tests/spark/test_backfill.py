@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from holdfast.cli.pipeline.backfill import _lines
 from holdfast.log.partition import partition_of
 from holdfast.pipeline.lake.backfill.backfill import Backfill, BackfillReport
-from holdfast.pipeline.lake.backfill.days import parse_days
+from holdfast.pipeline.lake.backfill.parts import parse_days
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.history import history

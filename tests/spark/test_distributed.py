@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.pipeline import Lake
 from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.package import write_package
+from holdfast.pipeline.session import write_package
 from holdfast.pipeline.tables import TABLES
 from tests.e2e.cluster_processes import ClusterProcesses
 from tests.support.factory_log import write_factory_log

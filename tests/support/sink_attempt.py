@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from holdfast.pipeline.sink.identity import stream_job
 from holdfast.pipeline.sink.options import parse
-from holdfast.pipeline.sink.task import SinkCommit, Task, TaskWriter
+from holdfast.pipeline.sink.sink import SinkCommit, Task, TaskWriter
 
 TOPICS = 3
 BATCH_ROWS = 200

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.pipeline.lake.engine import do_nothing, finish
 from holdfast.pipeline.lake.files.commits import Commit, CommitLog, Consumed, File
 from holdfast.pipeline.lake.files.compaction import Compaction
-from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec
+from holdfast.pipeline.lake.files.parquet import PartitionedWriter, WriteSpec
 from holdfast.pipeline.lake.silver import next_files
 from holdfast.pipeline.lake.stores.store import ParquetStore, is_applied
 

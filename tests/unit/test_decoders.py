@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pipeline.decoders.csv_payload import LINES_MAX, decode_csv
 from holdfast.pipeline.decoders.decoded import (
     DEPTH_MAX,
     NAME_LENGTH_MAX,
@@ -19,9 +18,11 @@ from holdfast.pipeline.decoders.decoded import (
 )
 from holdfast.pipeline.decoders.json_payload import Fields, decode_json
 from holdfast.pipeline.decoders.text_payload import (
+    LINES_MAX,
     ONLINE,
     TEXT_LENGTH_MAX,
     decode_any,
+    decode_csv,
     decode_number,
     decode_status,
     decode_text,

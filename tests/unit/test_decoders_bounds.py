@@ -3,8 +3,7 @@ bounded, and the message is told in the quarantine."""
 
 import pytest
 
-from holdfast.pipeline.decoders import csv_payload, sparkplug
-from holdfast.pipeline.decoders.csv_payload import decode_csv
+from holdfast.pipeline.decoders import sparkplug, text_payload
 from holdfast.pipeline.decoders.decoded import (
     ERRORS_MAX,
     NAME_LENGTH_MAX,
@@ -14,6 +13,7 @@ from holdfast.pipeline.decoders.decoded import (
 )
 from holdfast.pipeline.decoders.json_payload import Fields, decode_json, flatten
 from holdfast.pipeline.decoders.sparkplug import array_text
+from holdfast.pipeline.decoders.text_payload import decode_csv
 from holdfast.pipeline.tables.columns import REASON_LENGTH_MAX
 from holdfast.pipeline.tables.rules import Rule
 from tests.support import sparkplug_wire as wire
@@ -78,7 +78,7 @@ def test_many_errors_are_counted_and_some_told() -> None:
 
 
 def test_csv_of_too_many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_payload, "CELLS_MAX", 10)
+    monkeypatch.setattr(text_payload, "CELLS_MAX", 10)
     assert len(decode_csv(b"1," * 9 + b"1", tuple("abcdefghij"), Fields()).values) == 10
     with pytest.raises(DecodeError, match="more than 10 cells"):
         decode_csv(b"1," * 10 + b"1", (), Fields())

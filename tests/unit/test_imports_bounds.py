@@ -18,13 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.pipeline import parquet_pages
-from holdfast.pipeline.imports import json_list
 from holdfast.pipeline.imports import rows as rows_module
-from holdfast.pipeline.imports.errors import BadRow, ImportFailed
-from holdfast.pipeline.imports.files import FileImport
-from holdfast.pipeline.imports.retained_file import RetainedFile
-from holdfast.pipeline.imports.rows import read_rows
-from holdfast.pipeline.imports.rule import ImportRule
+from holdfast.pipeline.imports.files import FileImport, RetainedFile
+from holdfast.pipeline.imports.rows import BadRow, ImportFailed, ImportRule, read_rows
 from holdfast.pipeline.parquet_pages import ROWS_MAX, batch_rows
 
 MIB = 1 << 20
@@ -107,7 +103,7 @@ def test_a_list_is_read_as_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_lists_and_what_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, rows: list[object] | None, size: int
 ) -> None:
-    monkeypatch.setattr(json_list, "READ_CHARACTERS", size)
+    monkeypatch.setattr(rows_module, "READ_CHARACTERS", size)
     path = tmp_path / "a.json"
     path.write_bytes(text.encode("latin-1"))
     if rows is None:
@@ -188,7 +184,7 @@ PEAK_MIB_MAX = 200
 READ = """
 import resource, sys
 from pathlib import Path
-from holdfast.pipeline.imports.errors import ImportFailed
+from holdfast.pipeline.imports.rows import ImportFailed
 from holdfast.pipeline.imports.rows import read_rows
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

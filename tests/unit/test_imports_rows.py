@@ -15,10 +15,16 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.pipeline.imports.errors import BadRow, ImportFailed
 from holdfast.pipeline.imports.files import FileImport
-from holdfast.pipeline.imports.rows import csv_value, kind_of, read_rows
-from holdfast.pipeline.imports.rule import NOW, ImportRule
+from holdfast.pipeline.imports.rows import (
+    NOW,
+    BadRow,
+    ImportFailed,
+    ImportRule,
+    csv_value,
+    kind_of,
+    read_rows,
+)
 
 RULE = ImportRule("plant/{line}/{device}", time="at")
 AT = "2026-01-02T03:04:05.000006Z"

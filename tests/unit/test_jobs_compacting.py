@@ -18,8 +18,8 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 from holdfast.pipeline.lake.files import compaction as compacting
-from holdfast.pipeline.lake.files import exchange as exchanging
 from holdfast.pipeline.lake.files import files, readers
+from holdfast.pipeline.lake.files import files as exchanging
 from holdfast.pipeline.lake.files.commits import File, changed, spans
 from holdfast.pipeline.lake.files.compaction import plan
 from holdfast.pipeline.lake.files.files import LakeError
@@ -302,7 +302,7 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from holdfast.pipeline.lake.files import exchange as exchanging
+from holdfast.pipeline.lake.files import files as exchanging
 from holdfast.pipeline.lake.stores import store
 from tests.support.small_files_lake import SmallFiles
 

@@ -22,7 +22,7 @@ from holdfast.pipeline.lake.gold import AffectedGrains, _units_of_files
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.lake.silver import next_files
 from holdfast.pipeline.lake.table import Column, Grain, Table, TableError
-from holdfast.pipeline.package import NEEDED, write_package
+from holdfast.pipeline.session import NEEDED, write_package
 
 COLUMNS = (Column("a", "int", "a"), Column("window_start", "timestamp", "w"))
 

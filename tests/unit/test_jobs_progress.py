@@ -6,8 +6,7 @@ import pytest
 pytest.importorskip("pyspark.sql")
 
 from holdfast.pipeline.lake.files.commits import Skipped
-from holdfast.pipeline.lake.progress import RunProgress, error_text, outcome, short
-from holdfast.pipeline.lake.runner import RunReport
+from holdfast.pipeline.lake.runner import RunProgress, RunReport, error_text, outcome, short
 from tests.unit.test_jobs_commits import commit
 
 

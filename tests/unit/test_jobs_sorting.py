@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from holdfast.pipeline.lake.files.sorting import in_order  # noqa: E402
+from holdfast.pipeline.lake.files.parquet import in_order  # noqa: E402
 
 TIME = pa.timestamp("us", tz="UTC")
 TYPES = {"name": pa.string(), "at": TIME, "day": pa.date32(), "n": pa.int64(), "s": pa.int32()}

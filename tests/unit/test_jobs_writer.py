@@ -10,9 +10,9 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402
 
-from holdfast.pipeline.lake.files import writer  # noqa: E402
+from holdfast.pipeline.lake.files import parquet  # noqa: E402
 from holdfast.pipeline.lake.files.commits import File  # noqa: E402
-from holdfast.pipeline.lake.files.writer import (  # noqa: E402
+from holdfast.pipeline.lake.files.parquet import (  # noqa: E402
     PartitionedWriter,
     WriteSpec,
     escape,
@@ -83,7 +83,7 @@ def test_files_and_what_is_told_of_them(tmp_path: Path) -> None:
 def test_same_bytes_however_the_rows_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 100)
     rows = [{"d": n // 150, "text": f"value {n % 7}", "n": n * n} for n in range(500)]
     data = batch(rows, d=pa.int32(), text=pa.string(), n=pa.int64())
     contents = []
@@ -102,7 +102,7 @@ def test_same_bytes_however_the_rows_are_cut(
 
 
 def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "OPEN_FILES_MAX", 3)
+    monkeypatch.setattr(parquet, "OPEN_FILES_MAX", 3)
     data = batch([{"k": n % 5, "n": n} for n in range(20)], k=pa.int32(), n=pa.int64())
     out = PartitionedWriter(WriteSpec(str(tmp_path), ("k",)), "0")
     for start in range(0, 20, 5):
@@ -112,7 +112,7 @@ def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_large_value_ends_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "ROW_GROUP_BYTES", 1000)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
     data = batch([{"b": b"x" * 600} for _ in range(6)], b=pa.binary())
     out = PartitionedWriter(WriteSpec(str(tmp_path), encodings={"b": "PLAIN"}), "0")
     for index in range(6):

@@ -17,8 +17,7 @@ from holdfast.cli.main import main
 from holdfast.cli.pipeline import backfill as command
 from holdfast.log.partition import partition_of
 from holdfast.pipeline.lake.backfill.backfill import Backfill, BackfillReport
-from holdfast.pipeline.lake.backfill.days import parse_days
-from holdfast.pipeline.lake.backfill.parts import TablePart, quarantined_files
+from holdfast.pipeline.lake.backfill.parts import TablePart, parse_days, quarantined_files
 from holdfast.pipeline.lake.engine import locked
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.errors import LakeError

@@ -18,7 +18,7 @@ from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.errors import CredentialsError, LakeError
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.lake.objects import paths as objects
-from holdfast.pipeline.lake.progress import error_text
+from holdfast.pipeline.lake.runner import error_text
 from tests.support.journal_files import Journal
 from tests.support.small_s3 import BUCKET, Refusal, SmallS3, small_s3
 from tests.support.spark_free_lake import no_spark, rows

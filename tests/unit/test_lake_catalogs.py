@@ -22,19 +22,19 @@ from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.engine import LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import ROWS
 from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.parquet import WriteSpec, write_files
 from holdfast.pipeline.lake.files.settings import (
     LakeSettings,
     Registration,
     read_settings,
     write_settings,
 )
-from holdfast.pipeline.lake.files.writer import WriteSpec, write_files
+from holdfast.pipeline.lake.registration.iceberg_catalog import schema_of
 from holdfast.pipeline.lake.registration.registration import (
     CatalogUpdates,
     register,
     unregister,
 )
-from holdfast.pipeline.lake.registration.types import schema_of
 from holdfast.pipeline.lake.schema import names_of
 from holdfast.pipeline.lake.stores.store import ParquetStore
 from holdfast.pipeline.lake.table import Column, Table

@@ -20,11 +20,10 @@ from holdfast.pipeline.lake.files.errors import (
     ObjectStoreError,
     RaceError,
 )
+from holdfast.pipeline.lake.files.parquet import PartitionedWriter, WriteSpec, write_files
 from holdfast.pipeline.lake.files.settings import LakeSettings, read_settings, write_settings
-from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, write_files
 from holdfast.pipeline.lake.objects import paths as objects
-from holdfast.pipeline.lake.objects.paths import ObjectPath, location
-from holdfast.pipeline.lake.objects.probe import check_object_store
+from holdfast.pipeline.lake.objects.paths import ObjectPath, check_object_store, location
 from holdfast.pipeline.lake.stores.store import ParquetStore
 from tests.support.small_s3 import BUCKET, Refusal, SmallS3, small_s3
 

@@ -16,11 +16,9 @@ pytest.importorskip("pyspark.sql")
 
 from holdfast.client.options import LEVEL_5, LEVEL_311
 from holdfast.client.servers import Server, parse_server
-from holdfast.pipeline.sink import dialer as sink_dialer
 from holdfast.pipeline.sink import link as sink_link
 from holdfast.pipeline.sink import publisher as sink_publisher
-from holdfast.pipeline.sink.dialer import PublishError
-from holdfast.pipeline.sink.link import BrokerLink, link_options, tls_context
+from holdfast.pipeline.sink.link import BrokerLink, PublishError, link_options, tls_context
 from holdfast.pipeline.sink.publisher import Publisher
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -164,8 +162,8 @@ class RandomBroker:
 @pytest.mark.parametrize("seed", range(8))
 def test_connections_lost_at_any_point(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_publisher, "CHUNK_BYTES", 60)
-    monkeypatch.setattr(sink_dialer, "ROUND_FIRST_S", 0.001)
-    monkeypatch.setattr(sink_dialer, "ROUND_MAX_S", 0.01)
+    monkeypatch.setattr(sink_link, "ROUND_FIRST_S", 0.001)
+    monkeypatch.setattr(sink_link, "ROUND_MAX_S", 0.01)
     broker = RandomBroker(seed)
     maximum = broker.choose.choice([3, 20, 1000])
     with SinkServer(broker, properties={p.RECEIVE_MAXIMUM: maximum}) as server:
@@ -428,7 +426,7 @@ class SlowLink(BrokerLink):
 
 def slow_sender(link: SlowLink, monkeypatch: pytest.MonkeyPatch) -> Sender:
     monkeypatch.setattr(sink_publisher, "time", link)
-    monkeypatch.setattr(sink_dialer, "open_link", lambda *_: link)
+    monkeypatch.setattr(sink_link, "open_link", lambda *_: link)
     return Sender(link.server)
 
 

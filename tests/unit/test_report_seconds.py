@@ -13,9 +13,9 @@ pytest.importorskip("pyspark.sql")
 
 from holdfast.pipeline.lake.catalog import load_catalog
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS
-from holdfast.pipeline.report import short_span
-from holdfast.pipeline.report.axis import TimeAxis
-from holdfast.pipeline.report.grain import TimeGrain, grain_of
+from holdfast.pipeline.report import report as report_module
+from holdfast.pipeline.report.charts import TimeAxis
+from holdfast.pipeline.report.data import TimeGrain, grain_of
 from holdfast.pipeline.report.report import report
 from tests.support.gold_files import write_rows, write_table
 
@@ -126,7 +126,7 @@ def test_too_many_rows_are_shown_by_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_lake(tmp_path, 2, 1.0)
-    monkeypatch.setattr(short_span, "ROWS_MAX", 100)
+    monkeypatch.setattr(report_module, "ROWS_MAX", 100)
     html = report(tmp_path, CATALOG)
     assert "Mean of each minute." in html
     assert "Interruptions" not in html

@@ -48,8 +48,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def backfill(args: argparse.Namespace) -> int:
     """Makes the rows of some days again."""
     from holdfast.pipeline.lake.backfill.backfill import Backfill
-    from holdfast.pipeline.lake.backfill.days import parse_days
-    from holdfast.pipeline.lake.progress import RunProgress
+    from holdfast.pipeline.lake.backfill.parts import parse_days
+    from holdfast.pipeline.lake.runner import RunProgress
 
     days = parse_days(args.first, args.last)
     lake = open_lake(args)

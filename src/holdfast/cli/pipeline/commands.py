@@ -104,8 +104,7 @@ def _check_lag(status: "LakeStatus", limit_s: float) -> int:
 
 def show_schema(args: argparse.Namespace) -> int:
     """Prints the meaning of the tables and their columns."""
-    from holdfast.pipeline.lake.catalog import load_catalog
-    from holdfast.pipeline.lake.describe import described
+    from holdfast.pipeline.lake.catalog import described, load_catalog
 
     tables = described(load_catalog(args.tables), args.name)
     if args.json:
@@ -132,7 +131,7 @@ def _schema_lines(table: dict[str, Any]) -> list[str]:
 
 def rebuild(args: argparse.Namespace) -> int:
     """Builds a table again after its declaration has changed."""
-    from holdfast.pipeline.lake.progress import RunProgress
+    from holdfast.pipeline.lake.runner import RunProgress
 
     lake = open_lake(args)
     lake.check_rebuild(args.names)
@@ -160,7 +159,7 @@ def compact(args: argparse.Namespace) -> int:
 
 def write_package(args: argparse.Namespace) -> int:
     """Writes the files for spark-submit where holdfast is not installed."""
-    from holdfast.pipeline.package import NEEDED, write_package
+    from holdfast.pipeline.session import NEEDED, write_package
 
     archive, script = write_package(args.output)
     print(
@@ -179,8 +178,8 @@ def infer_rules(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.files.settings import source_options
     from holdfast.pipeline.lake.runner import check_source
     from holdfast.pipeline.lake.table import RECORDS
-    from holdfast.pipeline.source.newest import newest_messages
     from holdfast.pipeline.source.options import parse
+    from holdfast.pipeline.source.source import newest_messages
     from holdfast.pipeline.tables.inference import infer, tables_file
     from holdfast.pipeline.tables.profiles import load_profiles
 

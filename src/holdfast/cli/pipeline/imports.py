@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def import_past(args: argparse.Namespace) -> int:
     """Imports files, or the retained messages of a broker."""
-    from holdfast.pipeline.imports.errors import ImportFailed
+    from holdfast.pipeline.imports.rows import ImportFailed
 
     of_broker = [each for each in args.sources if each.startswith(SCHEMES)]
     try:
@@ -88,8 +88,8 @@ def import_past(args: argparse.Namespace) -> int:
 
 
 def _import_retained(args: argparse.Namespace, of_broker: list[str]) -> int:
-    from holdfast.pipeline.imports.errors import ImportFailed
-    from holdfast.pipeline.imports.retained import import_retained
+    from holdfast.pipeline.imports.files import import_retained
+    from holdfast.pipeline.imports.rows import ImportFailed
 
     if not args.retained or len(args.sources) != 1 or not of_broker:
         raise ImportFailed(
@@ -107,9 +107,8 @@ def _import_retained(args: argparse.Namespace, of_broker: list[str]) -> int:
 
 
 def _import_files(args: argparse.Namespace) -> int:
-    from holdfast.pipeline.imports.errors import ImportFailed
     from holdfast.pipeline.imports.files import BAD_SHOWN, FileImport
-    from holdfast.pipeline.imports.rule import ImportRule
+    from holdfast.pipeline.imports.rows import ImportFailed, ImportRule
 
     if not args.topic:
         raise ImportFailed("where do the rows go? Give --topic, such as 'plant/{line}/{device}'")
@@ -141,7 +140,7 @@ def _target(args: argparse.Namespace) -> dict[str, str]:
 
 def _login(args: argparse.Namespace, prefix: str) -> dict[str, str]:
     """Returns the options of the sink for a login. Raises ImportFailed."""
-    from holdfast.pipeline.imports.errors import ImportFailed
+    from holdfast.pipeline.imports.rows import ImportFailed
 
     found: dict[str, str | None] = {
         "username": getattr(args, f"{prefix}username"),

@@ -19,8 +19,7 @@ from holdfast.cli.pipeline.status_reports import StatusReporter
 
 if TYPE_CHECKING:
     from holdfast.pipeline.lake.lake import Lake
-    from holdfast.pipeline.lake.progress import RunProgress
-    from holdfast.pipeline.lake.runner import Runner
+    from holdfast.pipeline.lake.runner import Runner, RunProgress
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.engine import locked
     from holdfast.pipeline.lake.lake import Lake
-    from holdfast.pipeline.lake.progress import RunProgress
-    from holdfast.pipeline.lake.runner import check_log, check_source
+    from holdfast.pipeline.lake.runner import RunProgress, check_log, check_source
     from holdfast.pipeline.lake.status import LATENCY, MISSING, hints
     from holdfast.pipeline.lake.table import RECORDS
 

@@ -1,9 +1,13 @@
-"""Decodes binary documents (CBOR, MessagePack), and SenML, which JSON and CBOR can carry.
+"""Decodes binary documents (CBOR, MessagePack), SenML, which JSON and CBOR can carry, and layers.
 
 A binary document becomes what JSON would be: keys are texts, bytes are base64, times are ISO 8601.
+The layers around a payload are gzip, zlib and base64.
 """
 
 import base64
+import binascii
+import zlib
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -13,12 +17,49 @@ import msgspec
 from holdfast.pipeline.decoders.decoded import (
     DEPTH_MAX,
     NAME_LENGTH_MAX,
+    PAYLOAD_BYTES_MAX,
     READINGS_MAX,
     Decoded,
     DecodeError,
     own_name,
 )
 from holdfast.pipeline.decoders.json_payload import Fields
+
+GZIP_BEGIN: Final = b"\x1f\x8b"
+_ANY_HEADER: Final = 32 + zlib.MAX_WBITS
+"""The option of zlib by which it accepts the header of gzip and its own."""
+
+
+def inflated(payload: bytes, what: str = "the payload") -> bytes:
+    """Decompress gzip or zlib. Raises DecodeError, also if the result is too long."""
+    inflater = zlib.decompressobj(_ANY_HEADER)
+    try:
+        found = inflater.decompress(payload, PAYLOAD_BYTES_MAX)
+    except zlib.error as error:
+        raise DecodeError(f"{what} cannot be decompressed: {error}") from None
+    if not inflater.eof:
+        if len(found) >= PAYLOAD_BYTES_MAX:
+            raise DecodeError(
+                f"{what} has more than {PAYLOAD_BYTES_MAX} bytes when decompressed", "limit"
+            )
+        raise DecodeError(f"{what} is truncated: compressed, without its end")
+    return found
+
+
+def from_base64(payload: bytes) -> bytes:
+    """Decodes base64, also with the two letters of URLs. Raises DecodeError."""
+    try:
+        return base64.b64decode(payload.strip().translate(_URL_LETTERS), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DecodeError(f"no base64: {error}") from None
+
+
+_URL_LETTERS: Final = bytes.maketrans(b"-_", b"+/")
+LAYERS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
+    "gzip": inflated, "zlib": inflated, "base64": from_base64,
+}  # fmt: skip
+"""The layers that a rule can name before the decoder: `decode="base64+json"`."""
+
 
 RELATIVE_BELOW: Final = 1 << 28
 """The bound of SenML times that are seconds from now. Later ones are since 1970."""

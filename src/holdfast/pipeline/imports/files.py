@@ -1,29 +1,124 @@
-"""Imports files: every row is one message, exactly once.
+"""Imports files, and the retained messages of another broker.
 
-A file is read twice. The first time every row is checked and the content is hashed, and nothing is
-sent. The second time the rows are published with producer sequences: the producer is the hash of
-the content and of the rule, and the sequence is the number of the row. So the broker drops
-what an earlier or killed import of the same file has stored.
+Of a file, every row is one message, exactly once. It is read twice. The first time every row is
+checked and the content is hashed, and nothing is sent. The second time the rows are published with
+producer sequences: the producer is the hash of the content and of the rule, and the sequence is the
+number of the row. So the broker drops what an earlier or killed import of the same file has stored.
+
+A retained message is published only if this broker retains another one or none for its topic. So an
+import that is repeated, or was killed, publishes no message twice.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
+from threading import Event
 from typing import Final
 
 import pyarrow as pa
 
-from holdfast.pipeline.imports.errors import BadRow, ImportFailed
-from holdfast.pipeline.imports.retained_file import BATCH_BYTES, BATCH_ROWS, message_batch
-from holdfast.pipeline.imports.rows import kind_of, read_rows
-from holdfast.pipeline.imports.rule import ImportRule
-from holdfast.pipeline.sink.dialer import PublishError
+from holdfast.client.blocking import Client
+from holdfast.client.errors import ClientError
+from holdfast.client.options import Options
+from holdfast.client.protocol.effects import Message
+from holdfast.client.servers import Server
+from holdfast.pipeline.imports.rows import BadRow, ImportFailed, ImportRule, kind_of, read_rows
 from holdfast.pipeline.sink.identity import write_job
-from holdfast.pipeline.sink.options import parse
+from holdfast.pipeline.sink.link import PublishError, tls_context
+from holdfast.pipeline.sink.options import SinkOptions, parse
 from holdfast.pipeline.sink.rows import RowError
-from holdfast.pipeline.sink.task import Task, TaskWriter
+from holdfast.pipeline.sink.sink import Task, TaskWriter
+
+BYTES_MAX: Final = 1 << 30
+"""The most bytes of topics and payloads of one import. They are on disk."""
+BATCH_ROWS: Final = 1000
+BATCH_BYTES: Final = 4 << 20
+"""The bytes of payloads after which a batch is published."""
+
+
+class RetainedFile:
+    """Retained messages on disk, so that their number costs no memory.
+
+    The file has no name and disappears with the process. Any thread may use it, but never two at
+    once. Each method raises ImportFailed if the disk fails or is full.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_left = BYTES_MAX
+        self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = OFF")
+        self._db.execute("CREATE TABLE retained (topic TEXT PRIMARY KEY, payload BLOB)")
+
+    def __enter__(self) -> "RetainedFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def __len__(self) -> int:
+        [(count,)] = self._db.execute("SELECT count(*) FROM retained")
+        return int(count)
+
+    def put(self, topic: str, payload: bytes) -> None:
+        """Adds a message, or replaces that of its topic. Raises ImportFailed if there are too many
+        bytes."""
+        self.bytes_left -= len(topic) + len(payload)
+        if self.bytes_left < 0:
+            raise ImportFailed(
+                f"the retained messages are more than {BYTES_MAX >> 20} MiB: import them in parts, "
+                "with --filter"
+            )
+        with _explained():
+            self._db.execute("INSERT OR REPLACE INTO retained VALUES (?, ?)", (topic, payload))
+
+    def drop(self, topic: str, payload: bytes) -> None:
+        """Removes the message of a topic if it has this payload."""
+        with _explained():
+            self._db.execute(
+                "DELETE FROM retained WHERE topic = ? AND payload = ?", (topic, payload)
+            )
+
+    def clear(self) -> None:
+        """Removes all messages."""
+        self.bytes_left = BYTES_MAX
+        with _explained():
+            self._db.execute("DELETE FROM retained")
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yields all messages in batches with the columns of the sink."""
+        topics: list[str] = []
+        payloads: list[bytes] = []
+        size = 0
+        with _explained():
+            for topic, payload in self._db.execute("SELECT topic, payload FROM retained"):
+                topics.append(topic)
+                payloads.append(payload)
+                size += len(payload)
+                if len(topics) >= BATCH_ROWS or size >= BATCH_BYTES:
+                    yield message_batch(topics, payloads)
+                    topics, payloads, size = [], [], 0
+        if topics:
+            yield message_batch(topics, payloads)
+
+
+def message_batch(topics: list[str], payloads: list[bytes]) -> pa.RecordBatch:
+    """Returns messages as the rows of the sink."""
+    columns = [pa.array(topics, pa.string()), pa.array(payloads, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, names=["topic", "payload"])
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise ImportFailed(f"the temporary file of retained messages: {error}") from None
+
 
 BAD_SHOWN: Final = 5
 """The bad rows that an error names."""
@@ -142,3 +237,126 @@ class FileImport:
             found = self.path.stat()
             return found.st_size, found.st_mtime_ns
         return 0, 0
+
+
+LEVELS: Final = (5, 4)
+"""The protocol levels that are tried. Mosquitto before 1.6 has no MQTT 5."""
+
+Take = Callable[[str, bytes], None]
+"""A call with the topic and the payload of a retained message."""
+
+
+@dataclass
+class RetainedImport:
+    """The result of an import."""
+
+    found: int
+    """The retained messages of the other broker."""
+    published: int
+
+
+class RetainedSubscriber:
+    """One connection that reads retained messages. Its callbacks run in the client's thread.
+
+    MQTT does not say which retained message is the last. The end is `quiet_s` without another one.
+    Messages that are published meanwhile do not count: on a busy broker there is no silence.
+    """
+
+    def __init__(self, take: Take, quiet_s: float) -> None:
+        self._take = take
+        self._quiet_s = quiet_s
+        self._last_at = 0.0
+        self._failure: Exception | None = None
+        self._has_failed = Event()
+
+    def on_message(self, message: Message) -> None:
+        """Takes a message. A list of those that wait would need a bound, and a client that stops to
+        read at its bound never sees the SUBACK behind them."""
+        if not message.retain or not message.payload or self._failure is not None:
+            return
+        try:
+            self._take(message.topic, message.payload)
+        except ImportFailed as error:
+            self.fail(error)
+        self._last_at = time.monotonic()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the wait with an error."""
+        self._failure = self._failure or error
+        self._has_failed.set()
+
+    def read(self, client: Client, filters: Sequence[str]) -> None:
+        """Subscribes and returns after the last retained message. Raises ClientError and
+        ImportFailed."""
+        for each in filters:
+            client.subscribe((each, 1))
+        self._last_at = max(self._last_at, time.monotonic())
+        while (left_s := self._last_at + self._quiet_s - time.monotonic()) > 0:
+            self._has_failed.wait(left_s)
+            if self._failure is not None:
+                raise self._failure
+
+
+def read_retained(
+    sink: SinkOptions, filters: Sequence[str], quiet_s: float, take: Take, clear: Callable[[], None]
+) -> None:
+    """Calls `take` for each retained message of the first server of some options. `clear` begins
+    another attempt.
+
+    Raises ImportFailed.
+    """
+    server = sink.servers[0]
+    errors: list[ClientError] = []
+    for level in LEVELS:
+        clear()
+        reader = RetainedSubscriber(take, quiet_s)
+        try:
+            with _client(sink, server, level, reader) as client:
+                return reader.read(client, filters)
+        except ClientError as error:
+            errors.append(error)
+    raise ImportFailed(f"{server.address}: {errors[0]}")
+
+
+def _client(sink: SinkOptions, server: Server, level: int, reader: RetainedSubscriber) -> Client:
+    options = Options(
+        level=level,
+        client_id=f"import-{token_hex(6)}",
+        username=sink.username,
+        password=sink.password.encode() if sink.password is not None else None,
+    )
+    tls = None
+    if server.is_secure:
+        tls = tls_context(sink.ca_file, sink.certificate_file, sink.key_file)
+    return Client(
+        servers=[server],
+        options=options,
+        tls=tls,
+        on_message=reader.on_message,
+        on_connection_lost=reader.fail,
+    )
+
+
+def import_retained(
+    source: Mapping[str, str], target: Mapping[str, str], filters: list[str], quiet_s: float
+) -> RetainedImport:
+    """Publishes the retained messages of one broker at another, both given by options of the sink.
+
+    Raises ImportFailed.
+    """
+    sink = parse({"clientIdPrefix": "import", **target, "retain": "true"}, streaming=False)
+    with RetainedFile() as messages:
+        theirs = parse(source, streaming=False)
+        read_retained(theirs, filters, quiet_s, messages.put, messages.clear)
+        found = len(messages)
+        read_retained(sink, filters, quiet_s, messages.drop, lambda: None)
+        new = len(messages)
+        try:
+            writer = TaskWriter(sink, Task(write_job(token_hex(16)), 0, 0))
+            writer.write(messages.batches())
+        except (PublishError, RowError) as error:
+            raise ImportFailed(
+                f"{error}. A part of the {new:,} messages may be there: import again, and only "
+                "the others are published"
+            ) from None
+    return RetainedImport(found, new)

@@ -1,13 +1,15 @@
-"""Reads the rows of a file: JSON lines, a JSON list, CSV or Parquet, each with its number.
+"""Reads the rows of a file (JSON lines, a JSON list, CSV or Parquet), and makes messages of them.
 
 A file is read as a stream: one row, or a batch of Parquet, is in memory at a time.
 """
 
 import csv
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, time
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from gzip import GzipFile
 from io import BufferedReader, TextIOWrapper
@@ -18,9 +20,107 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.pipeline.imports.errors import BadRow, ImportFailed
-from holdfast.pipeline.imports.json_list import BadList, JsonList
+from holdfast.pipeline.decoders.times import parse_time
 from holdfast.pipeline.parquet_pages import BATCH_BYTES, batch_rows
+from holdfast.pipeline.tables.rules import TIME_FIELDS
+from holdfast.protocol.topics.names import InvalidTopic, decode_topic
+
+
+class ImportFailed(Exception):
+    """The import cannot go on. The text says where, what is wrong, and what was imported."""
+
+
+class BadRow(ValueError):
+    """A row of a file that can be no message. The text says why."""
+
+
+READ_CHARACTERS: Final = 1 << 18
+"""The characters that are read at a time."""
+CUT_MAX: Final = 16
+"""The characters before the end of a text among which the parser fails because the text goes on.
+An unterminated string is the exception: it fails at its begin."""
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_PARSER: Final = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
+"""A parser that finds the end of an item. Its values are not used: the reader of lines decodes the
+item again, so that a list and lines have the same bad rows."""
+
+
+class BadList(ValueError):
+    """A text that is no JSON list. The text says where it is wrong."""
+
+
+class JsonList:
+    """A JSON list that is read as a stream."""
+
+    def __init__(self, file: TextIOWrapper, characters_max: int) -> None:
+        """`characters_max`: the longest item."""
+        self._file = file
+        self._characters_max = characters_max
+        self._text = ""
+        self._at = 0
+
+    def items(self) -> Iterator[str]:
+        """Yields the JSON text of each item. Raises BadList."""
+        number = 0
+        self._skip("[", number)
+        is_empty = self._next() == "]"
+        while not is_empty:
+            number += 1
+            yield self._item(number)
+            if self._next() == "]":
+                break
+            self._skip(",", number)
+        self._skip("]", number)
+        if self._next():
+            raise BadList("text follows the list")
+
+    def _item(self, number: int) -> str:
+        self._next()
+        while True:
+            end, error = self._end()
+            if (len(self._text) if end is None else end) - self._at > self._characters_max:
+                raise BadList(f"{number}: an item of more than {self._characters_max} characters")
+            # A number may go on behind the end of the text.
+            if end is not None and end < len(self._text):
+                break
+            is_cut = error is None or error.msg.startswith("Unterminated string")
+            is_cut = is_cut or (error is not None and error.pos > len(self._text) - CUT_MAX)
+            if not is_cut or not self._more():
+                raise BadList(f"{number}: {error.msg if error else 'it has no end'}")
+        begin, self._at = self._at, end
+        return self._text[begin:end]
+
+    def _end(self) -> tuple[int | None, json.JSONDecodeError | None]:
+        try:
+            return _PARSER.raw_decode(self._text, self._at)[1], None
+        except json.JSONDecodeError as error:
+            return None, error
+        except RecursionError:
+            raise BadList("an item has too many levels") from None
+
+    def _skip(self, character: str, number: int) -> None:
+        found = self._next()
+        if found != character:
+            raise BadList(f"{found or 'the end'} in place of {character} after item {number}")
+        self._at += 1
+
+    def _next(self) -> str:
+        """Returns the next character that is no space. Empty: the end."""
+        while True:
+            match = _SPACE.match(self._text, self._at)
+            self._at = match.end() if match is not None else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _more(self) -> bool:
+        """Reads as much again as is in memory, so that a long item is parsed few times."""
+        rest = self._text[self._at :]
+        part = self._file.read(max(READ_CHARACTERS, len(rest)))
+        self._text, self._at = rest + part, 0
+        return bool(part)
+
 
 BLANKS_BYTES: Final = 1 << 16
 LINE_BYTES_MAX: Final = 8 << 20
@@ -240,3 +340,126 @@ KINDS: Final = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
+
+
+NOW: Final = "now"
+"""The value of --time for rows that happen when they are imported."""
+TIME: Final = TIME_FIELDS[0]
+"""The field of a payload in which an import writes the time of a row."""
+VALUE: Final = "value"
+"""The field of a payload that was only a number, beside its time."""
+_FIELD: Final = re.compile(r"\{([^{}]+)\}")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class ImportRule:
+    """The rule by which rows become messages. Raises ImportFailed for one that cannot work."""
+
+    topic: str
+    """The topic; `{name}` stands for the field of the row."""
+    payload: str | None = None
+    """The field that is the payload. None: a JSON object of the fields not in the topic."""
+    time: str | None = None
+    """The field with the time, which the payload gets as `ts`. NOW: none. None: it has one."""
+
+    def __post_init__(self) -> None:
+        sample = _FIELD.sub("x", self.topic)
+        try:
+            decode_topic(sample.encode())
+        except (InvalidTopic, UnicodeEncodeError) as error:
+            raise ImportFailed(f"--topic {self.topic}: {error}") from None
+        if "{" in sample or "}" in sample:
+            raise ImportFailed(f"--topic {self.topic}: a field is written as {{name}}")
+
+    def message(self, row: Row) -> tuple[str, bytes]:
+        """Returns the topic and payload of a row. Raises BadRow."""
+        return self._topic(row), self._payload(row)
+
+    def _fields(self) -> Iterator[str]:
+        yield from _FIELD.findall(self.topic)
+
+    def _topic(self, row: Row) -> str:
+        is_all = _FIELD.fullmatch(self.topic) is not None
+
+        def level(match: re.Match[str]) -> str:
+            """Returns the levels of the topic that one field gives."""
+            value = _value(row, match[1])
+            if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+                raise BadRow(f"{match[1]} is {_shown(value)}, which is no part of a topic")
+            text = str(value)
+            if "/" in text and not is_all:
+                raise BadRow(f"{match[1]} is {_shown(value)}, which would be several levels")
+            return text
+
+        topic = _FIELD.sub(level, self.topic)
+        try:
+            decode_topic(topic.encode())
+        except (InvalidTopic, UnicodeEncodeError) as error:
+            raise BadRow(f"topic {_shown(topic)}: {error}") from None
+        return topic
+
+    def _payload(self, row: Row) -> bytes:
+        if self.payload is None:
+            left = {*self._fields(), self.time}
+            fields = {name: plain(each) for name, each in row.items() if name not in left}
+            return self._with_time(row, {n: each for n, each in fields.items() if each is not None})
+        value = _value(row, self.payload)
+        try:
+            raw = value.encode() if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise BadRow(f"the payload {self.payload} is no Unicode") from None
+        raw = raw if isinstance(raw, bytes) else None
+        if raw is not None and self.time == NOW:
+            return raw
+        if raw is not None:
+            try:
+                value = msgspec.json.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                value = None
+            if isinstance(value, dict) and self.time is None and not TIMES.isdisjoint(value):
+                return raw  # as it came
+        if isinstance(value, int | float):
+            value = {VALUE: value}
+        if not isinstance(value, dict):
+            raise BadRow(
+                f"the payload {self.payload} is no JSON object and no number, so it cannot have "
+                "the time of the row; --time now imports it without"
+            )
+        return self._with_time(row, plain(value))
+
+    def _with_time(self, row: Row, fields: dict[str, Any]) -> bytes:
+        if self.time is not None and self.time != NOW:
+            value = _value(row, self.time)
+            time_us = None if isinstance(value, bool) else parse_time(plain(value))
+            if time_us is None:
+                raise BadRow(f"{self.time} is {_shown(value)}, which is no time")
+            try:
+                at = _EPOCH + timedelta(microseconds=time_us)
+            except OverflowError:
+                raise BadRow(f"{self.time} is {_shown(value)}, beyond the year 9999") from None
+            if TIME in fields:
+                raise BadRow(f"it has a field {TIME} beside the time {self.time}")
+            fields = {TIME: iso(at), **fields}
+        elif self.time is None and TIMES.isdisjoint(fields):
+            raise BadRow(
+                f"it has no time ({', '.join(TIME_FIELDS)}): name its field with --time, or give "
+                "--time now"
+            )
+        try:
+            return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError:
+            raise BadRow("a field is NaN, infinity or no Unicode, which JSON has not") from None
+
+
+TIMES: Final = frozenset(TIME_FIELDS)
+
+
+def _value(row: Row, name: str) -> Any:
+    if name not in row:
+        raise BadRow(f"it has no field {name}; it has {', '.join(row)[:200]}")
+    return row[name]
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]

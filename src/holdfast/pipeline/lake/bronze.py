@@ -28,12 +28,11 @@ from holdfast.client.log.reading.offsets import (
     generation_in,
 )
 from holdfast.log.columns.decode import SCHEMA
-from holdfast.pipeline.lake.backfill.days import DAY_US, Days
-from holdfast.pipeline.lake.backfill.parts import TablePart, offsets_in
+from holdfast.pipeline.lake.backfill.parts import DAY_US, Days, TablePart, offsets_in
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, File
 from holdfast.pipeline.lake.files.errors import LakeError
-from holdfast.pipeline.lake.files.writer import WriteSpec, with_date, write_files
+from holdfast.pipeline.lake.files.parquet import WriteSpec, with_date, write_files
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, names_of
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source.options import SourceOptions, parse

@@ -1,4 +1,4 @@
-"""Finds tables by name: the built-in ones and the user's."""
+"""Finds tables by name, the built-in ones and the user's, and describes them."""
 
 import re
 import sys
@@ -9,9 +9,16 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Final
+from typing import Any, Final
 
-from holdfast.pipeline.lake.table import RECORDS, Table, TableError
+from holdfast.pipeline.lake.schema import (
+    QUARANTINE_DESCRIPTION,
+    RECORDS_COLUMNS,
+    RECORDS_DESCRIPTION,
+    quarantine_columns,
+    stored_columns,
+)
+from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Column, Table, TableError
 
 DECLARED_BY: Final = (
     "the file or package that declares them (tables of test runs: --tables holdfast_lab)"
@@ -216,3 +223,59 @@ def _first_line(error: BaseException) -> str:
     text = str(error).strip()
     name = "" if isinstance(error, TableError) else f"{type(error).__name__}: "
     return name + (text.splitlines()[0] if text else "no text")
+
+
+def described(catalog: Catalog, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Returns the descriptions of all tables, or of some. Raises TableError for an unknown name."""
+    everything = [
+        _entry(RECORDS, "bronze", "the log", RECORDS_DESCRIPTION, RECORDS_COLUMNS, ("date",), ())
+    ]
+    for name, table in catalog.tables.items():
+        everything.append(
+            _entry(
+                name,
+                table.layer,
+                table.source,
+                table.description,
+                stored_columns(table),
+                table.partition_columns,
+                table.keys,
+            )
+        )
+    everything.append(
+        _entry(
+            QUARANTINE,
+            "silver",
+            "every silver table's source",
+            QUARANTINE_DESCRIPTION,
+            quarantine_columns(),
+            ("table", "date"),
+            (),
+        )
+    )
+    for name in names:
+        if name != QUARANTINE and name != RECORDS:
+            catalog.table(name)
+    return [entry for entry in everything if not names or entry["name"] in names]
+
+
+def _entry(
+    name: str,
+    layer: str,
+    source: str,
+    description: str,
+    columns: Sequence[Column],
+    partition_by: Sequence[str],
+    keys: Sequence[str],
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "layer": layer,
+        "source": source,
+        "description": description,
+        "partition_by": list(partition_by),
+        "keys": list(keys),
+        "columns": [
+            {"name": c.name, "type": c.type, "description": c.description} for c in columns
+        ],
+    }

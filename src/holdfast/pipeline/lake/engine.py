@@ -45,8 +45,8 @@ from holdfast.pipeline.lake.files.commits import (
 from holdfast.pipeline.lake.files.errors import RaceError
 from holdfast.pipeline.lake.files.files import LakeError, remove_all, remove_tree, sync_names
 from holdfast.pipeline.lake.files.history import note_change
+from holdfast.pipeline.lake.files.parquet import FILE_SCHEMA, WriteSpec, write_files
 from holdfast.pipeline.lake.files.readers import exclusively, lock_directory
-from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_files
 from holdfast.pipeline.lake.objects.paths import LakePath, ListedObject, ObjectPath
 from holdfast.pipeline.lake.objects.scan import object_frame
 from holdfast.pipeline.lake.schema import struct_type

@@ -19,9 +19,13 @@ import pyarrow as pa
 
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS
 from holdfast.pipeline.lake.files.files import complete, open_new, readable
-from holdfast.pipeline.lake.files.parquet import parquet_file
-from holdfast.pipeline.lake.files.sorting import in_order
-from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, with_date
+from holdfast.pipeline.lake.files.parquet import (
+    PartitionedWriter,
+    WriteSpec,
+    in_order,
+    parquet_file,
+    with_date,
+)
 from holdfast.pipeline.lake.objects.paths import location
 from holdfast.pipeline.lake.table import Fold, StreamFold
 

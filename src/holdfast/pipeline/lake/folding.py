@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS, STATE, File, rows_of
-from holdfast.pipeline.lake.files.writer import WriteSpec
+from holdfast.pipeline.lake.files.parquet import WriteSpec
 from holdfast.pipeline.lake.fold_tasks import (
     FoldSpec,
     Grains,

@@ -18,9 +18,9 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
-from holdfast.pipeline.lake.backfill.days import Days
-from holdfast.pipeline.lake.checks.expectations import checked
+from holdfast.pipeline.lake.backfill.parts import Days
 from holdfast.pipeline.lake.engine import Engine, Step, usable
+from holdfast.pipeline.lake.expectations import checked
 from holdfast.pipeline.lake.files.commits import (
     ROWS,
     Commit,
@@ -32,7 +32,7 @@ from holdfast.pipeline.lake.files.commits import (
     unseen_replacement,
 )
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.lake.files.writer import WriteSpec, partition_path, partition_text
+from holdfast.pipeline.lake.files.parquet import WriteSpec, partition_path, partition_text
 from holdfast.pipeline.lake.fold_tasks import Grains
 from holdfast.pipeline.lake.folding import fold_grains
 from holdfast.pipeline.lake.schema import check_declared, names_of, stored_columns

@@ -10,7 +10,7 @@
 A Spark session is made when the first method needs one.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,29 +20,31 @@ from holdfast.pipeline.lake.catalog import load_catalog, load_tables
 from holdfast.pipeline.lake.engine import Engine, do_nothing, finish, locked, usable
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.compaction import Compaction
-from holdfast.pipeline.lake.files.declarations import (
-    changed_tables,
-    declaration_of,
-    differences,
-    keep,
-    kept_sources,
-)
-from holdfast.pipeline.lake.files.encodings import encodings_of
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.settings import (
     LAKE_FORMAT,
     SETTINGS,
     LakeSettings,
+    changed_tables,
+    declaration_of,
+    differences,
+    keep,
+    kept_sources,
     read_settings,
     source_options,
     store_name,
     write_settings,
 )
-from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath, directory_of, location
-from holdfast.pipeline.lake.objects.probe import check_object_store
+from holdfast.pipeline.lake.objects.paths import (
+    LakePath,
+    ObjectPath,
+    check_object_store,
+    directory_of,
+    location,
+)
 from holdfast.pipeline.lake.objects.scan import hive_files
 from holdfast.pipeline.lake.registration.registration import CatalogUpdates
-from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
+from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source, encodings_of
 from holdfast.pipeline.lake.schema import (
     check_declared,
     names_of,
@@ -50,7 +52,6 @@ from holdfast.pipeline.lake.schema import (
     stored_columns,
 )
 from holdfast.pipeline.lake.status import LakeStatus, lake_status
-from holdfast.pipeline.lake.stores.registry import open_store
 from holdfast.pipeline.lake.stores.store import (
     WORK,
     ParquetStore,
@@ -58,6 +59,30 @@ from holdfast.pipeline.lake.stores.store import (
     check_lake_path,
 )
 from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Table
+
+
+def open_store(name: str, lake: LakePath, session: Callable[[], SparkSession]) -> TableStore:
+    """Returns the store of a lake. Raises LakeError if it cannot be used here."""
+    if name == "delta":
+        try:
+            from holdfast.pipeline.lake.stores.delta import DeltaStore
+        except ImportError as error:
+            raise LakeError(
+                f"the store delta needs the package deltalake ({error}): "
+                "pip install 'holdfast[spark]'"
+            ) from None
+        return DeltaStore(lake)
+    if name == "iceberg":
+        if isinstance(lake, ObjectPath):
+            raise LakeError(
+                f"the store iceberg needs a directory, and {lake} is in an object store: "
+                "choose delta or parquet"
+            )
+        from holdfast.pipeline.lake.stores.iceberg import IcebergStore
+
+        return IcebergStore(lake, session)
+    return ParquetStore(lake)
+
 
 NOT_KEPT: Final = ("failondataloss",)
 """Options of the source that hold for one run. A user who skips lost records once does not mean to

@@ -14,8 +14,8 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, functions
 
 from holdfast.pipeline.lake.backfill.parts import TablePart, quarantined_files
-from holdfast.pipeline.lake.checks.expectations import checked
 from holdfast.pipeline.lake.engine import Engine, Step, usable
+from holdfast.pipeline.lake.expectations import checked
 from holdfast.pipeline.lake.files.commits import (
     QUARANTINED,
     ROWS,
@@ -30,7 +30,7 @@ from holdfast.pipeline.lake.files.commits import (
     unseen_replacement,
 )
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.lake.files.writer import WriteSpec
+from holdfast.pipeline.lake.files.parquet import WriteSpec
 from holdfast.pipeline.lake.folding import build_folded
 from holdfast.pipeline.lake.schema import (
     Names,

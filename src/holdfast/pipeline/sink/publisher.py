@@ -10,8 +10,13 @@ from holdfast.client.errors import ClientError, PublishRefused, TimedOut
 from holdfast.client.options import Options
 from holdfast.client.protocol.negotiation import ServerLimits, reason_string
 from holdfast.client.servers import Server
-from holdfast.pipeline.sink.dialer import LinkDialer, PublishError, is_transient
-from holdfast.pipeline.sink.link import BrokerLink, disconnected
+from holdfast.pipeline.sink.link import (
+    BrokerLink,
+    LinkDialer,
+    PublishError,
+    disconnected,
+    is_transient,
+)
 from holdfast.pipeline.sink.window import RETRIED, PublishWindow, RowRefused, UnknownPacket
 from holdfast.protocol.mqtt.encode import PINGREQ_BYTES, encode
 from holdfast.protocol.mqtt.fields import varint

@@ -5,13 +5,15 @@ topic       string; or the option `topic` for all rows
 payload     string or binary; null is an empty payload
 qos         0, 1 or 2; null or no such column: the option `qos`
 retain      boolean; null or no such column: the option `retain`
-properties  see properties.py (MQTT 5)
+properties  MQTT 5: binary, a block as the source gives it; a struct with some fields of
+            PROPERTIES_DDL, where `user` may also be a map; or a map of user properties
 partition   number or string, and `offset`, a number: where the row comes from, as the sources of
             Holdfast and Kafka have them; both or none (see identity.py)
 =========== =======================================================================================
 
 Columns named in `orderBy` may be present, too. Any other column is an error, so that no data is
-left out unnoticed.
+left out unnoticed. The producer sequence that a message came with is left out of `properties`,
+because it identifies that message and not the new one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,14 +35,145 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5
+from holdfast.pipeline.properties import IDENTIFIERS
 from holdfast.pipeline.sink.identity import ROWS_MAX, IdentityError, Origins, Stamp
 from holdfast.pipeline.sink.options import REQUIRE, SinkOptions
-from holdfast.pipeline.sink.properties import PropertiesEncoder, check_type
 from holdfast.pipeline.source.options import OptionError
+from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.fields import varint
+from holdfast.protocol.mqtt.packets import PUBLISH, Properties
+from holdfast.protocol.mqtt.properties import (
+    PAYLOAD_FORMAT_INDICATOR,
+    RESPONSE_TOPIC,
+    SUBSCRIPTION_IDENTIFIER,
+    TOPIC_ALIAS,
+    USER_PROPERTY,
+    check_response_topic,
+    decode_block,
+    encode_block,
+)
 from holdfast.protocol.mqtt.publish import FIRST_BYTE, topic_field
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
+
+BLOCK_BYTES_MAX: Final = 268_435_455
+"""The most bytes that a length in MQTT can express."""
+CACHE_MAX: Final = 1024
+"""The most blocks that are cached."""
+CACHED_BYTES_MAX: Final = 1024
+"""The most bytes of a block that is cached."""
+
+_MAP: Final = "map<string,string>"
+_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "payload_is_text": ("boolean",),
+    "message_expiry_s": ("bigint", "int", "smallint", "tinyint"),
+    "content_type": ("string",),
+    "response_topic": ("string",),
+    "correlation_data": ("binary",),
+    "user": ("array<struct<key:string,value:string>>", _MAP),
+}
+"""The allowed types per field, as Spark writes them."""
+_ALLOWED: Final = (
+    f"binary (a block as the source gives it), {_MAP} (user properties), or a struct of "
+    + ", ".join(f"{name} {' or '.join(types)}" for name, types in _TYPES.items())
+)
+_OF_A_CONNECTION: Final = (TOPIC_ALIAS, SUBSCRIPTION_IDENTIFIER)
+
+
+def check_type(data_type: DataType) -> None:
+    """Checks the type of the column. Raises OptionError."""
+    if isinstance(data_type, StructType):
+        for field in data_type.fields:
+            found = field.dataType.simpleString()
+            if found not in _TYPES.get(field.name, ()):
+                raise OptionError(f"properties has {field.name} {found}; allowed: {_ALLOWED}")
+    elif data_type.simpleString() not in ("binary", _MAP):
+        raise OptionError(f"properties is {data_type.simpleString()}; allowed: {_ALLOWED}")
+
+
+class PropertiesEncoder:
+    """An encoder with a cache of the last blocks, because mostly many rows have the same."""
+
+    def __init__(self) -> None:
+        self._cache: dict[bytes, bytes] = {}
+
+    def blocks(self, column: pa.Array) -> list[bytes | str]:
+        """Returns per row the block, empty for null, or a text that says why the row has none."""
+        data_type = column.type
+        encode: Callable[[Any], bytes | str]
+        if pa.types.is_map(data_type):
+            encode = _of_map
+        elif pa.types.is_struct(data_type):
+            encode = _of_struct
+        else:
+            encode = self._of_block
+        return [encode(value) if value else b"" for value in column.to_pylist()]
+
+    def _of_block(self, value: bytes) -> bytes | str:
+        """Checks a binary block, and removes the properties of its connection and its producer
+        sequence."""
+        known = self._cache.get(value)
+        if known is not None:
+            return known
+        try:
+            properties = decode_block(value, 0, len(value), PUBLISH)
+        except ProtocolViolation as error:
+            return f"properties are no block of a PUBLISH: {error}"
+        for identifier in _OF_A_CONNECTION:
+            properties.pop(identifier, None)
+        pairs = properties.get(USER_PROPERTY)
+        if isinstance(pairs, list):
+            properties[USER_PROPERTY] = [pair for pair in pairs if pair[0] != IDENTITY_PROPERTY]  # type: ignore[index, assignment]
+        block = _encoded(properties)
+        if isinstance(block, bytes) and len(value) <= CACHED_BYTES_MAX:
+            if len(self._cache) >= CACHE_MAX:
+                self._cache.clear()
+            self._cache[value] = block
+        return block
+
+
+def _of_map(value: Iterable[tuple[str, str | None]]) -> bytes | str:
+    return _encoded({USER_PROPERTY: _pairs(value)})
+
+
+def _of_struct(value: dict[str, Any]) -> bytes | str:
+    properties: Properties = {}
+    for name, content in value.items():
+        if content is None:
+            continue
+        if name == "user":
+            pairs = content
+            if content and isinstance(content[0], dict):
+                pairs = [(pair["key"], pair["value"]) for pair in content]
+            properties[USER_PROPERTY] = _pairs(pairs)
+        elif name == "payload_is_text":
+            properties[PAYLOAD_FORMAT_INDICATOR] = int(content)
+        else:
+            properties[IDENTIFIERS[name]] = content
+    response_topic = properties.get(RESPONSE_TOPIC)
+    if isinstance(response_topic, str):
+        try:
+            check_response_topic(response_topic)
+        except ProtocolViolation as error:
+            return f"properties: {error}"
+    return _encoded(properties)
+
+
+def _pairs(pairs: Iterable[tuple[str | None, str | None]]) -> list[Any]:
+    """Returns the user properties without the producer sequence. Null becomes an empty text."""
+    return [(key or "", value or "") for key, value in pairs if key != IDENTITY_PROPERTY]
+
+
+def _encoded(properties: Properties) -> bytes | str:
+    try:
+        block = encode_block(properties)
+    except ValueError as error:
+        return f"properties: {error}"
+    if len(block) > BLOCK_BYTES_MAX:
+        return f"properties of {len(block)} bytes, the maximum is {BLOCK_BYTES_MAX}"
+    return block
+
 
 COLUMNS: Final = ("topic", "payload", "qos", "retain", "properties", "partition", "offset")
 SORTED_BYTES_MAX: Final = 512 << 20

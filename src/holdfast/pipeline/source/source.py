@@ -478,3 +478,31 @@ def _position(
     # Between the two requests retention may have deleted records, and new ones may have arrived. So
     # the offsets are cut to the bounds.
     return {p: min(max(at.get(p, b.first), b.first), b.end) for p, b in bounds.items()}
+
+
+def newest_messages(options: SourceOptions, count: int) -> tuple[list[tuple[str, bytes, int]], str]:
+    """Returns topic, payload and time of the last messages, about `count`, an equal share per
+    partition, and a hint if messages are not stored. The time is that of storing, in microseconds
+    since 1970.
+
+    Raises the errors of the source.
+    """
+    schema = pa.schema([SCHEMA.field(name) for name in ("topic", "payload", "timestamp")])
+    access = LogAccess(options)
+    try:
+        bounds = access.bounds()
+        share = -(-count // max(1, len(bounds)))
+        ranges = [
+            OffsetRange(partition, max(bound.first, bound.end - share), bound.end)
+            for partition, bound in bounds.items()
+            if bound.end > bound.first
+        ]
+        found: list[tuple[str, bytes, int]] = []
+        for work in access.plan_tasks(ranges, options.topics, tasks=1):
+            for batch in read_work(options, work, schema):
+                times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+                topics, payloads = (batch.column(name).to_pylist() for name in schema.names[:2])
+                found += zip(topics, payloads, times, strict=True)
+        return found, access.qos0_hint()
+    finally:
+        access.close()

@@ -6,11 +6,17 @@ with a user's rules before the default ones.
 
 from holdfast.pipeline.lake.table import Table
 from holdfast.pipeline.tables.availability import AVAILABILITY, OUTAGES
-from holdfast.pipeline.tables.devices import DEVICE_HOURS, DEVICE_MINUTES
-from holdfast.pipeline.tables.missing import GAPS, MISSING
+from holdfast.pipeline.tables.derived import (
+    DEVICE_HOURS,
+    DEVICE_MINUTES,
+    GAPS,
+    LATENCY,
+    MISSING,
+    QUALITY,
+    TOPICS,
+)
 from holdfast.pipeline.tables.readings import readings_table
 from holdfast.pipeline.tables.rules import Rule, RuleError
-from holdfast.pipeline.tables.traffic import LATENCY, QUALITY, TOPICS
 
 TABLES: list[Table] = [
     readings_table(),

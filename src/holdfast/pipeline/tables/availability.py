@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType
 
 from holdfast.pipeline.decoders.text_payload import ONLINE
 from holdfast.pipeline.lake.files.commits import ROWS
-from holdfast.pipeline.lake.files.sorting import Integers
+from holdfast.pipeline.lake.files.parquet import Integers
 from holdfast.pipeline.lake.table import Column, Grain, Table
 from holdfast.pipeline.tables.statistics import GroupedRows, text_hashes
 from holdfast.pipeline.tables.stream import REPEATED

@@ -20,12 +20,10 @@ import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, Decoded, DecodeError
 from holdfast.pipeline.lake.files.commits import COUNTS, ROWS
-from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, ColumnBatch
-from holdfast.pipeline.tables.columnar.marks import SPAN_MIN
+from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, SPAN_MIN, ColumnBatch
 from holdfast.pipeline.tables.columnar.parse import FieldGroup, read_flat
-from holdfast.pipeline.tables.columns import Output, OwnTime, Piece
+from holdfast.pipeline.tables.columns import Output, OwnTime, Piece, Rows, TableMessage
 from holdfast.pipeline.tables.edge import Emission, edge_device, read_edge
-from holdfast.pipeline.tables.messages import Rows, TableMessage
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import (
     IDLE_US_MAX,

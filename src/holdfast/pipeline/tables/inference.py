@@ -21,7 +21,7 @@ from holdfast.pipeline.decoders.decoded import DecodeError
 from holdfast.pipeline.decoders.json_payload import parse_json
 from holdfast.pipeline.decoders.text_payload import ONLINE, plain_value
 from holdfast.pipeline.decoders.times import parse_time
-from holdfast.pipeline.tables.messages import TableMessage
+from holdfast.pipeline.tables.columns import TableMessage
 from holdfast.pipeline.tables.profiles import Profile, load_profiles, rule_of
 from holdfast.pipeline.tables.rules import (
     DEFAULT_RULES,

@@ -17,11 +17,17 @@ import pyarrow.compute as pc
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
 from holdfast.pipeline.lake.files.commits import ROWS, STATE
-from holdfast.pipeline.lake.files.writer import with_date
+from holdfast.pipeline.lake.files.parquet import with_date
 from holdfast.pipeline.lake.table import RECORDS, Column, Emptied, Expectation, Table
-from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX, STATES, Piece
+from holdfast.pipeline.tables.columns import (
+    INPUT,
+    QUARANTINED_BYTES_MAX,
+    STATES,
+    Names,
+    Piece,
+    names_of,
+)
 from holdfast.pipeline.tables.fold import Folder
-from holdfast.pipeline.tables.messages import INPUT, Names, names_of
 from holdfast.pipeline.tables.rules import Rule, with_defaults
 from holdfast.pipeline.tables.stream import IDLE_US_MAX
 from holdfast.pipeline.tables.topics import Topic, Topics, client_stream

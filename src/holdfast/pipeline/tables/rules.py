@@ -16,8 +16,8 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.pipeline.decoders.decoded import DecodeError
+from holdfast.pipeline.decoders.documents import LAYERS
 from holdfast.pipeline.decoders.json_payload import Fields
-from holdfast.pipeline.decoders.layers import LAYERS
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
 DECODERS: Final = (

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from holdfast.pipeline.lake.files.commits import ROWS
-from holdfast.pipeline.lake.files.sorting import Integers, in_groups, ranks_of
+from holdfast.pipeline.lake.files.parquet import Integers, in_groups, ranks_of
 from holdfast.pipeline.lake.schema import arrow_schema
 from holdfast.pipeline.lake.table import Column
 from holdfast.pipeline.tables.columns import TIME

@@ -6,22 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from holdfast.pipeline.decoders.csv_payload import decode_csv
 from holdfast.pipeline.decoders.decoded import Decoded, DecodeError
-from holdfast.pipeline.decoders.documents import decode_senml, parse_cbor, parse_messagepack, plain
+from holdfast.pipeline.decoders.documents import (
+    GZIP_BEGIN,
+    LAYERS,
+    decode_senml,
+    inflated,
+    parse_cbor,
+    parse_messagepack,
+    plain,
+)
 from holdfast.pipeline.decoders.json_payload import Fields, decode_document, decode_json, parse_json
-from holdfast.pipeline.decoders.layers import GZIP_BEGIN, LAYERS, inflated
 from holdfast.pipeline.decoders.text_payload import (
     ONLINE,
     decode_any,
+    decode_csv,
     decode_number,
     decode_status,
     decode_text,
     number,
 )
 from holdfast.pipeline.tables.columnar.parse import Way
+from holdfast.pipeline.tables.columns import TableMessage
 from holdfast.pipeline.tables.edge import Emission
-from holdfast.pipeline.tables.messages import TableMessage
 from holdfast.pipeline.tables.rules import SPARKPLUG, WITH_LAYERS, Rule
 
 TOPICS_KNOWN_MAX: Final = 10_000

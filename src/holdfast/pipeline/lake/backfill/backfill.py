@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.pipeline.lake.backfill.days import Days, days_of
-from holdfast.pipeline.lake.backfill.parts import TablePart
+from holdfast.pipeline.lake.backfill.parts import Days, TablePart, days_of
 from holdfast.pipeline.lake.bronze import Bronze
 from holdfast.pipeline.lake.engine import Engine, locked, recover
 from holdfast.pipeline.lake.files.commits import Commit, CommitLog, File

@@ -28,9 +28,13 @@ from holdfast.pipeline.lake.files.commits import (
     spans,
 )
 from holdfast.pipeline.lake.files.files import LakeError, readable, remove_tree, sync_names
-from holdfast.pipeline.lake.files.parquet import parquet_file
+from holdfast.pipeline.lake.files.parquet import (
+    PartitionFile,
+    WriteSpec,
+    parquet_file,
+    partition_path,
+)
 from holdfast.pipeline.lake.files.readers import exclusively
-from holdfast.pipeline.lake.files.writer import PartitionFile, WriteSpec, partition_path
 from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.stores.store import WORK, TableStore, newest_applied
 

@@ -1,17 +1,204 @@
-"""Settings of a lake, in its file lake.json."""
+"""Settings of a lake, in its file lake.json, and the declarations of its tables.
 
+    LAKE/_tables/my_tables.py     a copy of a file given with --tables
+    LAKE/lake.json                "tables": the names and fingerprints of the files and packages
+
+Rows made by one set of rules and rows made by another do not fit together: the same device has two
+names. So a run uses the kept declarations, and a run with others is refused.
+"""
+
+import ast
+import atexit
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from types import CodeType, FunctionType
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
-from holdfast.pipeline.lake.files.declarations import Declaration
 from holdfast.pipeline.lake.files.errors import CredentialsError
 from holdfast.pipeline.lake.files.files import LakeError, write_atomically, write_new
-from holdfast.pipeline.lake.objects.paths import LakePath
+from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
+from holdfast.pipeline.lake.table import Table
+
+KEPT: Final = "_tables"
+_PLAIN: Final = (str, bytes, int, float, bool, frozenset, type(None))
+NO_ROWS: Final = ("description", "unit", "expectations")
+"""Fields of a declaration that make no rows."""
+DIFFERENCES_SHOWN: Final = 6
+"""The most changed lines that an error shows."""
+
+
+class Declaration(Struct, frozen=True):
+    """A file or package whose tables a lake has."""
+
+    name: str
+    """The name of the file, or of the package."""
+    fingerprint: str
+    """The hash of the code without comments and layout."""
+
+    @property
+    def is_file(self) -> bool:
+        """True for a file, of which the lake has a copy."""
+        return self.name.endswith(".py")
+
+
+def declaration_of(source: str | Path) -> Declaration:
+    """Returns the declaration of a file or a package."""
+    path = Path(source)
+    if path.is_file():
+        name = path.name if path.suffix == ".py" else f"{path.name}.py"
+        return Declaration(name, _hash([path.read_bytes()]))
+    found = find_spec(str(source))
+    folders = list(found.submodule_search_locations or ()) if found is not None else []
+    files = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+    if not files and found is not None and found.origin is not None:
+        files = [Path(found.origin)]
+    return Declaration(str(source), _hash(path.read_bytes() for path in files))
+
+
+def _hash(texts: Iterable[bytes]) -> str:
+    hashed = sha256()
+    for text in texts:
+        try:
+            hashed.update(ast.dump(ast.parse(text)).encode())
+        except (SyntaxError, ValueError):  # the catalogue reports it
+            hashed.update(text)
+    return hashed.hexdigest()[:16]
+
+
+def kept_sources(lake: LakePath, kept: Sequence[Declaration]) -> list[str]:
+    """Returns the copies of the kept files, and the kept packages. Raises LakeError.
+
+    Those of a lake in an object store are copied to a temporary directory first.
+    """
+    return [str(_local(lake / KEPT / each.name)) if each.is_file else each.name for each in kept]
+
+
+def _local(path: LakePath) -> Path:
+    """Returns the path of a kept file on this machine. Raises LakeError if it is missing."""
+    try:
+        if isinstance(path, ObjectPath):
+            copy = _copies() / sha256(str(path.parent).encode()).hexdigest()[:16] / path.name
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+            return copy
+        if path.is_file():
+            return path
+    except FileNotFoundError:
+        pass
+    raise LakeError(f"{path} is missing: copy the file with the tables there again")
+
+
+@cache
+def _copies() -> Path:
+    """Returns the directory of this process for copies, which is removed at its end."""
+    place = mkdtemp(prefix="holdfast-tables-")
+    atexit.register(rmtree, place, ignore_errors=True)
+    return Path(place)
+
+
+def keep(lake: LakePath, sources: Sequence[str | Path], given: Sequence[Declaration]) -> None:
+    """Copies the given files into the lake. Raises LakeError if two have the same name."""
+    names = [each.name for each in given]
+    if len(set(names)) != len(names):
+        raise LakeError(f"two files of --tables have the same name: {', '.join(names)}")
+    for source, each in zip(sources, given, strict=True):
+        place = lake / KEPT / each.name
+        if not each.is_file:
+            continue
+        if isinstance(place, ObjectPath) or Path(source).resolve() != place.resolve():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, Path(source).read_bytes())
+
+
+def differences(
+    lake: LakePath, kept: Sequence[Declaration], sources: Sequence[str | Path]
+) -> list[str]:
+    """Returns what differs between the kept declarations and given ones, one line each."""
+    found = []
+    given = {declaration_of(source).name: source for source in sources}
+    for each in kept:
+        if each.name not in given:
+            found.append(f"{each.name} is not given")
+        elif each.is_file:
+            found += _changed_lines(_local(lake / KEPT / each.name), Path(given[each.name]))
+    return found
+
+
+def changed_tables(
+    before: Mapping[str, Table], after: Mapping[str, Table], stored: Collection[str]
+) -> list[str]:
+    """Returns the stored tables that two catalogues declare differently, in order."""
+    return [
+        name
+        for name in stored
+        if (name in before or name in after)
+        and (
+            name not in before or name not in after or meaning(before[name]) != meaning(after[name])
+        )
+    ]
+
+
+def meaning(value: object, seen: tuple[object, ...] = ()) -> object:
+    """Returns something that is equal for two declarations that make the same rows.
+
+    A function is its code and constants, with those of the functions and plain values of its own
+    file that it uses. Comments, names of files and line numbers do not count.
+    """
+    if value in seen:
+        return "again"
+    if isinstance(value, FunctionType):
+        own = [value.__globals__.get(name) for name in _names_in(value.__code__)]
+        used = [each for each in own if isinstance(each, _PLAIN) or _is_beside(each, value)]
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        inner = (*used, *cells, value.__defaults__ or ())
+        return _code(value.__code__), [meaning(each, (*seen, value)) for each in inner]
+    if isinstance(value, tuple | list):
+        return [meaning(each, seen) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__, [
+            meaning(getattr(value, field.name), seen)
+            for field in fields(value)
+            if field.name not in NO_ROWS
+        ]
+    return value if isinstance(value, _PLAIN) else repr(type(value))
+
+
+def _is_beside(one: object, other: FunctionType) -> bool:
+    return isinstance(one, FunctionType) and one.__module__ == other.__module__
+
+
+def _names_in(code: CodeType) -> list[str]:
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return [*code.co_names, *(name for each in inner for name in _names_in(each))]
+
+
+def _code(code: CodeType) -> object:
+    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, constants
+
+
+def _changed_lines(before: Path, after: Path) -> list[str]:
+    one, other = (path.read_text(errors="replace").splitlines() for path in (before, after))
+    lines = [
+        line
+        for line in difflib.unified_diff(one, other, n=0, lineterm="")
+        if line[:1] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip()
+    ]
+    more = len(lines) - DIFFERENCES_SHOWN
+    return lines[:DIFFERENCES_SHOWN] + ([f"and {more} more lines"] if more > 0 else [])
+
 
 SETTINGS: Final = "lake.json"
 LAKE_FORMAT: Final = 1

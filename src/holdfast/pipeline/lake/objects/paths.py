@@ -7,11 +7,16 @@ none of that name, and it can copy one. The lake needs no more:
 - A file is *copied* from its staged name to its final one, and then its staged name is removed.
 
 Requests that fail with 5xx, 429 or no response are repeated for at most RETRY_S.
+
+A store that lets two writers create one object is refused. Counter-example: OpenStack Swift checks
+the condition before it writes. Two drivers that create the same commit at the same time both
+succeed, the later one overwrites the other, and the rows of the first are lost.
 """
 
 import io
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +30,7 @@ from holdfast.pipeline.lake.files.errors import CredentialsError, LakeError, Obj
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
 
 SCHEMES: Final = ("s3", "gs", "abfss", "az")
 RETRY_S: Final = 120.0
@@ -385,3 +391,67 @@ def _told(path: ObjectPath, text: str, error: Exception) -> Exception:
             f"({refused[0] if refused else why}). Renew them and run again: nothing is lost"
         )
     return ObjectStoreError(f"the object store does not serve {path}: {why}")
+
+
+PROBES: Final = "_probe"
+WRITERS: Final = 8
+ROUNDS: Final = 4
+LEFT_S: Final = 3600.0
+"""The age in seconds from which the objects of a killed probe are removed."""
+
+
+def check_object_store(lake: ObjectPath) -> None:
+    """Checks the store of a lake. Raises LakeError for one that cannot keep a lake."""
+    place = lake / PROBES / secrets.token_hex(8)
+    try:
+        with ThreadPoolExecutor(WRITERS) as writers:
+            for number in range(ROUNDS):
+                _check_race(place / str(number), writers)
+        listed = sorted(each.path.name for each in place.objects())
+        if listed != [str(number) for number in range(ROUNDS)]:
+            raise LakeError(
+                f"the object store of {lake} does not list what was just written: a lake needs a "
+                "store that is consistent"
+            )
+    finally:
+        remove_objects(each.path for each in place.objects())
+    left = [each.path for each in (lake / PROBES).objects() if each.age_s > LEFT_S]
+    if left:
+        remove_objects(left)
+
+
+def _check_race(path: ObjectPath, writers: ThreadPoolExecutor) -> None:
+    contents = [f"{secrets.token_hex(8)} {number}".encode() for number in range(WRITERS)]
+
+    def create(content: bytes) -> bool:
+        try:
+            path.create(content)
+        except FileExistsError:
+            return False
+        except ObjectStoreError as error:
+            if "501" in str(error) or "NotImplemented" in str(error):
+                raise _refusal(path, "refuses If-None-Match") from None
+            raise
+        return True
+
+    won = [
+        content for content, has in zip(contents, writers.map(create, contents), strict=True) if has
+    ]
+    try:
+        there = path.read_bytes()
+    except FileNotFoundError:
+        there = b""
+    if there not in won:
+        raise LakeError(
+            f"the object store of {path.root} has forgotten or changed an object that it had "
+            "acknowledged: it cannot keep a lake"
+        )
+    if len(won) != 1:
+        raise _refusal(path, f"let {len(won)} of {WRITERS} writers create the same object")
+
+
+def _refusal(path: ObjectPath, why: str) -> LakeError:
+    return LakeError(
+        f"the object store of {path.root} {why}. A lake needs a store that creates an object "
+        "only if there is none (If-None-Match: *), as AWS S3, MinIO, Ceph, Google and Azure do"
+    )

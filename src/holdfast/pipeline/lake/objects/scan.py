@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.files.commits import File, rows_of
 from holdfast.pipeline.lake.files.files import readable
-from holdfast.pipeline.lake.files.parquet import parquet_file
-from holdfast.pipeline.lake.files.writer import NULL_PARTITION
+from holdfast.pipeline.lake.files.parquet import NULL_PARTITION, parquet_file
 from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 
 if TYPE_CHECKING:

@@ -37,9 +37,14 @@ from holdfast.pipeline.lake.files.commits import (
     File,
     is_replacement,
 )
-from holdfast.pipeline.lake.files.exchange import replace_in
-from holdfast.pipeline.lake.files.files import LakeError, move_all, remove_all, remove_tree
-from holdfast.pipeline.lake.files.writer import partition_path
+from holdfast.pipeline.lake.files.files import (
+    LakeError,
+    move_all,
+    remove_all,
+    remove_tree,
+    replace_in,
+)
+from holdfast.pipeline.lake.files.parquet import partition_path
 from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 from holdfast.pipeline.lake.schema import names_of, quarantine_columns
 from holdfast.pipeline.lake.table import QUARANTINE

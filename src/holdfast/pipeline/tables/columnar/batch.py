@@ -1,25 +1,345 @@
-"""A batch of messages, with the groups that are read and marked together."""
+"""Marks and emits many messages at a time: a batch, with the groups that are read together.
+
+The marks are equal to those of stream.py one by one. A span is marked together as long as its
+numbers only grow: no repetition, no number that comes late or begins a new run. The message at
+which that ends is left to stream.py. Readings of messages with the same fields are one batch, in
+the table's order.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.pipeline.tables.columnar.emit import NONE, Marks, readings
-from holdfast.pipeline.tables.columnar.marks import (
-    MarkedProducer,
-    follow_all,
-    length_in_order,
-    mark_late,
-    remember,
+from holdfast.pipeline.tables.columnar.parse import (
+    NUMBER,
+    TEXT,
+    TRUTH,
+    FieldGroup,
+    Integers,
+    Values,
 )
-from holdfast.pipeline.tables.columnar.parse import FieldGroup, Integers
-from holdfast.pipeline.tables.messages import Names, Rows
-from holdfast.pipeline.tables.stream import IDLE_US_MAX, StreamState, producer_key
+from holdfast.pipeline.tables.columns import READINGS, TIME, TIME_END_US, Names, Rows
+from holdfast.pipeline.tables.stream import (
+    DEVICES_MAX,
+    GAPS_MAX,
+    IDLE_US_MAX,
+    JUMP_MAX,
+    PRODUCERS_MAX,
+    SEEN_MAX,
+    StreamState,
+    producer_key,
+)
 from holdfast.pipeline.tables.topics import Reader, Topics
+
+Codes = npt.NDArray[np.int32]
+
+NONE: Final = np.iinfo(np.int64).min
+"""The value that stands for null in an array of marks."""
+
+
+class Marks:
+    """The marks of the messages of a batch: one element each, NONE for null."""
+
+    def __init__(self, store_us: Integers) -> None:
+        count = len(store_us)
+        self.store_us = store_us
+        self.event_us = store_us.copy()
+        self.claimed_us = np.full(count, NONE, np.int64)
+        self.sent_us = np.full(count, NONE, np.int64)
+        self.runs = np.full(count, NONE, np.int64)
+        self.sequences = np.full(count, NONE, np.int64)
+        self.gaps_before = np.full(count, NONE, np.int64)
+        self.gaps_opened_us = np.full(count, NONE, np.int64)
+        self.late = np.zeros(count, np.bool_)
+        self.marked = np.zeros(count, np.bool_)
+        """True for messages that become readings: their marks are known, and they are no
+        repetitions."""
+
+
+def readings(rows: Rows, devices: Names, marks: Marks, group: FieldGroup) -> pa.RecordBatch | None:
+    """Returns the readings of the marked messages of a group, or None if there are none."""
+    places = np.flatnonzero(marks.marked[group.rows])
+    if not len(places):
+        return None
+    offsets, partitions = rows.integers("offset"), rows.integers("partition")
+    keys = (offsets, partitions, marks.event_us, devices.codes)
+    places = places[np.lexsort([key[group.rows[places]] for key in keys])]
+    chosen = group.rows[places]
+    cell, metric = _cells(devices.codes[chosen], _ranks(group.names))
+    of = chosen[cell]
+    columns: dict[str, pa.Array] = {
+        "device": devices.array(of),
+        "metric": pa.DictionaryArray.from_arrays(
+            pa.array(metric), pa.array(group.names, pa.string())
+        ),
+        "event_time": _optional(marks.event_us, of).cast(TIME),
+        "store_time": _optional(marks.store_us, of).cast(TIME),
+        "sent_time": _optional(marks.sent_us, of).cast(TIME),
+        "claimed_time": _optional(np.minimum(marks.claimed_us, TIME_END_US - 1), of).cast(TIME),
+        "topic": rows.topics.array(of),
+        "partition": pa.array(partitions[of]),
+        "offset": pa.array(offsets[of]),
+        "position": pa.array(metric),
+        "message_id": _ids(group, places, cell),
+        "stream": rows.streams.array(of),
+        "run": _optional(marks.runs, of),
+        "sequence": _optional(marks.sequences, of),
+        "gap_before": _optional(marks.gaps_before, of),
+        "gap_opened_at": _optional(marks.gaps_opened_us, of).cast(TIME),
+        "is_late": pa.array(marks.late[of]),
+        "is_historical": pa.array(np.zeros(len(of), np.bool_)),
+        "quality": pa.nulls(len(of), pa.int32()),
+    }
+    columns |= _values(group.values, places, cell, metric)
+    return pa.RecordBatch.from_arrays([columns[name] for name in READINGS.names], schema=READINGS)
+
+
+def _ids(group: FieldGroup, places: Integers, cell: Integers) -> pa.Array:
+    if group.ids is None:
+        return pa.nulls(len(cell), pa.string())
+    ids = pa.array([group.ids[place] for place in places.tolist()], pa.string())
+    return ids.take(pa.array(cell))
+
+
+def _ranks(names: Sequence[str]) -> Integers:
+    """Returns the rank of each name."""
+    ranks = np.empty(len(names), np.int64)
+    # Names are compared by bytes, as Spark and Arrow compare texts.
+    ranks[sorted(range(len(names)), key=lambda index: names[index].encode())] = np.arange(
+        len(names)
+    )
+    return ranks
+
+
+def _cells(devices: Codes, ranks: Integers) -> tuple[Integers, Codes]:
+    """Returns the message and the metric of each reading, as indexes.
+
+    The order is device by device, metric by metric, message by message.
+    """
+    count, width = len(devices), len(ranks)
+    begins = np.flatnonzero(np.diff(devices, prepend=devices[0] - 1))
+    lengths = np.diff(begins, append=count)
+    begin, length = np.repeat(begins, lengths), np.repeat(lengths, lengths)
+    within = np.arange(count) - begin
+    places = begin * width + within + ranks[:, None] * length
+    message = np.empty(count * width, np.int64)
+    metric = np.empty(count * width, np.int32)
+    message[places] = np.arange(count)
+    metric[places] = np.arange(width, dtype=np.int32)[:, None]
+    return message, metric
+
+
+def _optional(values: Integers, rows: Integers) -> pa.Array:
+    found = values[rows]
+    missing = found == NONE
+    if missing.all():
+        return pa.nulls(len(found), pa.int64())
+    return pa.array(found, mask=missing) if missing.any() else pa.array(found)
+
+
+def _values(
+    values: Sequence[Values], places: Integers, cell: Integers, metric: Codes
+) -> dict[str, pa.Array]:
+    """Returns the value columns.
+
+    `places` are the indexes of the messages in the group. `cell` and `metric` come from `_cells`.
+    """
+    count = len(cell)
+    doubles, no_double = np.zeros(count), np.ones(count, np.bool_)
+    truths, no_truth = np.zeros(count, np.bool_), np.ones(count, np.bool_)
+    texts: list[pa.Array] = []
+    text_at = np.full(count, -1, np.int64)
+    for number, each in enumerate(values):
+        at = np.flatnonzero(metric == number)
+        of = places[cell[at]]
+        for kind in (NUMBER, TRUTH, TEXT):
+            chosen = each.of_kind(kind)
+            if chosen is False:
+                continue
+            some = slice(None) if chosen is True else chosen[of]
+            if kind == NUMBER and each.doubles is not None:
+                doubles[at[some]] = each.doubles[of[some]]
+                no_double[at[some]] = False
+            elif kind == TRUTH and each.truths is not None:
+                truths[at[some]] = each.truths[of[some]]
+                no_truth[at[some]] = False
+            elif kind == TEXT and each.texts is not None:
+                text_at[at[some]] = sum(map(len, texts)) + of[some]
+                texts.append(pa.array(each.texts, pa.string()))
+    return {
+        "value_double": pa.array(doubles, mask=no_double),
+        "value_boolean": pa.array(truths, mask=no_truth),
+        "value_string": _texts(texts, text_at),
+    }
+
+
+def _texts(texts: Sequence[pa.Array], at: Integers) -> pa.Array:
+    if not texts:
+        return pa.DictionaryArray.from_arrays(
+            pa.nulls(len(at), pa.int32()), pa.array([], pa.string())
+        )
+    encoded = pa.concat_arrays(texts).dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy()[at]
+    missing = (at < 0) | (codes < 0)
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=missing), encoded.dictionary)
+
+
+SPAN_MIN: Final = 8
+"""The fewest messages for which the check of all together pays off."""
+
+Mask = npt.NDArray[np.bool_]
+_Key = TypeVar("_Key")
+
+
+class MarkedProducer(NamedTuple):
+    """The producer of a span, and the sequences of its messages."""
+
+    id: str
+    epoch: int
+    sequences: Integers
+
+
+class Places(NamedTuple):
+    """The positions (stream.StreamPosition) of messages that all have numbers."""
+
+    run: int
+    gaps_before: Integers
+
+
+def length_in_order(
+    state: StreamState,
+    producer: MarkedProducer | None,
+    ids: Sequence[str] | None,
+    numbers: Integers | None,
+    length: int,
+) -> int:
+    """Returns how many of `length` messages, from the first on, can be marked together.
+
+    Their producer's sequences, ids and numbers must be new, and the numbers must be in order.
+    """
+    if producer is not None:
+        length = min(length, _new_sequences(state, producer))
+    if numbers is not None:
+        length = min(length, _growing(state, numbers))
+        if ids is None and producer is None and length >= SPAN_MIN:
+            length = _are_new_numbers(state, numbers[:length])
+    if ids is not None and length >= SPAN_MIN:
+        length = _new_ids(state, ids[:length])
+    return length
+
+
+def _new_sequences(state: StreamState, producer: MarkedProducer) -> int:
+    sequences = producer.sequences
+    last = state.producers.get(producer.id)
+    if last is not None and (producer.epoch, int(sequences[0])) <= last:
+        return 0
+    return _until(sequences[1:] > sequences[:-1]) + 1
+
+
+def _new_ids(state: StreamState, ids: Sequence[str]) -> int:
+    new: set[str] = set()
+    for index, id in enumerate(ids):
+        if id in state.seen or id in new:
+            return index
+        new.add(id)
+    return len(ids)
+
+
+def _growing(state: StreamState, numbers: Integers) -> int:
+    steps = np.diff(numbers, prepend=_before(state, numbers))
+    return _until((steps > 0) & (steps <= JUMP_MAX + 1))
+
+
+def _before(state: StreamState, numbers: Integers) -> int:
+    """Returns the number before the first one. If the run begins here, no number is missing between
+    them."""
+    return state.high if state.run is not None else int(numbers[0]) - 1
+
+
+def _are_new_numbers(state: StreamState, numbers: Integers) -> int:
+    known = state.contents
+    if not known or max(known) < numbers[0]:
+        return len(numbers)
+    return _until(~np.isin(numbers, np.array(list(known), np.int64)))
+
+
+def _until(fine: Mask) -> int:
+    """Returns the index of the first element that is false."""
+    if fine.all():
+        return len(fine)
+    return int(fine.argmin())
+
+
+def remember(
+    state: StreamState,
+    producer: MarkedProducer | None,
+    ids: Sequence[str] | None,
+    numbers: Integers | None,
+    payloads: Sequence[bytes],
+    *,
+    any_content: bool,
+) -> None:
+    """Notes that these messages have come. `length_in_order` must hold for all of them.
+
+    With `any_content` a repeated id is a repetition whatever the payload.
+    """
+    if producer is not None:
+        state.producers.pop(producer.id, None)
+        state.producers[producer.id] = (producer.epoch, int(producer.sequences[-1]))
+        _trim(state.producers, PRODUCERS_MAX)
+    if ids is not None:
+        last_ids = ids[-SEEN_MAX:]
+        if any_content:
+            state.seen.update(dict.fromkeys(last_ids, True))
+        else:
+            state.seen.update(zip(last_ids, map(crc32, payloads[-SEEN_MAX:]), strict=True))
+        _trim(state.seen, SEEN_MAX)
+    elif numbers is not None and producer is None:
+        last = numbers[-SEEN_MAX:].tolist()
+        state.contents.update(zip(last, map(crc32, payloads[-SEEN_MAX:]), strict=True))
+        _trim(state.contents, SEEN_MAX)
+
+
+def follow_all(state: StreamState, numbers: Integers, begun: int, store_us: Integers) -> Places:
+    """Applies `stream.follow` to each number in turn. `begun` names the run if it begins one."""
+    gaps = np.diff(numbers, prepend=_before(state, numbers)) - 1
+    if state.run is None:
+        state.run, state.raw, state.gaps = begun, 0, []
+    state.high = int(numbers[-1])
+    for at in np.flatnonzero(gaps)[-GAPS_MAX:].tolist():
+        number = int(numbers[at])
+        state.gaps.append((number - int(gaps[at]), number - 1, int(store_us[at])))
+    del state.gaps[:-GAPS_MAX]
+    return Places(state.run, gaps)
+
+
+def mark_late(state: StreamState, device: str, event_us: Integers, lateness_us: int) -> Mask:
+    """Applies `stream.is_late` to each event time of a device in turn."""
+    newest = state.latest.get(device)
+    least = np.iinfo(np.int64).min
+    # The newest event time before each message.
+    before = np.maximum.accumulate(
+        np.concatenate(([least if newest is None else newest], event_us))
+    )
+    highest = int(before[-1])
+    if newest is None or highest > newest:
+        state.latest.pop(device, None)
+        state.latest[device] = highest
+        _trim(state.latest, DEVICES_MAX)
+    before = before[:-1]
+    return (before > least) & (event_us < before - lateness_us)
+
+
+def _trim(known: dict[_Key, Any], most: int) -> None:
+    """Removes the oldest entries."""
+    while len(known) > most:
+        del known[next(iter(known))]
+
 
 EARLIEST_US: Final = 946_684_800_000_000
 """The year 2000 in microseconds since 1970. An earlier event time comes from a clock that was never

@@ -1,10 +1,18 @@
-"""Gold `latency`, from publishing to the broker's log, `quality`, repetitions and the like per
-device, and `topics`, messages and bytes per topic."""
+"""Tables made from `readings` and `records`, except those of presence (availability.py).
+
+Silver `gaps`: numbers found missing, and those that came later; gold `missing`: the rest. Gold
+`device_minutes` and `device_hours`: statistics per device and metric. Gold `latency`, from
+publishing to the broker's log, `quality`, repetitions and the like per device, and `topics`,
+messages and bytes per topic.
+"""
 
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, LongType
 
 from holdfast.pipeline.lake.table import RECORDS, Column, Grain, Table
 from holdfast.pipeline.tables.statistics import (
@@ -13,8 +21,203 @@ from holdfast.pipeline.tables.statistics import (
     Results,
     WindowFold,
     percentile,
+    put_moments,
 )
 from holdfast.pipeline.tables.stream import REPEATED
+
+_GAP_COLUMNS: Final = (
+    Column("stream", "string", "the numbered stream: a topic, device or Sparkplug edge node"),
+    Column("run", "bigint", "the run of the stream"),
+    Column("device", "string", "the device of the message that told"),
+    Column("event", "string", "`missing`: the numbers were skipped; `filled`: one of them came"),
+    Column("first", "bigint", "first number"),
+    Column("last", "bigint", "last number"),
+    Column("count", "bigint", "how many"),
+    Column("opened_at", "timestamp", "when the gap was found: store_time of the message behind it"),
+    Column("store_time", "timestamp", "when the broker stored the message that told"),
+    Column("partition", "int", "log partition of that message"),
+    Column("offset", "bigint", "its offset"),
+)
+
+_MISSING_COLUMNS: Final = (
+    Column("stream", "string", "the numbered stream: a topic, device or Sparkplug edge node"),
+    Column("device", "string", "the device of the message behind the gap"),
+    Column("window_start", "timestamp", "day of opened_at, UTC"),
+    Column("run", "bigint", "the run of the stream"),
+    Column("first", "bigint", "first missing number"),
+    Column("last", "bigint", "last missing number"),
+    Column("count", "bigint", "how many"),
+    Column("opened_at", "timestamp", "when the gap was found"),
+)
+
+
+def build_gaps(readings: DataFrame) -> DataFrame:
+    """Returns the gaps that were opened, and the missing numbers that came later."""
+    rows = readings.where((F.col("position") == 0) & F.col("gap_opened_at").isNotNull())
+    opened = F.col("gap_before") > 0
+    return rows.select(
+        "stream",
+        "run",
+        "device",
+        F.when(opened, "missing").otherwise("filled").alias("event"),
+        F.when(opened, F.col("sequence") - F.col("gap_before"))
+        .otherwise(F.col("sequence"))
+        .alias("first"),
+        F.when(opened, F.col("sequence") - 1).otherwise(F.col("sequence")).alias("last"),
+        F.when(opened, F.col("gap_before")).otherwise(F.lit(1)).alias("count"),
+        F.col("gap_opened_at").alias("opened_at"),
+        "store_time",
+        "partition",
+        "offset",
+    )
+
+
+def build_missing(gaps: DataFrame) -> DataFrame:
+    """Returns each gap without the numbers that came later, as ranges."""
+    day = F.date_trunc("day", "opened_at").alias("window_start")
+    key = ["stream", "run", "opened_at"]
+    opened = gaps.where(F.col("event") == "missing").select(*key, day, "device", "first", "last")
+    filled = (
+        gaps.where(F.col("event") == "filled")
+        .groupBy(*key)
+        .agg(F.sort_array(F.collect_set("first")).alias("numbers"))
+    )
+    numbers = F.coalesce(F.col("numbers"), F.array().cast(ArrayType(LongType())))
+    inside = F.filter(numbers, lambda n: (n >= F.col("first")) & (n <= F.col("last")))
+    cuts = F.concat(F.array(F.col("first") - 1), inside, F.array(F.col("last") + 1))
+    ranges = F.zip_with(
+        F.slice(cuts, F.lit(1), F.size(cuts) - 1),
+        F.slice(cuts, F.lit(2), F.size(cuts) - 1),
+        lambda before, behind: F.struct((before + 1).alias("first"), (behind - 1).alias("last")),
+    )
+    left = opened.join(filled, key, "left").select(
+        "stream", "device", "window_start", "run", "opened_at", F.explode(ranges).alias("range")
+    )
+    return left.where(F.col("range.first") <= F.col("range.last")).select(
+        "stream",
+        "device",
+        "window_start",
+        "run",
+        "range.first",
+        "range.last",
+        (F.col("range.last") - F.col("range.first") + 1).alias("count"),
+        "opened_at",
+    )
+
+
+GAPS: Final = Table(
+    name="gaps",
+    layer="silver",
+    source="readings",
+    build=build_gaps,
+    columns=_GAP_COLUMNS,
+    description="Missing message numbers when they were noticed, and those that came later",
+    keys=("stream", "run", "opened_at", "partition", "offset"),
+)
+MISSING: Final = Table(
+    name="missing",
+    layer="gold",
+    source="gaps",
+    build=build_missing,
+    columns=_MISSING_COLUMNS,
+    description="Message numbers that have not come until now, as ranges",
+    keys=("window_start", "stream", "run", "first"),
+    grain=Grain.days(source_time="opened_at"),
+)
+
+
+SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+READING_ORDER: Final = ("event_time", "partition", "offset", "position")
+"""The columns that identify a reading among those of a device and metric."""
+_INPUT: Final = (
+    "device", "metric", "value_double", "value_string", "value_boolean", "is_late", *READING_ORDER,
+)  # fmt: skip
+
+
+def _columns(unit: str) -> tuple[Column, ...]:
+    return (
+        Column("device", "string", "the device"),
+        Column("metric", "string", "what was read"),
+        Column("window_start", "timestamp", f"begin of the {unit}, by the event time, UTC"),
+        Column("readings", "bigint", "readings of any type, null as well"),
+        Column(
+            "rate",
+            "double",
+            f"readings per second of the observed part of the {unit}; null if that is under 10 s",
+        ),
+        Column("late", "bigint", "of them late"),
+        Column("numbers", "bigint", "of them numbers; what follows is about these"),
+        Column("min", "double", "least"),
+        Column("max", "double", "greatest"),
+        Column("mean", "double", "mean, within min and max; null if the sum is beyond double"),
+        Column("stddev", "double", "standard deviation of the sample; null for one number"),
+        Column("first", "double", "by the event time"),
+        Column("last", "double", "by the event time"),
+        *(
+            Column(name, "double", f"exact percentile {share * 100:g}, linear between two values")
+            for name, share in SHARES.items()
+        ),
+        Column("trues", "bigint", "readings that are true"),
+        Column("falses", "bigint", "readings that are false"),
+        Column("last_string", "string", "the last text, by the event time"),
+    )
+
+
+def prepare_readings(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the readings of devices, without what the pipeline adds, such as `$online`."""
+    return rows.filter(pc.invert(pc.starts_with(rows["metric"], "$")))
+
+
+def aggregate_readings(groups: GroupedRows) -> ArrowColumns:
+    """Computes the statistics of readings."""
+    numbers = groups.present("value_double")
+    found = Results(len(groups.begins))
+    for each, values in numbers.sorted():
+        found.put("min", each, values[:, 0])
+        found.put("max", each, values[:, -1])
+        put_moments(found, each, values)
+        for name, share in SHARES.items():
+            found.put(name, each, percentile(values, share))
+    truth = groups.rows["value_boolean"]
+    return {
+        "readings": groups.size(),
+        "late": groups.count(groups.rows["is_late"]),
+        "numbers": numbers.size(),
+        **{name: found.array(name) for name in ("min", "max", "mean", "stddev", *SHARES)},
+        "first": numbers.first(),
+        "last": numbers.last(),
+        "trues": groups.count(truth),
+        "falses": groups.count(pc.invert(truth)),
+        "last_string": groups.present("value_string").last(),
+    }
+
+
+def _table(name: str, unit: str) -> Table:
+    return Table(
+        name=name,
+        layer="gold",
+        source="readings",
+        build=WindowFold(
+            table=_columns(unit),
+            columns=_INPUT,
+            prepare=prepare_readings,
+            aggregate=aggregate_readings,
+            keys=("device", "metric"),
+            time="event_time",
+            unit=unit,
+            order=READING_ORDER,
+            rates={"rate": "readings"},
+        ),
+        columns=_columns(unit),
+        description=f"Statistics of each device and metric, for each {unit}",
+        keys=("window_start", "device", "metric"),
+        grain=Grain.hours(),
+    )
+
+
+DEVICE_MINUTES: Final = _table("device_minutes", "minute")
+DEVICE_HOURS: Final = _table("device_hours", "hour")
+
 
 LATENCY_MAX_S: Final = 86_400
 """The largest plausible latency in seconds. Beyond it a clock is wrong."""

@@ -1,1 +1,0 @@
-"""Checks rows before they are committed."""
