@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.report import charts
+from holdfast.pipeline.report.charts import Heading, Page, ReportPart, facts, number, table, text_of
 from holdfast.pipeline.report.data import POINTS_MAX, Rows, Stored, thinned
-from holdfast.pipeline.report.page import Heading, Page, ReportPart, facts, number, table, text_of
 
 RUNS_MAX: Final = 5
 """The most runs that are shown without a choice, the newest ones."""

@@ -18,9 +18,8 @@ from holdfast.cli.pipeline.backfill import _lines
 from holdfast.log.partition import partition_of
 from holdfast.pipeline.lake.backfill.backfill import Backfill, BackfillReport
 from holdfast.pipeline.lake.backfill.parts import parse_days
-from holdfast.pipeline.lake.files.commits import CommitLog
+from holdfast.pipeline.lake.files.commits import CommitLog, history
 from holdfast.pipeline.lake.files.errors import LakeError
-from holdfast.pipeline.lake.files.history import history
 from holdfast.pipeline.lake.lake import Lake
 from tests.support.journal_files import TIME_US, Journal, record
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.pipeline import Column, Lake
-from holdfast.pipeline.lake.files.history import HISTORY, history
+from holdfast.pipeline.lake.files.commits import HISTORY, history
 from tests.support.lake_site import Crash, Site
 from tests.support.lake_tables import NUMBERED, PER_HOUR
 

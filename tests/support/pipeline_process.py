@@ -12,7 +12,7 @@ import psutil
 
 import holdfast
 from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.objects.paths import LakePath
+from holdfast.pipeline.lake.files.objects import LakePath
 
 WAIT_S = 300.0
 POLL_S = 0.1

@@ -9,7 +9,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import types as t
 
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.lake.stores.iceberg_schema import iceberg_type
+from holdfast.pipeline.lake.schema import iceberg_type
 
 
 def test_every_type_that_tables_have() -> None:

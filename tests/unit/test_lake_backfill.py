@@ -19,10 +19,9 @@ from holdfast.log.partition import partition_of
 from holdfast.pipeline.lake.backfill.backfill import Backfill, BackfillReport
 from holdfast.pipeline.lake.backfill.parts import TablePart, parse_days, quarantined_files
 from holdfast.pipeline.lake.engine import locked
-from holdfast.pipeline.lake.files.commits import CommitLog
+from holdfast.pipeline.lake.files.commits import CommitLog, history
 from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.files import remove_all
-from holdfast.pipeline.lake.files.history import history
 from holdfast.pipeline.lake.lake import Lake
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.small_s3 import BUCKET, small_s3

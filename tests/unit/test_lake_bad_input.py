@@ -14,10 +14,10 @@ pytest.importorskip("pyspark")
 from holdfast.log.files.data_directory import create
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import Manifest
+from holdfast.pipeline.lake.files import objects
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.errors import CredentialsError, LakeError
 from holdfast.pipeline.lake.lake import Lake
-from holdfast.pipeline.lake.objects import paths as objects
 from holdfast.pipeline.lake.runner import error_text
 from tests.support.journal_files import Journal
 from tests.support.small_s3 import BUCKET, Refusal, SmallS3, small_s3

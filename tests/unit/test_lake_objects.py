@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("obstore")
 
 from holdfast.pipeline.lake.engine import Engine, Step, do_nothing
+from holdfast.pipeline.lake.files import objects
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, CommitLog
 from holdfast.pipeline.lake.files.errors import (
     CredentialsError,
@@ -20,10 +21,9 @@ from holdfast.pipeline.lake.files.errors import (
     ObjectStoreError,
     RaceError,
 )
+from holdfast.pipeline.lake.files.objects import ObjectPath, check_object_store, location
 from holdfast.pipeline.lake.files.parquet import PartitionedWriter, WriteSpec, write_files
 from holdfast.pipeline.lake.files.settings import LakeSettings, read_settings, write_settings
-from holdfast.pipeline.lake.objects import paths as objects
-from holdfast.pipeline.lake.objects.paths import ObjectPath, check_object_store, location
 from holdfast.pipeline.lake.stores.store import ParquetStore
 from tests.support.small_s3 import BUCKET, Refusal, SmallS3, small_s3
 

@@ -15,9 +15,8 @@ import plotly.graph_objects as go
 
 from holdfast.pipeline.lake.catalog import load_catalog
 from holdfast.pipeline.report import data
-from holdfast.pipeline.report.charts import spans
+from holdfast.pipeline.report.charts import Page, spans
 from holdfast.pipeline.report.data import STEPS_MAX, grain_of
-from holdfast.pipeline.report.page import Page
 from holdfast.pipeline.report.report import report
 from tests.support.gold_files import write_table
 

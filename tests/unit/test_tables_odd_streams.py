@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.pipeline.tables import columns as declared
-from holdfast.pipeline.tables.columnar.parse import GROUP_ROWS_MIN, PARSED_ROWS
 from holdfast.pipeline.tables.fold import Folder
+from holdfast.pipeline.tables.parse import GROUP_ROWS_MIN, PARSED_ROWS
 from holdfast.pipeline.tables.readings import ReadingsFold, _copy_rows, _slices, _weights
 from holdfast.pipeline.tables.rules import Rule, with_defaults
 from holdfast.pipeline.tables.stream import IDLE_DAYS_MAX
@@ -295,9 +295,7 @@ def test_steps_buckets_slices_and_batches_change_nothing(seed: int) -> None:
         module = "holdfast.pipeline.tables.readings"
         patch.setattr(f"{module}.BATCH_ROWS", chance.choice((5, 40, 1000)))
         patch.setattr(f"{module}.SLICE_BYTES", chance.choice((1, 300, 5000)))
-        patch.setattr(
-            "holdfast.pipeline.tables.columnar.parse.PARSED_ROWS", chance.choice((10, 1000))
-        )
+        patch.setattr("holdfast.pipeline.tables.parse.PARSED_ROWS", chance.choice((10, 1000)))
         for begin, end in pairwise(edges):
             cuts = sorted({begin, end, chance.randrange(begin, end)})
             batches = [records.batch(slice(*cut)) for cut in pairwise(cuts)]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from holdfast.pipeline.report.page import Heading, Page, ReportPart, facts, number, table
+from holdfast.pipeline.report.charts import Heading, Page, ReportPart, facts, number, table
 from holdfast_lab.experiments import EXPERIMENTS
 from holdfast_lab.results import pictures
 from holdfast_lab.results.figures import MAIN, figure, study_of, title_of

@@ -53,8 +53,8 @@ def register(args: argparse.Namespace) -> int:
 
 
 def _register_in_iceberg(lake: "Lake", args: argparse.Namespace) -> int:
+    from holdfast.pipeline.lake.files.objects import directory_of
     from holdfast.pipeline.lake.files.settings import Registration
-    from holdfast.pipeline.lake.objects.paths import directory_of
     from holdfast.pipeline.lake.registration import registration as catalogs
 
     wanted = Registration(args.iceberg, args.namespace, dict(args.property), list(args.names))
@@ -70,7 +70,7 @@ def _register_in_iceberg(lake: "Lake", args: argparse.Namespace) -> int:
 
 
 def _register_in_hive(lake: "Lake", args: argparse.Namespace) -> int:
-    from holdfast.pipeline.lake.objects.paths import directory_of
+    from holdfast.pipeline.lake.files.objects import directory_of
     from holdfast.pipeline.lake.registration.spark_catalog import unregister_in_spark
 
     args.conf = [(HIVE, "hive"), *args.conf]
@@ -100,7 +100,7 @@ def _print_removed(names: list[str], where: str) -> None:
 
 def show_history(args: argparse.Namespace) -> int:
     """Prints when tables were made, got columns and were built again."""
-    from holdfast.pipeline.lake.files.history import history
+    from holdfast.pipeline.lake.files.commits import history
     from holdfast.pipeline.lake.table import RECORDS
 
     lake = existing_lake(args)

@@ -40,15 +40,14 @@ from holdfast.pipeline.lake.files.commits import (
     Replaced,
     Skipped,
     is_replacement,
+    note_change,
     rows_of,
 )
 from holdfast.pipeline.lake.files.errors import RaceError
 from holdfast.pipeline.lake.files.files import LakeError, remove_all, remove_tree, sync_names
-from holdfast.pipeline.lake.files.history import note_change
-from holdfast.pipeline.lake.files.parquet import FILE_SCHEMA, WriteSpec, write_files
+from holdfast.pipeline.lake.files.objects import LakePath, ListedObject, ObjectPath
+from holdfast.pipeline.lake.files.parquet import FILE_SCHEMA, WriteSpec, object_frame, write_files
 from holdfast.pipeline.lake.files.readers import exclusively, lock_directory
-from holdfast.pipeline.lake.objects.paths import LakePath, ListedObject, ObjectPath
-from holdfast.pipeline.lake.objects.scan import object_frame
 from holdfast.pipeline.lake.schema import struct_type
 from holdfast.pipeline.lake.stores.store import (
     WORK,

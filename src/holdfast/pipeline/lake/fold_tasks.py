@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS
 from holdfast.pipeline.lake.files.files import complete, open_new, readable
+from holdfast.pipeline.lake.files.objects import location
 from holdfast.pipeline.lake.files.parquet import (
     PartitionedWriter,
     WriteSpec,
@@ -26,7 +27,6 @@ from holdfast.pipeline.lake.files.parquet import (
     parquet_file,
     with_date,
 )
-from holdfast.pipeline.lake.objects.paths import location
 from holdfast.pipeline.lake.table import Fold, StreamFold
 
 READ_ROWS: Final = 32_768

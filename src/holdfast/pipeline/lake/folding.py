@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS, STATE, File, rows_of
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.files.parquet import WriteSpec
 from holdfast.pipeline.lake.fold_tasks import (
     FoldSpec,
@@ -29,7 +30,6 @@ from holdfast.pipeline.lake.fold_tasks import (
     fold_units,
     spread_units,
 )
-from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.schema import Names, arrow_schema, names_of
 from holdfast.pipeline.lake.table import GrainFold, StreamFold, Table
 from holdfast.pipeline.workers import exclude_modules_from_collection

@@ -21,6 +21,14 @@ from holdfast.pipeline.lake.engine import Engine, do_nothing, finish, locked, us
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.compaction import Compaction
 from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.objects import (
+    LakePath,
+    ObjectPath,
+    check_object_store,
+    directory_of,
+    location,
+)
+from holdfast.pipeline.lake.files.parquet import hive_files
 from holdfast.pipeline.lake.files.settings import (
     LAKE_FORMAT,
     SETTINGS,
@@ -35,14 +43,6 @@ from holdfast.pipeline.lake.files.settings import (
     store_name,
     write_settings,
 )
-from holdfast.pipeline.lake.objects.paths import (
-    LakePath,
-    ObjectPath,
-    check_object_store,
-    directory_of,
-    location,
-)
-from holdfast.pipeline.lake.objects.scan import hive_files
 from holdfast.pipeline.lake.registration.registration import CatalogUpdates
 from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source, encodings_of
 from holdfast.pipeline.lake.schema import (

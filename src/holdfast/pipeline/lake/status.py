@@ -22,7 +22,7 @@ from holdfast.pipeline.lake.files.commits import (
     unseen_replacement,
 )
 from holdfast.pipeline.lake.files.files import LakeError, readable
-from holdfast.pipeline.lake.objects.paths import LakePath
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.source import LogAccess

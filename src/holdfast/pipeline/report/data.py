@@ -18,8 +18,8 @@ import pyarrow.parquet as parquet
 
 from holdfast.pipeline.lake.files.commits import CommitLog, File
 from holdfast.pipeline.lake.files.files import LakeError, readable
-from holdfast.pipeline.lake.objects.paths import LakePath
-from holdfast.pipeline.lake.objects.scan import hive_files
+from holdfast.pipeline.lake.files.objects import LakePath
+from holdfast.pipeline.lake.files.parquet import hive_files
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS
 from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Table
 

@@ -20,18 +20,24 @@ import pyarrow.compute as pc
 
 from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.files.files import LakeError, write_atomically
-from holdfast.pipeline.lake.objects.paths import LakePath
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.table import QUARANTINE, RECORDS
 from holdfast.pipeline.report import charts
 from holdfast.pipeline.report.charts import (
+    TABLE_ROWS_MAX,
     Floats,
+    Heading,
     Line,
+    Page,
+    ReportPart,
     TimeAxis,
     Titles,
     axis_of_rows,
     gaps_of,
     latency_chart,
     readings_chart,
+    shortened,
+    table,
     time_chart,
 )
 from holdfast.pipeline.report.data import (
@@ -46,14 +52,6 @@ from holdfast.pipeline.report.data import (
     summed,
     time_of,
     where,
-)
-from holdfast.pipeline.report.page import (
-    TABLE_ROWS_MAX,
-    Heading,
-    Page,
-    ReportPart,
-    shortened,
-    table,
 )
 from holdfast.pipeline.tables.stream import REPEATED
 

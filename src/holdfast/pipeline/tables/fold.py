@@ -20,25 +20,27 @@ import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, Decoded, DecodeError
 from holdfast.pipeline.lake.files.commits import COUNTS, ROWS
-from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, SPAN_MIN, ColumnBatch
-from holdfast.pipeline.tables.columnar.parse import FieldGroup, read_flat
+from holdfast.pipeline.tables.alike import EARLIEST_US, SPAN_MIN, ColumnBatch
 from holdfast.pipeline.tables.columns import Output, OwnTime, Piece, Rows, TableMessage
-from holdfast.pipeline.tables.edge import Emission, edge_device, read_edge
+from holdfast.pipeline.tables.parse import FieldGroup, read_flat
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import (
     IDLE_US_MAX,
     NOISE_MAX,
     NOWHERE,
     REPEATED,
+    Emission,
     StreamPosition,
     StreamState,
     count_error,
+    edge_device,
     follow,
     is_late,
     is_repeated,
     is_repetition,
     note_newest,
     producer_key,
+    read_edge,
     was_seen,
 )
 from holdfast.pipeline.tables.topics import Reader, Topics

@@ -26,10 +26,10 @@ from holdfast.pipeline.decoders.text_payload import (
     decode_text,
     number,
 )
-from holdfast.pipeline.tables.columnar.parse import Way
 from holdfast.pipeline.tables.columns import TableMessage
-from holdfast.pipeline.tables.edge import Emission
+from holdfast.pipeline.tables.parse import Way
 from holdfast.pipeline.tables.rules import SPARKPLUG, WITH_LAYERS, Rule
+from holdfast.pipeline.tables.stream import Emission
 
 TOPICS_KNOWN_MAX: Final = 10_000
 """The most topics that are cached."""

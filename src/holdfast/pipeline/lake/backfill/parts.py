@@ -19,8 +19,8 @@ from holdfast.pipeline.lake.files.commits import (
     unseen_replacement,
 )
 from holdfast.pipeline.lake.files.errors import LakeError
+from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath
 from holdfast.pipeline.lake.files.parquet import parquet_file
-from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 from holdfast.pipeline.lake.table import QUARANTINE
 
 DAY_US = 86_400_000_000

@@ -7,6 +7,12 @@ A commit is *recorded* when its file exists. One rename adds its rows to the tab
 rows of the source, so no crash can do one without the other. A commit is *applied* when its files
 are in their places (see store.py). The next process that finds it not applied applies it again. So
 no row is written twice and none is lost, wherever a run ends.
+
+    LAKE/_history/<table>.jsonl    when a table was made, got columns, or was built again
+
+The history has one entry a line, oldest first. Commits have the same facts, but a lake keeps only
+the last thousand of them, and a rebuild removes them all. An entry is written after its commit; a
+run that finds it missing writes it again. So each change is told once, wherever a run ends.
 """
 
 import re
@@ -19,7 +25,7 @@ from msgspec import Struct
 
 from holdfast.pipeline.lake.files.errors import RaceError
 from holdfast.pipeline.lake.files.files import LakeError, remove_all, write_atomically, write_new
-from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
+from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath
 
 COMMITS: Final = "_commits"
 FORMAT: Final = 1
@@ -369,3 +375,93 @@ def newly_skipped(commit: Commit) -> list[Skipped]:
 def rows_of(files: Sequence[File]) -> int:
     """Returns the number of rows in some files."""
     return sum(file.rows for file in files)
+
+
+HISTORY: Final = "_history"
+
+
+class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of the history."""
+
+    table: str
+    lineage: str
+    version: int
+    at_us: int
+    """The time of the commit, in µs since 1970."""
+    kind: str
+    """`made`, `built again`, `backfill` or `columns`."""
+    change: str = ""
+    """The change, as text for people."""
+    columns: list[tuple[str, str]] = []
+    """All columns from then on, with their types."""
+
+
+def note_change(lake: LakePath, commit: Commit) -> None:
+    """Writes the entry of a commit, if it changes columns and has none yet."""
+    if commit.version > 1 and not commit.change:
+        return
+    entries = _read(lake, commit.table)
+    if any((each.lineage, each.version) == (commit.lineage, commit.version) for each in entries):
+        return
+    path = _path(lake, commit.table)
+    path.parent.mkdir(exist_ok=True)
+    lines = [msgspec.json.encode(each) for each in [*entries, _entry(commit, entries)]]
+    write_atomically(path, b"\n".join(lines) + b"\n")
+
+
+def history(lake: LakePath, table: str) -> list[TableChange]:
+    """Returns the changes of a table, oldest first.
+
+    Those of an older version of the pipeline are taken from the commits that are still there.
+    """
+    entries = _read(lake, table)
+    log = CommitLog(lake, table)
+    last = log.last()
+    for version in log.kept() if last is not None else ():
+        commit = log.read(version)
+        known = {(each.lineage, each.version) for each in entries}
+        if (version == 1 or commit.change) and (commit.lineage, version) not in known:
+            older = [each for each in entries if each.at_us < commit.committed_at_us]
+            entries.append(_entry(commit, older))
+    return sorted(entries, key=lambda each: each.at_us)
+
+
+def _entry(commit: Commit, before: list[TableChange]) -> TableChange:
+    kind, change = "backfill" if is_replacement(commit) else "columns", commit.change
+    if commit.version == 1:
+        kind = "built again" if before else "made"
+        change = _difference(before[-1].columns, commit.columns) if before else ""
+    return TableChange(
+        table=commit.table,
+        lineage=commit.lineage,
+        version=commit.version,
+        at_us=commit.committed_at_us,
+        kind=kind,
+        change=change,
+        columns=commit.columns,
+    )
+
+
+def _difference(before: list[tuple[str, str]], after: list[tuple[str, str]]) -> str:
+    """Describes how columns differ; empty if they are the same."""
+    old, new = dict(before), dict(after)
+    parts = [f"added {name} {kind}" for name, kind in new.items() if name not in old]
+    parts += [f"removed {name}" for name in old if name not in new]
+    parts += [
+        f"{name} {old[name]} became {kind}"
+        for name, kind in new.items()
+        if name in old and old[name] != kind
+    ]
+    return ", ".join(parts)
+
+
+def _read(lake: LakePath, table: str) -> list[TableChange]:
+    try:
+        lines = _path(lake, table).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [msgspec.json.decode(line, type=TableChange) for line in lines if line]
+
+
+def _path(lake: LakePath, table: str) -> LakePath:
+    return lake / HISTORY / f"{table}.jsonl"

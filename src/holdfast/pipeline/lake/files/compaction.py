@@ -28,6 +28,7 @@ from holdfast.pipeline.lake.files.commits import (
     spans,
 )
 from holdfast.pipeline.lake.files.files import LakeError, readable, remove_tree, sync_names
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.files.parquet import (
     PartitionFile,
     WriteSpec,
@@ -35,7 +36,6 @@ from holdfast.pipeline.lake.files.parquet import (
     partition_path,
 )
 from holdfast.pipeline.lake.files.readers import exclusively
-from holdfast.pipeline.lake.objects.paths import LakePath
 from holdfast.pipeline.lake.stores.store import WORK, TableStore, newest_applied
 
 TARGET_BYTES: Final = 128 << 20

@@ -1,7 +1,7 @@
 """Writes, moves and removes the lake's files in an order that makes data durable.
 
 A lake is a directory that the driver and all executors see under one path: on one machine, on a
-shared file system, or in an object store (objects/).
+shared file system, or in an object store (objects.py).
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from holdfast.pipeline.lake.files.errors import LakeError as LakeError
-from holdfast.pipeline.lake.objects.paths import (
+from holdfast.pipeline.lake.files.objects import (
     LakePath,
     ObjectPath,
     ObjectReader,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.pipeline.lake.files.errors import LakeError
-from holdfast.pipeline.lake.objects.paths import LakePath
+from holdfast.pipeline.lake.files.objects import LakePath
 
 LOCKS: Final = "_locks"
 REPLACING_MAX_S: Final = 60.0

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from holdfast.pipeline.lake.files.errors import CredentialsError
 from holdfast.pipeline.lake.files.files import LakeError, write_atomically, write_new
-from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
+from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath
 from holdfast.pipeline.lake.table import Table
 
 KEPT: Final = "_tables"

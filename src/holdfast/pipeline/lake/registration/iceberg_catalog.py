@@ -24,7 +24,7 @@ from holdfast.pipeline.lake.registration.entry import (
     ListedTable,
     comment_of,
 )
-from holdfast.pipeline.lake.stores.iceberg_schema import NAMES
+from holdfast.pipeline.lake.schema import NAMES
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -17,7 +17,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, Commit, CommitLog, File
 from holdfast.pipeline.lake.files.errors import ObjectStoreError
-from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath, has_plain_http
+from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath, has_plain_http
 from holdfast.pipeline.lake.schema import arrow_schema
 from holdfast.pipeline.lake.stores.store import (
     StorePart,

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, CommitLog, File
 from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.files.readers import exclusively
-from holdfast.pipeline.lake.objects.paths import LakePath
-from holdfast.pipeline.lake.stores.iceberg_schema import schema_json
+from holdfast.pipeline.lake.schema import schema_json
 from holdfast.pipeline.lake.stores.store import (
     StorePart,
     TableStore,

@@ -44,8 +44,8 @@ from holdfast.pipeline.lake.files.files import (
     remove_tree,
     replace_in,
 )
+from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath
 from holdfast.pipeline.lake.files.parquet import partition_path
-from holdfast.pipeline.lake.objects.paths import LakePath, ObjectPath
 from holdfast.pipeline.lake.schema import names_of, quarantine_columns
 from holdfast.pipeline.lake.table import QUARANTINE
 

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.pipeline.tables.columnar.parse import (
+from holdfast.pipeline.tables.columns import READINGS, TIME, TIME_END_US, Names, Rows
+from holdfast.pipeline.tables.parse import (
     NUMBER,
     TEXT,
     TRUTH,
@@ -23,7 +24,6 @@ from holdfast.pipeline.tables.columnar.parse import (
     Integers,
     Values,
 )
-from holdfast.pipeline.tables.columns import READINGS, TIME, TIME_END_US, Names, Rows
 from holdfast.pipeline.tables.stream import (
     DEVICES_MAX,
     GAPS_MAX,

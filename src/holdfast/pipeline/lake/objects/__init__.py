@@ -1,1 +1,0 @@
-"""Lakes in object stores: their names, the check of a store, and reading from it."""
