@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import re
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -102,3 +104,17 @@ reason = "words of MQTT"
     assert listed["module_lines"] == {"a.py": 410, "b.py": 420}
     assert tidy.unexplained(listed, reasons) == ["b.py: module_lines has no reason in tidy.toml"]
     assert tidy.parse(tidy.render(listed, reasons)) == (listed, reasons)
+
+
+def test_each_pattern_of_the_makefile_matches_a_test() -> None:
+    """A renamed test would run in the other form without a word."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    for name in ("INTERPRETED", "BOTH"):
+        (patterns,) = re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE)
+        assert not [each for each in patterns.split() if not list((ROOT / "tests").glob(each))]
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest collects neither of them, in any run that has both."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not [name for name, count in names.items() if count > 1]

@@ -54,7 +54,7 @@ class Collector:
 
     If there are too many they become permanent, which takes no time: no collection traverses them,
     and their reference counts free them. Only a cycle among them stays, so the core makes none
-    (`tests/unit/test_garbage.py`). A process with few clients collects all its objects.
+    (`tests/unit/test_garbage_collection.py`). A process with few clients collects all its objects.
 
     Python counts new objects less those freed, of whatever age, and its full collections have no
     bound. Counter-example with Python's own collections: sessions of 1,000,000 clients replace
