@@ -11,41 +11,49 @@ SEEDS ?= 5000
 STALLS ?= 200
 # Containers set it, and hundreds of processes that the tests start would each compile their source.
 unexport PYTHONDONTWRITEBYTECODE
-# More than the cores: tests of real processes mostly wait.
+# More than the cores: tests of real processes mostly wait. Two runs share them.
 WORKERS ?= 4
-# What the interpreted form is tested with: the pure parts. Processes and clients of other makers are
-# tested in the compiled form, as users run it, and so are the models that replace no part of a class,
-# and the tests of whole simulated nodes. All in both: make test INTERPRETED_TESTS=tests
-INTERPRETED_TESTS ?= tests/unit $(if $(shell $(BIN)/python tools/is_compiled.py && echo yes),\
-  $(WHOLE_NODES:%=--ignore-glob 'tests/unit/test_%*') \
-  $(wildcard $(filter tests/model/%,$(NOT_COMPILED:%=tests/%.py))),tests/model)
-WHOLE_NODES := cluster_alone cluster_groups cluster_lives cluster_lost_link cluster_lost_proposals \
-  cluster_retained cluster_takeover rights_cluster
-# What runs the same modules in either form, or none that are compiled.
-NOT_COMPILED := model/test_*planted* model/test_cluster_retention* \
-  model/test_cluster_stopped_partition* model/test_cluster_wider* model/test_controller* \
-  model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* \
-  model/test_raft* unit/test_api_* unit/test_bench_* unit/test_broker_messages* unit/test_chaos* \
-  unit/test_cli_* unit/test_client_* unit/test_cluster_admission* unit/test_cluster_doubt* \
-  unit/test_cluster_endings* unit/test_cluster_frame_bounds* unit/test_cluster_homes* \
-  unit/test_cluster_image_transfer* unit/test_cluster_kept* unit/test_cluster_peer_filters* \
-  unit/test_node_refusals* model/test_sessions_shared* unit/test_cluster_applier* unit/test_cluster_barriers* unit/test_cluster_in_flight* unit/test_cluster_many_sessions* unit/test_cluster_epochs* \
-  unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* \
-  unit/test_cluster_lost_askers* unit/test_cluster_position_reports* unit/test_cluster_opening* unit/test_cluster_owners* \
-  unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_cluster_slices* unit/test_config* unit/test_deploy* \
-  unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_edge_mqtt* \
-  unit/test_edge_broker.py unit/test_federator.py unit/test_federator_[!l]* unit/test_jobs* unit/test_lease* \
-  unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* \
-  unit/test_documents* unit/test_imports* unit/test_site* unit/test_tidy* \
-  unit/test_pubqueue* unit/test_raft* unit/test_record_contents* unit/test_replication_controller* \
-  unit/test_replication_ring* unit/test_security* unit/test_testing* unit/test_topology*
+INTERPRETED_WORKERS ?= 2
+SPARK_WORKERS ?= 2
+# Each test runs in one form. These run the source: tests of modules that are not compiled, and tests
+# that replace a part of a compiled class. They share the machine with the compiler.
+INTERPRETED := model/test_*planted* model/test_cluster_retention* model/test_cluster_stopped_partition* \
+  model/test_cluster_wider* model/test_controller* model/test_federation* model/test_lease* \
+  model/test_paper* model/test_pubqueue* model/test_raft* model/test_sessions_shared* \
+  unit/test_access_credentials* unit/test_agreed_access* unit/test_api_* unit/test_backup_files* \
+  unit/test_bench_* unit/test_broker_messages* unit/test_chaos* unit/test_cli_* unit/test_client_* \
+  unit/test_cluster_admission* unit/test_cluster_applier* unit/test_cluster_barriers* \
+  unit/test_cluster_doubt* unit/test_cluster_endings* unit/test_cluster_epochs* \
+  unit/test_cluster_forwarding* unit/test_cluster_frame_bounds* unit/test_cluster_group_* \
+  unit/test_cluster_homes* unit/test_cluster_image_transfer* unit/test_cluster_images* \
+  unit/test_cluster_in_flight* unit/test_cluster_kept* unit/test_cluster_lost_askers* \
+  unit/test_cluster_many_sessions* unit/test_cluster_opening* unit/test_cluster_owners* \
+  unit/test_cluster_peer_filters* unit/test_cluster_position_reports* unit/test_cluster_publishing* \
+  unit/test_cluster_refusals* unit/test_cluster_slices* unit/test_config* unit/test_console_files* \
+  unit/test_decoders* unit/test_deploy* unit/test_device_payloads* unit/test_dispensable* \
+  unit/test_documents* unit/test_edge_broker.py unit/test_edge_mqtt* unit/test_examples_typed* \
+  unit/test_experiment_* unit/test_federation* unit/test_federator.py unit/test_federator_[!l]* \
+  unit/test_imports* unit/test_jobs* unit/test_kept_lakes* unit/test_lake_* unit/test_lease* \
+  unit/test_limits_documented* unit/test_meta* unit/test_node_refusals* unit/test_paid_records* \
+  unit/test_paper* unit/test_pipeline_* unit/test_pubqueue* unit/test_raft* \
+  unit/test_record_contents* unit/test_release* unit/test_replication_controller* \
+  unit/test_replication_ring* unit/test_report_* unit/test_rights_gate* unit/test_schedule_examples* \
+  unit/test_security* unit/test_seeds* unit/test_site* unit/test_tables_* unit/test_testing* \
+  unit/test_tidy* unit/test_tools_conformance* unit/test_topology* unit/test_trust* \
+  unit/test_waits* unit/test_web_requests*
+# Both forms: whole conversations, bytes and numbers, whose bounds a compiled integer has and an
+# interpreted one has not. All others run compiled, as users run them: processes, clients of other
+# makers, models, the modules of setup.py. Without a C compiler they run interpreted, too.
+BOTH := conformance/test_server* model/test_transcripts* unit/test_formats* unit/test_hostile_bytes* \
+  unit/test_log_journal* unit/test_log_record* unit/test_mqtt_* unit/test_topics_* \
+  unit/test_websocket_frames*
 
-.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled test-workers demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
+.PHONY: help setup compile check lint tidy format test test-all test-fast test-interpreted test-spark test-compiled test-workers demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
 	@echo "               OPTIONS='--stay --screenshots DIR': it goes on until Ctrl-C, pictures of the console"
-	@echo "make test      set up, then all tests but the long ones, interpreted and compiled"
+	@echo "make test      set up, then all tests but the long ones, each in one form, interpreted or compiled"
 	@echo "make test-workers  the tests of real processes with I/O workers (IO_WORKERS=1); make chaos, too, with HOLDFAST_IO_WORKERS=2"
 	@echo "make check     format, lint, types, tidy, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
@@ -70,7 +78,7 @@ $(VENV)/.installed: pyproject.toml setup.py tools/system_packages.sh
 	tools/system_packages.sh $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
-	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet -e '.[dev,spark]'
+	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet --no-compile -e '.[dev,spark]'
 	touch $@
 
 # The compiled form lies beside the source, where the import system prefers it.
@@ -101,25 +109,29 @@ test-fast: $(VENV)/.installed
 check: lint tidy test-fast
 
 test-interpreted: $(VENV)/.installed
-	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(WORKERS) --dist worksteal $(INTERPRETED_TESTS) -m "not spark and not long"
+	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(INTERPRETED_WORKERS) --dist worksteal \
+	  $(sort $(wildcard $(INTERPRETED:%=tests/%) $(BOTH:%=tests/%))) -m "not spark and not long"
 
-# Each worker starts a Java of its own, so there are few, and a file's tests stay together.
-test-spark: $(VENV)/.installed
-	$(BIN)/python tools/run_tests.py spark -n 2 --dist loadfile tests/spark tests/e2e/test_readme.py -m "spark and not long"
+# Each worker starts a Java of its own, so there are few, and a file's tests stay together. The
+# interpreted tests come before, because three runs at once are too many for two cores.
+test-spark: setup | test-interpreted
+	$(BIN)/python tools/run_tests.py spark -n $(SPARK_WORKERS) --dist loadfile tests/spark tests/e2e/test_readme.py -m "spark and not long"
 
 test-compiled: setup
-	@if $(BIN)/python tools/is_compiled.py; then \
-	  $(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests -m "not spark and not long" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
-	else echo "no C compiler here: all is tested in the interpreted form"; \
-	  HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py processes -n $(WORKERS) --dist worksteal \
-	    tests/e2e tests/interop tests/conformance -m "not spark and not long"; fi
+	@$(BIN)/python tools/is_compiled.py || echo "no C compiler here: all is tested in the interpreted form"
+	$(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests --ignore tests/spark \
+	  -m "not spark and not long" $(INTERPRETED:%=--ignore-glob 'tests/%')
 
 # What starts brokers, once more with their sockets in processes of their own.
 test-workers: setup
 	HOLDFAST_IO_WORKERS=$(IO_WORKERS) $(BIN)/python tools/run_tests.py workers -n $(WORKERS) --dist worksteal \
 	  tests/e2e tests/interop tests/conformance -m "not spark and not long"
 
-test: setup test-interpreted test-spark test-compiled
+# Two at a time: the interpreted tests run while the compiler does, then Spark's beside the compiled.
+test: $(VENV)/.installed
+	$(MAKE) --jobs 2 test-all
+
+test-all: test-compiled test-interpreted test-spark
 
 demo: setup
 	$(BIN)/python examples/demo.py $(OPTIONS)

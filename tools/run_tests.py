@@ -7,7 +7,8 @@ bad luck and are not tried again.
 
     python tools/run_tests.py NAME -n 4 tests -m "not spark"
 
-NAME names the run, so that several runs do not mistake each other's failures for theirs.
+NAME names the run, so that several runs do not mistake each other's failures for theirs. Each line
+begins with it, because `make test` has two runs at a time.
 """
 
 import json
@@ -21,23 +22,32 @@ FLAKY_MAX: Final = 5
 TESTS_FAILED: Final = 1  # pytest's exit codes
 
 
+def run(command: list[str], name: str) -> int:
+    """Run a command, print each of its lines after `name`, and return its exit code."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{name}: {line}", end="", flush=True)
+    return process.returncode
+
+
 def main(name: str, arguments: list[str]) -> int:
     cache = Path("build") / f"tests-{name}"
     shutil.rmtree(cache, ignore_errors=True)
     pytest = [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache.absolute()}"]
-    result = subprocess.run([*pytest, *arguments], check=False).returncode
+    result = run([*pytest, *arguments], name)
     record = cache / "v" / "cache" / "lastfailed"
     if result != TESTS_FAILED or not record.exists():
         return result
     failed = sorted(json.loads(record.read_text()))
     if not failed or len(failed) > FLAKY_MAX or not all("::" in each for each in failed):
         return result  # without "::" it is a worker or a file that collected nothing
-    print(f"\n{len(failed)} failed beside others; now alone:", *failed, sep="\n  ", flush=True)
-    alone = subprocess.run(
-        [*pytest, *arguments, "-n", "0", "--last-failed"], check=False
-    ).returncode
+    print(
+        f"\n{name}: {len(failed)} failed beside others; now alone:", *failed, sep="\n  ", flush=True
+    )
+    alone = run([*pytest, *arguments, "-n", "0", "--last-failed"], name)
     if alone == 0:
-        print("\nFLAKY, passed alone, to be mended:", *failed, sep="\n  ", flush=True)
+        print(f"\n{name}: FLAKY, passed alone, to be mended:", *failed, sep="\n  ", flush=True)
     return alone
 
 
