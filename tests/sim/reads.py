@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.log.reading.cursor import LogReader, ReadResult
 from holdfast.log.reading.starts import FoundStart
-from holdfast.node.effects import FetchInflight, FindStarts, ReadLog
+from holdfast.node.effects import FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.replicate.effects import ReadBatches
-from holdfast.node.runtime.ports import Found
 
 if TYPE_CHECKING:
     from tests.sim.loop import EventLoop

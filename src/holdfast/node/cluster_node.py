@@ -105,6 +105,8 @@ class ClusterNode(Parts):
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
         self.interest.connected(node)
+        self.remote_reads.disconnected(node)
+        self.remote_reads.nodes_changed()
         if role != WITNESS:
             self.leadership.tell_owned(node)
             self.session_coordinator.connected(node)
@@ -124,6 +126,7 @@ class ClusterNode(Parts):
         self.replication.handle_disconnected(node, now)
         self.alignment.lose_node(node)
         self.interest.disconnected(node)
+        self.remote_reads.disconnected(node)
         self.groups.disconnected(node)
         self.session_coordinator.disconnected(node)
         self.acquisition.reports.disconnected(node)
@@ -204,6 +207,10 @@ class ClusterNode(Parts):
             self.transfer.handle_request(node, payload)
         elif kind == kinds.IMAGE:
             self.transfer.handle_state(node, payload)
+        elif kind == kinds.FETCH:
+            self.fetch_server.handle(node, payload)
+        elif kind == kinds.FETCHED:
+            self.remote_reads.handle(node, payload)
         else:
             raise BadFrame(f"a frame of kind {kind}, which this version does not know")
 
@@ -365,6 +372,8 @@ class ClusterNode(Parts):
             self.acquisition.confirm_ownership()
         self.interest.flush()
         if not is_alone:
+            self.fetch_server.advance(now)
+            self.remote_reads.advance(now)
             self.forwarding.flush()
             self.admission.flush()
         self.effects.run()
@@ -402,6 +411,8 @@ class ClusterNode(Parts):
                 self.alignment.timer(),
                 self.metadata_reads.timer(),
                 self.transfer.timer(),
+                self.fetch_server.timer(),
+                self.remote_reads.timer(),
             ]
         for when in timers:
             if when is not None and when < due:

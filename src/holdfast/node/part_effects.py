@@ -66,6 +66,7 @@ class PartEffects:
         self._transfer = parts.transfer
         self._ownership = parts.ownership
         self._metadata_reads = parts.metadata_reads
+        self._remote_reads = parts.remote_reads
         self._session_coordinator = parts.session_coordinator
         self._proposer = proposer
         self._leadership = leadership
@@ -152,6 +153,7 @@ class PartEffects:
             self.nodes_changed = True
         self.check_own_health(now)
         self._ownership.renew()
+        self._remote_reads.nodes_changed()
         self._proposer.is_changed = True
         if is_first:
             self._proposer.admit_all(now)
