@@ -195,7 +195,10 @@ class PartEffects:
                 "replica_restarted",
                 {"partition": effect.partition, "offset": effect.offset},
             )
-            self._restart(effect.partition, effect.offset)
+            if self._applier.log_begins(effect.partition, effect.offset):
+                self._replication.resume(effect.partition, now)
+            else:
+                self._restart(effect.partition, effect.offset)
         elif isinstance(effect, GivenUp):
             self._state.note("error", "images_given_up", {"partition": effect.partition})
             self._restarted(effect.partition)
