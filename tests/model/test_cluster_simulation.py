@@ -5,6 +5,7 @@ simulated and what is checked.
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from tests.sim.__main__ import summarize
 from tests.sim.casts import LOG
+from tests.sim.faults import KILL, LAG, NETWORK, PAUSE, PROCESSES, RESET, SEVER
 from tests.sim.plans import settings_for
 from tests.sim.running import Result
 from tests.sim.schedule import Violation
@@ -24,6 +26,8 @@ from tests.support.seeds import block_of_seeds
 SEEDS = 12
 """How many runs; `tests.sim` has more. A failure names its seed: python -m tests.sim --seed N"""
 BLOCKS = 4
+GATEWAY_SEEDS = 4
+GATEWAY_FAULTS = (PROCESSES, NETWORK, (KILL, RESET), (LAG, KILL), (SEVER, KILL), (PAUSE,))
 DURATION_S = 2.5
 """Of faults, in each."""
 SOURCE = Path(__file__).parents[2] / "src"
@@ -34,6 +38,22 @@ SOURCE = Path(__file__).parents[2] / "src"
 def test_no_promise_is_broken(block: int) -> None:
     for seed in block_of_seeds(block, BLOCKS, SEEDS):
         world = World(seed, settings_for(seed, duration_s=DURATION_S))
+        try:
+            world.run()
+        except Exception as error:
+            trace = "\n".join(world.schedule.trace)
+            raise AssertionError(f"seed {seed}, {DURATION_S} s: {error}\n{trace}") from error
+
+
+@pytest.mark.timeout(36_000)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_gateways_break_no_promise(block: int) -> None:
+    """One or two nodes without data, whose reads of the log find it at another node."""
+    for seed in block_of_seeds(block, BLOCKS, GATEWAY_SEEDS):
+        chance = random.Random(f"gateways/{seed}")
+        faults = chance.choice(GATEWAY_FAULTS)
+        settings = settings_for(seed, 3, faults, DURATION_S, gateways=chance.choice((1, 2)))
+        world = World(seed, settings)
         try:
             world.run()
         except Exception as error:

@@ -15,7 +15,7 @@ from holdfast.log import record as log_record
 from holdfast.log.batch import Batch
 from holdfast.log.record import Record
 from holdfast.node.effects import Note
-from holdfast.node.metadata.model import NodePhase
+from holdfast.node.metadata.model import DATA, GATEWAY, NodePhase
 from holdfast.node.session.message import Message as StoredMessage
 from holdfast.node.session.state import decode_cursor
 from holdfast.protocol.topics.names import is_shared
@@ -159,6 +159,9 @@ class Checks:
                         f" {before[partition]} to {offset}"
                     )
         self._watermarks[key] = list(now)
+        if process.host.role == GATEWAY:
+            self._check_marks(process, before or [0] * len(now))
+            return
         behind = False
         mirror.begin(journal.start_offsets)
         for partition, offset in enumerate(now):
@@ -171,6 +174,14 @@ class Checks:
             if mirror.end(partition) < offset:
                 behind = True
         process.host.mirror_behind = behind
+
+    def _check_marks(self, process: "Process", before: list[int]) -> None:
+        """A mark is below the end of the committed log."""
+        name = process.host.name
+        for partition, mark in enumerate(process.state.delivered):
+            end = self.ends()[partition]
+            if mark > end:
+                self.fail(f"{name}: the mark of partition {partition} is {mark}, committed {end}")
 
     def _compare(self, node: str, partition: int, batch: Batch) -> None:
         committed = self.committed[partition]
@@ -210,7 +221,7 @@ class Checks:
         early_s = (due_us - record.timestamp_us) / 1e6
         if early_s > 0:
             self.fail(f"{text} is published {early_s:.2f} s before its time")
-        true_us = self._world.data_hosts[0].true_us()
+        true_us = self._world.client_hosts[0].true_us()
         if due_us - true_us > self._world.skew_s * 1e6 + EARLY_US:
             self.fail(f"{text} is published {(due_us - true_us) / 1e6:.2f} s too early")
 
@@ -351,7 +362,7 @@ class Checks:
             if metadata is None:
                 return f"{host.name} has no metadata"
             # An even number of voters tolerates no more failures.
-            if len(metadata.voters) < (len(world.hosts) - 1) // 2 * 2 + 1:
+            if len(metadata.voters) < (world.settings.nodes - 1) // 2 * 2 + 1:
                 return f"by {host.name} only {metadata.voters} vote"
             if host.is_witness:
                 continue
@@ -367,15 +378,15 @@ class Checks:
                     return f"partition {partition}: in sync are only {info.in_sync}"
                 if info.adding:
                     return f"partition {partition}: {info.adding} are being added"
-                if any(world.hosts[node].is_witness for node in info.members):
-                    self.fail(f"partition {partition}: a witness is among {info.members}")
+                if any(world.hosts[node].role != DATA for node in info.members):
+                    self.fail(f"partition {partition}: {info.members} have no data")
         return ""
 
     def same_images(self) -> None:
         """Every node has the same sessions, retained messages and producers."""
         first: Mapping[str, object] | None = None
         name = ""
-        for host in self._world.data_hosts:
+        for host in self._world.client_hosts:
             assert host.process is not None
             image = image_of(host.process)
             if first is None:

@@ -366,7 +366,7 @@ class Faults:
             metadata = self._world.newest_metadata()
             if self.is_over or self._wiped or metadata is None or not self._world.is_in_sync():
                 return
-            if self._operator.is_busy or len(metadata.voters) < len(self._world.hosts):
+            if self._operator.is_busy or len(metadata.voters) < self._world.settings.nodes:
                 return
             if host.incarnations != number or any(
                 each.is_paused or (each.process is not None and each.process.is_leaving)
@@ -409,7 +409,7 @@ class Faults:
             and metadata is not None
             and self._world.is_in_sync()
             and not self._operator.is_busy
-            and len(metadata.voters) == len(self._world.hosts)
+            and len(metadata.voters) == self._world.settings.nodes
         )
 
 

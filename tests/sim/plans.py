@@ -66,8 +66,6 @@ IN_MEMORY: Final = 0.15
 """In so many of the seeds without the loss of a disk, records count before they are synced."""
 GATHERING: Final = 0.15
 """In so many of the seeds records may wait for others."""
-REMOTE_READS: Final = 0.2
-"""In so many of the seeds nodes read a part of the log at others."""
 PAIRS: Final = 0.1
 """In so many of the seeds two nodes play, of which one votes."""
 TIMED_SKEW_S: Final = 0.02
@@ -80,6 +78,7 @@ def settings_for(
     faults: tuple[str, ...] | None = None,
     duration_s: float = 6.0,
     casts: tuple[str, ...] | None = None,
+    gateways: int = 0,
 ) -> Settings:
     """`nodes` 0, `faults` and `casts` None: as the seed has it."""
     chance = random.Random(f"plan/{seed}")
@@ -137,6 +136,7 @@ def settings_for(
         durable=durable,
         gathers=random.Random(f"gathers/{seed}").random() < GATHERING,
         nodes=count,
+        gateways=gateways,
         replication_factor=3,
         min_insync=2 if is_wiped or not durable else min_insync,
         has_witness=has_witness,
@@ -152,6 +152,5 @@ def settings_for(
         retention_bytes=retention_bytes,
         skew_s=TIMED_SKEW_S if {TIMED, DEVICES} & {*casts} and SKEW not in faults else 1.0,
         loses_one=loses_one,
-        reads_remotely=random.Random(f"remote/{seed}").random() < REMOTE_READS,
         begins_alone=is_resized and random.Random(f"alone/{seed}").random() < 0.5,
     )

@@ -133,7 +133,7 @@ class Fleeting(Visitor):
         name = self.client.name
         if self.client.socket is not None:
             return f"{name} has not ended"
-        for host in self.world.data_hosts:
+        for host in self.world.client_hosts:
             if host.process is not None and name in host.process.images.state.sessions:
                 return f"{host.name} still has the session of {name}"
         return ""

@@ -165,7 +165,7 @@ class OwnersWatch:
         self._world.schedule.after(LOOK_S, self._look)
         orphaned: set[tuple[str, int]] = set()
         deciding: dict[int, Process] = {}
-        for host in self._world.data_hosts:
+        for host in self._world.client_hosts:
             process = host.process
             if process is None or host.is_paused:
                 continue
@@ -184,7 +184,7 @@ class OwnersWatch:
 
     def _look_for_doubles(self, deciding: "dict[int, Process]") -> None:
         nodes: dict[str, list[str]] = {}
-        for host in self._world.data_hosts:
+        for host in self._world.client_hosts:
             if host.process is not None:
                 for session in host.process.state.sessions.values():
                     if session.connection is not None and not session.recorded:
@@ -258,7 +258,7 @@ class OwnersWatch:
         to it."""
         for home in process.cluster_node.groups.coordinator.homes.led.values():
             for coordination in home.groups.values() if home.is_open else ():
-                for host in self._world.data_hosts:
+                for host in self._world.client_hosts:
                     if host.process is None or host.name not in home.reported:
                         continue
                     agent = host.process.cluster_node.groups.agent
@@ -286,7 +286,7 @@ class OwnersWatch:
         cluster_node = process.cluster_node
         epochs = [
             other.process.cluster_node.context.epoch(partition)
-            for other in self._world.data_hosts
+            for other in self._world.client_hosts
             if other.process is not None
         ]
         return (
@@ -334,7 +334,7 @@ class OwnersWatch:
 
     def _is_orphan_anywhere(self, client_id: str, epoch: int) -> bool:
         """By the image of any node, whatever its partition does now."""
-        for host in self._world.data_hosts:
+        for host in self._world.client_hosts:
             if host.process is None:
                 continue
             session = host.process.images.state.sessions.get(client_id)

@@ -62,7 +62,7 @@ class Party:
     def _connect(self) -> None:
         open_hosts = [
             host
-            for host in self.world.data_hosts
+            for host in self.world.client_hosts
             if host.process is not None and host.process.is_ready
         ]
         if open_hosts:

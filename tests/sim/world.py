@@ -45,7 +45,7 @@ class Settings:
     has_witness: bool = False
     """The last node has no data, but votes."""
     gateways: int = 0
-    """The last nodes that have clients and no data."""
+    """Further nodes, which have clients and no data."""
     casts: tuple[str, ...] = (LOG,)
     """What the clients do; see `casts`."""
     faults: tuple[str, ...] = ()
@@ -78,14 +78,12 @@ class Settings:
     """A record is on disk before it counts. Otherwise it counts once it is in the file."""
     gathers: bool = False
     """Records may wait for others before a sync, on leaders and followers (`GATHER_S`)."""
-    reads_remotely: bool = False
-    """Each node reads a part of the partitions at other nodes, as if it did not store them."""
     begins_alone: bool = False
     """Only the first node runs when the work begins. The others join during it."""
 
     def role_of(self, number: int) -> str:
         """The role of the node with this number, from 0."""
-        if number >= self.nodes - self.gateways:
+        if number >= self.nodes:
             return GATEWAY
         return WITNESS if self.has_witness and number == self.nodes - 1 else DATA
 
@@ -117,8 +115,10 @@ class World:
         self.owners_watch = OwnersWatch(self)
         self.network = Network(self.schedule)
         self.hosts: dict[str, Host] = {}
-        for number in range(settings.nodes):
-            host = self._new_host(f"n{number + 1}", number == 0, settings.role_of(number))
+        for number in range(settings.nodes + settings.gateways):
+            role = settings.role_of(number)
+            name = f"n{number + 1}" if role != GATEWAY else f"g{number - settings.nodes + 1}"
+            host = self._new_host(name, number == 0, role)
             self.hosts[host.name] = host
             self.network.add(host)
         self.faults = Faults(self, settings.faults, settings.mean_s)
@@ -151,6 +151,10 @@ class World:
 
     @property
     def data_hosts(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host.role == DATA]
+
+    @property
+    def client_hosts(self) -> list[Host]:
         return [host for host in self.hosts.values() if not host.is_witness]
 
     def run(self) -> None:

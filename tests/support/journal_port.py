@@ -1,11 +1,13 @@
 """The port of a node whose parts a test drives without a cluster node around them."""
 
 from collections import deque
+from collections.abc import Callable
 
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.node_state import ClusterPort, GroupPort, NodeState, Promise
+from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Group, Inflight, Session, Subscription
 from holdfast.node.state.recorded_state import RecordedState
@@ -56,6 +58,11 @@ class JournalPort(ClusterPort):
     def promise_interest(self, promise: Promise) -> None:
         promise.release(self.state)
 
+    def hold_filters(
+        self, connection: Connection, filters: list[str], then: Callable[[], None]
+    ) -> bool:
+        return False
+
     def is_congested(self, part: int) -> bool:
         return False
 
@@ -77,10 +84,7 @@ class JournalPort(ClusterPort):
     def session_detached(self, session: Session) -> None:
         pass
 
-    def subscribed(self, filter: str) -> None:
-        pass
-
-    def unsubscribed(self, filter: str) -> None:
+    def count_filter(self, filter: str, more: int) -> None:
         pass
 
 

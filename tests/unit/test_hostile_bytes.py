@@ -35,6 +35,7 @@ from holdfast.log.reading.index_file import CorruptIndex, decode, decode_head
 from holdfast.log.record import MESSAGE, Record
 from holdfast.node.delivery.replay_start import InvalidStart, parse_start
 from holdfast.node.failure.heartbeat import decode_heartbeat
+from holdfast.node.feeds import frames as feeds
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.groups.codec import AgentReport, decode_assign, decode_report
 from holdfast.node.groups.codec import encode_report as encode_agent_report
@@ -57,16 +58,6 @@ from holdfast.node.raft.codec import (
 )
 from holdfast.node.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot
 from holdfast.node.raft.messages import Append, AppendReply, Install, VoteRequest
-from holdfast.node.reads.fetch_frames import (
-    FetchedFrame,
-    FetchFrame,
-    ReadRange,
-    StartEntry,
-    decode_fetch,
-    decode_fetched,
-    encode_fetch,
-    encode_fetched,
-)
 from holdfast.node.reads.read_barrier import decode_barrier
 from holdfast.node.replicate import codec as partitions
 from holdfast.node.replicate.disk_position import DiskPosition, decode_position, encode_report
@@ -217,23 +208,6 @@ def table() -> dict[str, Decoder]:
         bad_frame,
         (*JSON, *numbers),
     )
-    asked = FetchFrame(number=1, ranges=[ReadRange(0, 1, 2)], filters=[("a/+", 0)], starts=[[1]])
-    searched = FetchFrame(number=1, ranges=[ReadRange(0, 0, 2)], queries=[("#", 0, 1, [])])
-    add(
-        "node/reads/fetch_frames.py:decode_fetch",
-        lambda data: decode_fetch(data, 4),
-        bad_frame,
-        (encode_fetch(asked), encode_fetch(searched)),
-    )
-    record = Record(0, MESSAGE, topic=b"a/b", client_id=b"c", payload=b"payload", offset=4)
-    fetched = FetchedFrame(number=1, refused=[(0, 3, 9)], positions=[5])
-    found_start = FetchedFrame(number=1, starts=[StartEntry([5], [("a/b", 4)], "", 9)])
-    add(
-        "node/reads/fetch_frames.py:decode_fetched",
-        decode_fetched,
-        bad_frame,
-        (*encode_fetched(fetched, [record]), *encode_fetched(found_start, [])),
-    )
     add("node/metadata/codec.py:decode_command", decode_command, bad_frame, JSON)
     add("node/metadata/codec.py:decode_metadata", decode_metadata, bad_frame, JSON)
     add(
@@ -243,6 +217,13 @@ def table() -> dict[str, Decoder]:
         (b"\3n1/" + JSON[6], JSON[6]),
     )
     add("node/metadata/state_machine.py:decode", MetaState.decode, bad_frame, JSON)
+    feed_from = feeds.encode_feed_from([feeds.FeedFrom(0, 1, 2, 3, [(4, b"c")])])
+    add("node/feeds/frames.py:decode_feed_from", feeds.decode_feed_from, bad_frame, (feed_from,))
+    records = feeds.records_part(1, 99, batch(), [])
+    feed = records + feeds.aligned_part(1, [(4, b"c")]) + feeds.offset_part(feeds.MARK, 1, 9)
+    add("node/feeds/frames.py:decode_feed", feeds.decode_feed, bad_frame, (feed, records))
+    ack = feeds.encode_feed_ack(7)
+    add("node/feeds/frames.py:decode_feed_ack", feeds.decode_feed_ack, bad_frame, (ack,))
     add(
         "node/replicate/codec.py:decode_follow",
         partitions.decode_follow,

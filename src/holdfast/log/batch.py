@@ -180,10 +180,10 @@ class Batch:
             sequence=sequence,
             ticket=ticket,
             offset=self.base_offset + index,
-            audience=data[f : self._body_end(index)] if flags & FLAG_AUDIENCE else b"",
+            audience=data[f : self.body_end(index)] if flags & FLAG_AUDIENCE else b"",
         )
 
-    def _body_end(self, index: int) -> int:
+    def body_end(self, index: int) -> int:
         """The end of the body of the record at `index`."""
         heads = self.start + HEADER_BYTES
         body: int = heads + self.count * HEAD_BYTES

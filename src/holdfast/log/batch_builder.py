@@ -162,6 +162,35 @@ class BatchBuilder:
         self.count += batch.count
         return offset
 
+    def pick(self, batch: Batch, index: int, *, is_stub: bool) -> None:
+        """Adds one record of another batch, with its time there. `is_stub`: only its ticket and
+        client id, as a CONTROL record."""
+        heads = batch.start + HEADER_BYTES
+        fields = HEAD.unpack_from(batch.data, heads + index * HEAD_BYTES)
+        kind: int = fields[4]
+        flags: int = fields[5]
+        topic = b""
+        if is_stub:
+            body = batch.client_id(index)
+            kind, flags = CONTROL, 0
+            lengths = (0, len(body), 0, CONTROL, 0, 0, 0, fields[8], 0, fields[10], 0)
+            self._heads.append(_pack_head(self.body_bytes, *lengths))
+        else:
+            start: int = heads + batch.count * HEAD_BYTES + fields[0]
+            body = batch.data[start : batch.body_end(index)]
+            self._heads.append(_pack_head(self.body_bytes, *fields[1:]))
+            if kind == MESSAGE:
+                topic = body[: fields[1]]
+        if (kind != MESSAGE or flags & STATE_FLAGS) and kind != CONTROL:
+            self.attributes |= ATTRIBUTE_STATE
+        self.base_timestamp_us = batch.base_timestamp_us
+        delta_us: int = fields[8]
+        self.last_delta_us = max(self.last_delta_us, delta_us)
+        self._body.append(body)
+        self.topics.append(topic)
+        self.body_bytes += len(body)
+        self.count += 1
+
     def _add_moved_heads(self, batch: Batch) -> None:
         """Adds the heads, with positions and times relative to this batch."""
         moved_by = self.body_bytes

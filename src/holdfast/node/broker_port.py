@@ -3,6 +3,8 @@
 It passes each call to the part of the cluster node that does it; see `ClusterPort`.
 """
 
+from collections.abc import Callable
+
 from holdfast.log.record import Record
 from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.node_state import PROMISE_BYTES, ClusterPort, Promise
@@ -26,6 +28,7 @@ class BrokerPort(ClusterPort):
         self._promises = parts.forwarding.promises
         self._local = parts.local
         self._interest = parts.interest
+        self._feeds = parts.feeds
         self._replicated = parts.replicated
         self._retained_updates = parts.retained_updates
         self._acquisition = parts.acquisition
@@ -130,8 +133,13 @@ class BrokerPort(ClusterPort):
     def session_detached(self, session: Session) -> None:
         self._acquisition.live.detached(session)
 
-    def subscribed(self, filter: str) -> None:
-        self._interest.subscribed(filter)
+    def hold_filters(
+        self, connection: Connection, filters: list[str], then: Callable[[], None]
+    ) -> bool:
+        return self._feeds.hold_filters(connection, filters, then)
 
-    def unsubscribed(self, filter: str) -> None:
-        self._interest.unsubscribed(filter)
+    def count_filter(self, filter: str, more: int) -> None:
+        if more > 0:
+            self._interest.subscribed(filter)
+        else:
+            self._interest.unsubscribed(filter)

@@ -105,8 +105,7 @@ class ClusterNode(Parts):
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
         self.interest.connected(node)
-        self.remote_reads.disconnected(node)
-        self.remote_reads.nodes_changed()
+        self.feeds.connected(node)
         if role != WITNESS:
             self.leadership.tell_owned(node)
             self.session_coordinator.connected(node)
@@ -125,8 +124,8 @@ class ClusterNode(Parts):
         self.detector.closed(node, False, now)
         self.replication.handle_disconnected(node, now)
         self.alignment.lose_node(node)
+        self.feeds.disconnected(node)
         self.interest.disconnected(node)
-        self.remote_reads.disconnected(node)
         self.groups.disconnected(node)
         self.session_coordinator.disconnected(node)
         self.acquisition.reports.disconnected(node)
@@ -168,7 +167,8 @@ class ClusterNode(Parts):
             self.meta.handle_frame(node, kind, payload, now)
         elif kind == kinds.FORWARD:
             for epoch, attempt, batch in decode_forward(payload):
-                self.admission.forwarded(node, epoch, attempt, batch)
+                begin = self.admission.forwarded(node, epoch, attempt, batch)
+                self.feeds.server.forwarded(node, batch.partition, begin)
         elif kind == kinds.FORWARD_RESULT:
             for answer in decode_result(payload):
                 self.forwarding.answered(node, answer)
@@ -176,6 +176,7 @@ class ClusterNode(Parts):
             self.interest.handle_qos0(payload)
         elif kind == kinds.BARRIER:
             self.context.send(node, kinds.BARRIER_RESULT, encode_log_ends(self.context, payload))
+            self.feeds.server.hurry(node)
         elif kind == kinds.BARRIER_RESULT:
             question, entries = decode_barrier(payload)
             if question == ALIGNMENT:
@@ -199,19 +200,13 @@ class ClusterNode(Parts):
             self.session_coordinator.reports.handle_owned(node, payload)
         elif kind == kinds.INTEREST:
             self.interest.handle_interest(node, payload)
-        elif kind == kinds.INTEREST_ACK:
-            self.interest.handle_ack(node, payload)
         elif kind == kinds.GROUP:
             self.groups.handle_frame(node, payload)
         elif kind == kinds.IMAGE_REQUEST:
             self.transfer.handle_request(node, payload)
         elif kind == kinds.IMAGE:
             self.transfer.handle_state(node, payload)
-        elif kind == kinds.FETCH:
-            self.fetch_server.handle(node, payload)
-        elif kind == kinds.FETCHED:
-            self.remote_reads.handle(node, payload)
-        else:
+        elif not self.feeds.handle_frame(node, kind, payload):
             raise BadFrame(f"a frame of kind {kind}, which this version does not know")
 
     def handle_taken(self, group: WriteGroup, now: float) -> None:
@@ -244,7 +239,10 @@ class ClusterNode(Parts):
             self.effects.run()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
-        self.replication.handle_batches(request, batches, now)
+        if request < 0:
+            self.feeds.server.handle_batches(request, batches)
+        else:
+            self.replication.handle_batches(request, batches, now)
         self.effects.run()
 
     def handle_persisted(self, now: float) -> None:
@@ -371,12 +369,13 @@ class ClusterNode(Parts):
         if self.ownership.advance():
             self.acquisition.confirm_ownership()
         self.interest.flush()
+        self.feeds.flush()
         if not is_alone:
-            self.fetch_server.advance(now)
-            self.remote_reads.advance(now)
             self.forwarding.flush()
             self.admission.flush()
         self.effects.run()
+        self.feeds.server.flush()
+        self.effects.reads += self.feeds.server.pop_reads()
         self.applier.end_turn()
         if not (self.attendance.is_held or self.attendance.is_recovering):
             self.alone.review()
@@ -411,8 +410,7 @@ class ClusterNode(Parts):
                 self.alignment.timer(),
                 self.metadata_reads.timer(),
                 self.transfer.timer(),
-                self.fetch_server.timer(),
-                self.remote_reads.timer(),
+                self.feeds.timer(),
             ]
         for when in timers:
             if when is not None and when < due:
@@ -438,6 +436,7 @@ class ClusterNode(Parts):
             self.forwarding.refuse_overdue(now)
             self.groups.tidy()
             self.retained_updates.forget_overdue()
+            self.feeds.holds.tidy()
             if self.history.is_current:
                 # The metadata says how many clocks there are.
                 for session in self.replicated.arm_some_timers(SETTLE_SESSIONS):
@@ -468,7 +467,10 @@ class ClusterNode(Parts):
     def _step_transfer(self, now: float) -> None:
         self.transfer.step(now)
         for partition in self.transfer.pop_released():
-            self.replication.resume(partition, now)
+            if self.context.is_stored(partition):
+                self.replication.resume(partition, now)
+            else:
+                self.feeds.restored(partition)
         self.context.is_whole = self.transfer.is_whole
 
     def health(self, now: float) -> Health:

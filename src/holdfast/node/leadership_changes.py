@@ -26,6 +26,7 @@ class LeadershipChanges:
         self._interest = parts.interest
         self._groups = parts.groups
         self._applier = parts.applier
+        self._feeds = parts.feeds
         self.failovers = 0
         # The partitions that this node has begun to lead in this turn.
         self._won: list[int] = []
@@ -57,6 +58,7 @@ class LeadershipChanges:
         assert not self._context.is_alone
         self._context.leading[partition] = 0
         self._admission.stop_leading(partition)
+        self._feeds.server.stop_leading(partition)
         self._session_coordinator.stop_leading(partition)
         self._groups.stop_leading(partition)
         self._alignment.lose(partition)

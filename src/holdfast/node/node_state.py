@@ -277,12 +277,15 @@ class ClusterPort:
         """The session's connection is closed, and all records about that are appended."""
         raise NotImplementedError
 
-    def subscribed(self, filter: str) -> None:
-        """One more session here has this filter."""
+    def hold_filters(
+        self, connection: Connection, filters: list[str], then: Callable[[], None]
+    ) -> bool:
+        """Announces the filters of a SUBSCRIBE, if it may not begin before. True: `then` continues
+        it."""
         raise NotImplementedError
 
-    def unsubscribed(self, filter: str) -> None:
-        """One session fewer here has this filter."""
+    def count_filter(self, filter: str, more: int) -> None:
+        """One more session here has this filter, or (-1) one fewer."""
         raise NotImplementedError
 
 
@@ -305,8 +308,6 @@ class NodeState(RecordedState):
         self.cluster: ClusterPort = ClusterPort()
         # Further values under $SYS/broker/, by name.
         self.sys_values: list[Callable[[], dict[str, str]]] = []
-        # Whether this node stores all partitions. Parts sets it.
-        self.has_whole_log: Callable[[], bool] = lambda: True
         self.started_us = 0
         self.connections = 0
         self.deadlines: dict[int, Deadline] = {}  # by second

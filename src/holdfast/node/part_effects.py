@@ -61,12 +61,13 @@ class PartEffects:
         self._admission = parts.admission
         self._forwarding = parts.forwarding
         self._applier = parts.applier
-        self._applier.on_applied = self._applied
+        self._applier.on_applied = parts.feeds.receiver.on_applied = self._applied
+        parts.feeds.receiver.on_begins = self.restart
+        parts.feeds.receiver.on_lacks = self._lacks
         self._applier.on_broken = parts.replication.break_off
         self._transfer = parts.transfer
         self._ownership = parts.ownership
         self._metadata_reads = parts.metadata_reads
-        self._remote_reads = parts.remote_reads
         self._session_coordinator = parts.session_coordinator
         self._proposer = proposer
         self._leadership = leadership
@@ -153,7 +154,6 @@ class PartEffects:
             self.nodes_changed = True
         self.check_own_health(now)
         self._ownership.renew()
-        self._remote_reads.nodes_changed()
         self._proposer.is_changed = True
         if is_first:
             self._proposer.admit_all(now)
@@ -195,10 +195,7 @@ class PartEffects:
                 "replica_restarted",
                 {"partition": effect.partition, "offset": effect.offset},
             )
-            if self._applier.log_begins(effect.partition, effect.offset):
-                self._replication.resume(effect.partition, now)
-            else:
-                self._restart(effect.partition, effect.offset)
+            self.restart(effect.partition, effect.offset)
         elif isinstance(effect, GivenUp):
             self._state.note("error", "images_given_up", {"partition": effect.partition})
             self._restarted(effect.partition)
@@ -226,7 +223,7 @@ class PartEffects:
         elif isinstance(effect, HeardAgain):
             self._state.note("info", "node_heard_again", {"node": effect.node})
 
-    def _restart(self, partition: int, offset: int) -> None:
+    def restart(self, partition: int, offset: int) -> None:
         """Handles a log that begins at `offset`, behind what this node has applied.
 
         The clients connected here would never receive the records that were skipped. Another node
@@ -242,6 +239,13 @@ class PartEffects:
             sessions = list(self._state.sessions.values())
             self._leavers.begin(sessions, self._send_away, lambda: self._restarted(partition))
         self._context.is_whole = False
+
+    def _lacks(self, partition: int, offset: int) -> None:
+        """Handles a leader that lacks committed records, because an operator has given them up.
+        This node has their effects, so it begins anew."""
+        fields: dict[str, object] = {"partition": partition, "offset": offset}
+        self._state.note("error", "feed_diverged", fields)
+        self.has_diverged = True
 
     def _restarted(self, partition: int) -> None:
         """Lets the transfer continue, once no client here would miss records."""

@@ -12,6 +12,7 @@ from holdfast.node.disk_full import DiskSpace
 from holdfast.node.failure.cluster_clock import ClusterClock
 from holdfast.node.failure.detector import Detector, DetectorConfig
 from holdfast.node.failure.health import Presence
+from holdfast.node.feeds.feeds import Feeds
 from holdfast.node.groups.assignments import AgentContext
 from holdfast.node.groups.groups import Groups
 from holdfast.node.metadata.commands import ChangePartitions
@@ -31,10 +32,8 @@ from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.leader_sync import LeaderSync
 from holdfast.node.publish.local_commit import LocalCommit
 from holdfast.node.publish.retained_updates import RetainedUpdates
-from holdfast.node.reads.fetch_server import FetchServer
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import NOTHING, MetadataReads
-from holdfast.node.reads.remote_reads import RemoteReads
 from holdfast.node.replicate.config import ReplicationConfig
 from holdfast.node.replicate.disk_position import DiskMemory
 from holdfast.node.replicate.replication import Replication
@@ -132,13 +131,18 @@ class Parts:
         self.local = LocalCommit(state, self.admission, self.forwarding, self.applier)
         self.transfer = Transfer(state, context, replicated, self.applier)
         self.space = DiskSpace(context, self.replication, self.transfer)
+        self.feeds = Feeds(state, context, self.log, self.applier, self.forwarding, self.interest)
         self._share_state()
-        for partition in lacking:
-            self.replication.suspend(partition)
-            self.transfer.missing.add(partition)
-        context.is_whole = self.transfer.is_whole
+        self._lack(lacking if context.has_data else range(len(context.leading)))
         self._seed_numbers(random)
         self._start(now)
+
+    def _lack(self, partitions: Iterable[int]) -> None:
+        """Waits for the replicated state of these partitions."""
+        for partition in partitions:
+            self.replication.suspend(partition)
+            self.transfer.missing.add(partition)
+        self.context.is_whole = self.transfer.is_whole
 
     def _start(self, now: float) -> None:
         """The first step of the class that drives the parts, once they are connected."""
@@ -148,17 +152,11 @@ class Parts:
         of this node."""
         self.forwarding.begin_at(int(random() * (1 << 31)))
         self.acquisition.seed_ids_at(int(random() * (1 << 52)))
-        number = int(random() * (1 << 52))
-        self.barriers.seed_ids_at(number)
-        self.remote_reads.seed_ids_at(number)
+        self.barriers.seed_ids_at(int(random() * (1 << 52)))
 
     def _share_state(self) -> None:
         """Lets the broker's core and the replicated state use the same objects."""
-        self.remote_reads = RemoteReads(self.node, self.context)
-        self.state.has_whole_log = self.remote_reads.has_whole_log
-        self.fetch_server = FetchServer(
-            self.state, self.context, self.replication.read_tokens, self.transfer
-        )
+        self.feeds.connect(self.alignment, self.acquisition, self.transfer)
         self.applier.followed = self.interest.followers
         self.applier.release_followers = self.interest.release_followers
         recorded = self.replicated.state

@@ -32,7 +32,6 @@ from holdfast.io.peers.creation import create_when_connected
 from holdfast.io.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.io.settings.addresses import admin_address, client_addresses
 from holdfast.io.settings.node_settings import journal_waits
-from holdfast.log.batch import Batch
 from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import MANIFEST
@@ -616,4 +615,4 @@ def _load_uncommitted(cluster_node: ClusterNode, storage: Storage) -> None:
             if not batches:
                 break
             cluster_node.load_uncommitted(batches)
-            start = Batch(batches[-1], check=False).end_offset
+            start = cluster_node.log.uncommitted[partition][-1].end_offset

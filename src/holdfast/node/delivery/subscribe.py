@@ -18,7 +18,7 @@ from holdfast.node.delivery.replay import (
     search_starts,
     take_found,
 )
-from holdfast.node.delivery.replay_start import wishes
+from holdfast.node.delivery.replay_start import plain_filter, wishes
 from holdfast.node.delivery.retained import continue_scans, may_match, start_scan
 from holdfast.node.delivery.subscriptions import add_subscription
 from holdfast.node.effects import FindStarts, ResumeInput
@@ -141,7 +141,7 @@ class QueuesPromise(Promise):
         assert connection is not None
         # The client's packets waited in the socket, so it could not show that it lives.
         connection.last_received = state.now
-        _continue(state, connection, self.plan)
+        _continue(state, connection, self.plan.packet, self.plan)
 
 
 class SubackPromise(Promise):
@@ -237,6 +237,15 @@ def _decided(packet: Subscribe, state: object, connection: Connection) -> None:
 def _plan_and_subscribe(
     state: NodeState, connection: Connection, session: Session, packet: Subscribe
 ) -> None:
+    filters = [plain_filter(each.filter) for each in packet.subscriptions]
+    then = partial(_continue, state, connection, packet, None)
+    if state.cluster.hold_filters(connection, filters, then):
+        connection.pause_behind_subscribe()
+    else:
+        _plan(state, connection, session, packet)
+
+
+def _plan(state: NodeState, connection: Connection, session: Session, packet: Subscribe) -> None:
     plan: StartPlan | None = None
     if asks_for_past(packet):
         plan = plan_starts(state, session, packet)
@@ -248,24 +257,27 @@ def _plan_and_subscribe(
 
 def handle_starts(state: NodeState, effect: FindStarts, found: list[FoundStart]) -> None:
     """Continues a SUBSCRIBE whose starts were searched for, and reads the client's next packets."""
-    connection = effect.connection
-    assert connection is not None, "the search of another node"
-    session = connection.session
+    session = effect.connection.session
     plan = effect.plan
     assert isinstance(plan, StartPlan)
     if session is not None:
         take_found(state, session, plan, found)
-    _continue(state, connection, plan)
+    _continue(state, effect.connection, plan.packet, plan)
 
 
-def _continue(state: NodeState, connection: Connection, plan: StartPlan) -> None:
+def _continue(
+    state: NodeState, connection: Connection, packet: Subscribe, plan: StartPlan | None
+) -> None:
     """Continues a SUBSCRIBE behind which the input was paused, unless its client has left."""
     connection.is_subscribing = False
     session = connection.session
     if connection.state != OPEN or connection.closing or session is None:
         return
     try:
-        _subscribe(state, connection, session, plan.packet, plan)
+        if plan is None:
+            _plan(state, connection, session, packet)
+        else:
+            _subscribe(state, connection, session, packet, plan)
     except ProtocolViolation as error:
         handle_violation(state, connection, error)
     if not connection.is_subscribing:

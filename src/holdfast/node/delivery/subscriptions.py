@@ -29,7 +29,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
     if filter not in session.subscriptions:
         if not session.is_internal:
             state.subscription_count += 1
-        state.cluster.subscribed(filter)
+        state.cluster.count_filter(filter, 1)
     state.interests.pop(session, None)
     is_new_group = is_shared(filter) and find_group(state, filter) is None
     state.set_subscription(subscription)
@@ -52,7 +52,7 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     state.interests.pop(session, None)
     if not session.is_internal:
         state.subscription_count -= 1
-    state.cluster.unsubscribed(filter)
+    state.cluster.count_filter(filter, -1)
     group = subscription.group
     if group is None:
         state.subscriptions.remove(filter, session)

@@ -19,6 +19,7 @@ Invariants
 """
 
 import struct
+from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 from typing import Final
@@ -108,6 +109,8 @@ class SessionAcquisition:
         self.live = LiveSessions(state, context, coordinator, self._of_clients)
         # Per home partition: the highest epoch of a leader that has requested a report, and when.
         self._reported_in: dict[int, tuple[int, float]] = {}
+        # Announces the filters of a session before it begins. True: it has to wait. Feeds sets it.
+        self.holds_filters: Callable[[PendingOpen, list[str]], bool] = lambda asking, filters: False
 
     def seed_ids_at(self, number: int) -> None:
         """Numbers the requests from `number` + 1.
@@ -399,6 +402,10 @@ class SessionAcquisition:
         if is_lost:
             self._refuse(asking)
             return
+        if answer.session is not None:
+            filters = [row[0] for row in answer.session.subscriptions]
+            if self.holds_filters(asking, filters):
+                return
         self._done(asking)
         self.live.end(asking.client_id)
         replays_over = image is not None and rarities_of(image).replays_over

@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.context import NEVER
+from holdfast.node.feeds.filter_holds import FilterHold
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.frames import OpenedFrame, OpenFrame
 from holdfast.node.node_state import NodeState, Promise
@@ -49,6 +50,8 @@ class PendingOpen:
         self.barrier = NOTHING
         # The (partition, offset) pairs of the session's cursor.
         self.positions: list[tuple[int, int]] = []
+        # The announcement of the session's filters, at a node that is fed.
+        self.hold: FilterHold | None = None
 
     @property
     def is_recorded(self) -> bool:

@@ -154,8 +154,9 @@ class Admission(Appender):
             self.refused += 1
         return outcome
 
-    def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
-        """Admits records of another node. `attempt`: see RecordForwarder.
+    def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> int:
+        """Admits records of another node. `attempt`: see RecordForwarder. Returns the end of the
+        log before them, or -1 if they are ignored.
 
         Records for a partition that this node does not lead, or leads in another epoch, are
         ignored. Their node receives the new metadata as this node does, and sends them to the next
@@ -163,16 +164,17 @@ class Admission(Appender):
         """
         partition = batch.partition
         if partition >= len(self._context.leading) or self._context.leading[partition] != epoch:
-            return
+            return -1
+        begin = self._context.journal.next_offset[partition]
         self._origin = origin
         self._attempt = attempt
         is_plain = not batch.attributes & ATTRIBUTE_STATE
         if is_plain and not self._refusal(self._uncommitted[partition], partition):
             # Plain records have no packet id or sequence, so none is a known repetition.
-            self._context.journal.extend(batch)
-            return
+            return self._context.journal.extend(batch)
         for index in range(batch.count):
             self._append(origin, batch.record(index))
+        return begin
 
     def _append(self, origin: str, record: Record) -> None:
         partition = record.partition

@@ -297,6 +297,11 @@ class RecordForwarder:
             if isinstance(promise, PrecedingPromise):
                 promise.end_precedence(self._state)
 
+    def in_doubt(self, partition: int) -> list[tuple[int, bytes]]:
+        """Returns ticket and client id of the pending records that a leader may have."""
+        queue = self._queues[partition]
+        return [(each.ticket, each.record.client_id) for each in queue.values() if each.in_doubt]
+
     def stop(self, partition: int) -> None:
         """Stops sending to a partition because its leader, or the link to it, is lost.
 

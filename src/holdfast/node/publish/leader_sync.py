@@ -7,8 +7,11 @@ same link as the records, behind them.
 
 Counter-example: the link breaks after a FORWARD, and the records are sent again at once. The leader
 has stored them already, and plain QoS 1 messages are stored twice.
+
+A partition that this node does not store is aligned by its feed (`feeds`).
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.node.context import ClusterContext
@@ -32,7 +35,11 @@ class LeaderSync:
         self._context = context
         self._forwarding = forwarding
         self._replication = replication
-        self._waiting: set[int] = set(range(context.journal.partitions))
+        self._waiting: set[int] = set()
+        if context.has_data:
+            self._waiting.update(range(context.journal.partitions))
+        # Called with a partition that is not stored here: its next feed aligns it.
+        self.on_lost: Callable[[int], None] = lambda partition: None
         # Per partition the reply of its leader: leader, epoch, end of its log.
         self._ends: dict[int, tuple[str, int, int]] = {}
         self._asked_at = -1.0
@@ -40,6 +47,9 @@ class LeaderSync:
     def lose(self, partition: int) -> None:
         """Stops sending to the partition: its leader, the epoch or the link has changed."""
         self._forwarding.stop(partition)
+        if not self._context.is_stored(partition):
+            self.on_lost(partition)
+            return
         self._ends.pop(partition, None)
         self._waiting.add(partition)
         self._asked_at = -1.0

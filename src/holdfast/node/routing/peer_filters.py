@@ -67,6 +67,10 @@ class PeerFilters(Work):
         while changes and changes[-1].number >= 0:
             changes.pop()
 
+    def is_applying(self, node: str) -> bool:
+        """Whether changes of a node wait."""
+        return node in self._changes
+
     def disconnected(self, node: str) -> None:
         """Removes all filters of a node."""
         self.connected(node)

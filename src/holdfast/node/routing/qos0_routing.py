@@ -163,6 +163,8 @@ class Qos0Routing:
         self.followers: dict[int, deque[_Follower]] = {}
         self._followers_bytes = 0
         self.dropped = 0
+        # Called before a node gets an acknowledgement of its filters. Feeds sets it.
+        self.before_ack: Callable[[str], None] = lambda node: None
 
     def subscribed(self, filter: str) -> None:
         """Counts a subscription of this node, and announces a new filter."""
@@ -199,7 +201,25 @@ class Qos0Routing:
             if self._routes.pop(topic, None) is not None:
                 self._routes_bytes -= SPREAD_BYTES + len(topic)
 
+    @property
+    def number(self) -> int:
+        """The number of the last change of this node's filters."""
+        return self._number
+
+    def acknowledged(self, node: str) -> int:
+        """The number up to which a node has acknowledged changes; -1: none."""
+        return self._acknowledged.get(node, -1)
+
+    def is_announced(self, node: str) -> bool:
+        """Whether all filters of this node have left for a connected node, after `flush`."""
+        return node not in self._announcing and not self.changes
+
+    def is_applying(self, node: str) -> bool:
+        """Whether filters of a node have arrived that are not applied yet."""
+        return self._filters.is_applying(node)
+
     def _acknowledge(self, node: str, number: int) -> None:
+        self.before_ack(node)
         self._context.send(node, INTEREST_ACK, json.encode(InterestAck(number)))
 
     def promise(self, promise: Promise) -> None:
@@ -327,14 +347,7 @@ class Qos0Routing:
     def spread(self, message: Message, topic: str, behind: int) -> None:
         """Sends a QoS 0 message to the nodes with receivers for it. They deliver it behind the
         records of the topic's partition below `behind`."""
-        route = self._routes.get(topic)
-        if route is None:
-            self._routes_bytes += SPREAD_BYTES + len(topic)
-            if self._routes_bytes > SPREADS_BYTES_MAX or not self._routes:
-                self._routes = {}
-                self._routes_bytes = SPREAD_BYTES + len(topic)
-            route = self._find(topic)
-            self._routes[topic] = route
+        route = self._route(topic)
         # A message with RETAIN goes to all nodes. Clients that subscribe there before its record is
         # applied need it too (`publish.retained_updates`).
         nodes = list(self._context.connected) if message.retain else route.nodes
@@ -354,6 +367,21 @@ class Qos0Routing:
                 self._deliver_to_groups(keys, message, 0)
             else:
                 self._send(node, message, "\0".join(keys).encode(), 0, behind)
+
+    def nodes_of(self, topic: str) -> list[str]:
+        """The connected nodes with a filter that matches the topic, without shared ones."""
+        return self._route(topic).nodes
+
+    def _route(self, topic: str) -> _Spread:
+        route = self._routes.get(topic)
+        if route is None:
+            self._routes_bytes += SPREAD_BYTES + len(topic)
+            if self._routes_bytes > SPREADS_BYTES_MAX or not self._routes:
+                self._routes = {}
+                self._routes_bytes = SPREAD_BYTES + len(topic)
+            route = self._find(topic)
+            self._routes[topic] = route
+        return route
 
     def _find(self, topic: str) -> _Spread:
         # The filters of a node whose link is lost are removed in slices.

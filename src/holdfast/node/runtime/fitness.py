@@ -46,7 +46,10 @@ class Fitness:
                 lacks = partition in cluster_node.positions.own_incomplete
                 waits = ": its replicas may lack records, and wait for all that are in sync" * lacks
                 return f"partition {partition} has no leader{waits}"
-            if cluster_node.replication.followed_epoch(partition) != info.epoch:
+            if not context.is_stored(partition):
+                if not cluster_node.feeds.receiver.is_live(partition):
+                    return f"{info.leader} does not feed it partition {partition}"
+            elif cluster_node.replication.followed_epoch(partition) != info.epoch:
                 return f"it does not follow {info.leader} in partition {partition}"
         if not context.is_whole:
             return "it lacks replicated state"

@@ -52,10 +52,14 @@ class MaintenancePlan:
         return is_right and self.grown_bytes() >= self.limits.snapshot_bytes
 
     def snapshot_sequence(self, *, always: bool) -> int | None:
-        """Returns the sequence of a snapshot begun now, or None if there is one for all records.
+        """Returns the sequence of a snapshot begun now, or None if there is one for all records,
+        or if this node stores none. Counter-example: a gateway finds a snapshot at its start, and
+        takes a state of its own for what its disk has.
 
         `always`: write it even then, because the state contains more than the records define.
         """
+        if not self._runtime.cluster_node.context.has_data:
+            return None
         newest = self._snapshots[-1] if self._snapshots else -1
         # The settled sequence is coarse and may decrease when records are appended. But settled
         # records stay settled, so the newest snapshot's sequence is a lower bound.

@@ -119,6 +119,10 @@ class Transfer:
         """True if the state of all partitions is complete and saved."""
         return not self.missing and not self.unsaved and not self.expected
 
+    def lacks(self, partition: int) -> bool:
+        """True if the state of the partition is incomplete, or not in force yet."""
+        return partition in self.missing or partition in self.expected or partition in self.released
+
     def offsets(self) -> list[int]:
         """Returns the offsets from which records must be applied to a snapshot taken now.
 
@@ -156,6 +160,9 @@ class Transfer:
     def _received(self, partition: int) -> None:
         self._number += 1
         self.missing.discard(partition)
+        if not self._context.is_stored(partition):
+            self.released.append(partition)
+            return
         self.unsaved[partition] = self._number
 
     def step(self, now: float) -> None:

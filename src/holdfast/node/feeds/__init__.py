@@ -1,0 +1,1 @@
+"""Feeds: committed records that a leader sends to nodes that do not store its partition."""

@@ -1,0 +1,135 @@
+"""Connects the feeds of a node with its other parts: those that it serves, and those it gets."""
+
+from collections.abc import Callable
+from functools import partial
+
+from holdfast.node import frame_kinds as kinds
+from holdfast.node.context import ClusterContext
+from holdfast.node.feeds.filter_holds import FilterHolds
+from holdfast.node.feeds.receiver import FeedReceiver
+from holdfast.node.feeds.server import FeedServer
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership.acquisition import SessionAcquisition
+from holdfast.node.ownership.requests import PendingOpen
+from holdfast.node.publish.apply import Applier, ApplyingLog
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.leader_sync import LeaderSync
+from holdfast.node.routing.qos0_routing import Qos0Routing
+from holdfast.node.session.connection import CLOSED, Connection
+from holdfast.node.state.transfer import Transfer
+
+
+class Feeds:
+    """The feeds of a node, in both directions."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        context: ClusterContext,
+        log: ApplyingLog,
+        applier: Applier,
+        forwarding: RecordForwarder,
+        interest: Qos0Routing,
+    ) -> None:
+        self._state = state
+        self._context = context
+        self._applier = applier
+        self._interest = interest
+        self.server = FeedServer(state, context, log, interest.nodes_of, interest.is_applying)
+        self.receiver = FeedReceiver(state, context, applier, forwarding)
+        self.holds = FilterHolds(state, interest, self.receiver)
+        applier.fed = self.server.live
+        applier.on_committed = self.server.applied
+        interest.before_ack = self.server.send_marks
+        self.receiver.is_announced = interest.is_announced
+        self.receiver.announced = lambda: interest.number
+
+    def connect(
+        self, alignment: LeaderSync, acquisition: SessionAcquisition, transfer: Transfer
+    ) -> None:
+        """Connects the parts that are made later. The state of a partition that is fed is
+        transferred at each start, because no disk here has it."""
+        alignment.on_lost = self.receiver.lose
+        self._acquisition = acquisition
+        if not self._context.has_data:
+            acquisition.holds_filters = self._hold_of_session
+            self.receiver.may_ask = lambda partition: not transfer.lacks(partition)
+
+    def connected(self, node: str) -> None:
+        """Begins with a new link."""
+        self.server.disconnected(node)
+        if not self._context.has_data:
+            self.receiver.connected(node)
+
+    def disconnected(self, node: str) -> None:
+        """Ends the feeds over a link that is lost."""
+        self.server.disconnected(node)
+        self.receiver.disconnected(node)
+
+    def handle_frame(self, node: str, kind: int, payload: bytes) -> bool:
+        """Takes a frame of feeds; False: it is none. Raises BadFrame when it is malformed."""
+        if kind == kinds.FEED:
+            self.receiver.handle_feed(node, payload)
+        elif kind == kinds.FEED_FROM:
+            self.server.handle_request(node, payload)
+        elif kind == kinds.FEED_ACK:
+            self.server.handle_ack(node, payload)
+        elif kind == kinds.INTEREST_ACK:
+            self.receiver.after(node, partial(self._interest.handle_ack, node, payload))
+        else:
+            return False
+        return True
+
+    def restored(self, partition: int) -> None:
+        """Goes on from the offset of the replicated state that was received."""
+        offset = self._applier.starts[partition]
+        self._context.journal.place(partition, offset)
+        self._state.delivered[partition] = offset
+
+    def hold_filters(
+        self, connection: Connection, filters: list[str], then: Callable[[], None]
+    ) -> bool:
+        """Announces the filters of a SUBSCRIBE. True: `then` continues it."""
+        if self._context.has_data:
+            return False
+
+        def is_needed() -> bool:
+            session = connection.session
+            return (
+                connection.state != CLOSED
+                and session is not None
+                and (connection.is_subscribing or session.subscribes_awaited > 0)
+            )
+
+        return not self.holds.hold(filters, then, is_needed).is_over
+
+    def _hold_of_session(self, asking: PendingOpen, filters: list[str]) -> bool:
+        """Announces the filters of a session that is resumed. True: it has to wait."""
+        if asking.hold is None:
+            waiting, number = self._acquisition.asking, asking.number
+            asking.hold = self.holds.hold(
+                filters, self._acquisition.applied, lambda: number in waiting
+            )
+        return not asking.hold.is_over
+
+    def unfed(self) -> tuple[int, str] | None:
+        """The first partition that is neither stored nor fed, and its leader; None: there is
+        none."""
+        for partition in range(len(self._context.leading)):
+            if not self._context.is_stored(partition) and not self.receiver.is_live(partition):
+                return partition, self._context.leader(partition)
+        return None
+
+    def flush(self) -> None:
+        """Sends what has gathered, at the end of a turn. The filters have left before."""
+        self.holds.advance()
+        self.receiver.flush()
+
+    def timer(self) -> float | None:
+        times = [each for each in (self.server.timer(), self.holds.timer()) if each is not None]
+        return min(times, default=None)
+
+    def check(self) -> None:
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
+        self.server.check()
+        self.receiver.check()

@@ -1,0 +1,299 @@
+"""Applies the feeds of partitions that this node does not store.
+
+The leader of each such partition sends the committed records that this node needs, and marks
+(`feeds.server`). The mark is what `delivered[p]` is for a partition whose log is here: the
+first offset that is not applied. So cursors, starts and read barriers have one meaning.
+
+Invariants
+- Everything of one link is applied in the order of its arrival. An acknowledgement of filters that
+  is behind marks in this order is handled after them.
+- Only parts of the newest request count. A new leader, epoch or link needs a new request.
+- The mark never falls, and no record is applied twice.
+- A pending record of this node is done only by the feed of the present leader and epoch. No record
+  leaves for a leader that has not sent ALIGNED.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.node.context import ClusterContext
+from holdfast.node.feeds.frames import (
+    ALIGNED,
+    BEGINS,
+    LACKS,
+    RECORDS,
+    FeedFrom,
+    FeedPart,
+    decode_feed,
+    encode_feed_ack,
+    encode_feed_from,
+)
+from holdfast.node.feeds.server import WINDOW_BYTES
+from holdfast.node.frame_kinds import FEED_ACK, FEED_FROM
+from holdfast.node.node_state import NodeState, Work
+from holdfast.node.publish.apply import STATE_STEPS, Applier
+from holdfast.node.publish.forwarding import RecordForwarder
+
+ACK_BYTES: Final = WINDOW_BYTES // 8
+"""The applied bytes after which a leader gets an acknowledgement: fewer use up no window."""
+
+
+class FedPartition:
+    """A partition that is fed to this node."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.leader = ""
+        self.epoch = 0
+        # The number of the newest request; 0: there is none.
+        self.request = 0
+        # The number of the filters that were announced before the request.
+        self.filters = 0
+        # Whether the leader has said which pending records it has.
+        self.is_live = False
+
+
+class FeedSource:
+    """The link to a leader: what has arrived and is not applied."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[FeedPart | Callable[[], None]] = deque()
+        # The records of the first part that are applied.
+        self.at = 0
+        self.applied_bytes = 0
+        self.acknowledged_bytes = 0
+
+
+class FeedReceiver(Work):
+    """The feeds of all partitions to this node."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        context: ClusterContext,
+        applier: Applier,
+        forwarding: RecordForwarder,
+    ) -> None:
+        super().__init__()
+        self._state = state
+        self._context = context
+        self._applier = applier
+        self._forwarding = forwarding
+        partitions = context.journal.partitions
+        self.partitions = [FedPartition(number) for number in range(partitions)]
+        # The partitions without a request.
+        self._idle: set[int] = set() if context.has_data else set(range(partitions))
+        self._requests = 0
+        self._requested: dict[int, FedPartition] = {}
+        self._sources: dict[str, FeedSource] = {}
+        # The partitions of which nothing more is applied.
+        self._broken: set[int] = set()
+        self.may_ask: Callable[[int], bool] = lambda partition: True
+        """Whether the replicated state of a partition is complete."""
+        self.is_announced: Callable[[str], bool] = lambda node: True
+        """Whether all filters of this node have left for a node."""
+        self.announced: Callable[[], int] = lambda: 0
+        """The number of the last announced filter."""
+        self.on_applied: Callable[[int], None] = lambda partition: None
+        self.on_begins: Callable[[int, int], None] = lambda partition, offset: None
+        """The leader's log begins at this offset, above the mark."""
+        self.on_lacks: Callable[[int, int], None] = lambda partition, offset: None
+        """The leader's log ends at this offset, below the mark."""
+
+    # Requests
+
+    def lose(self, partition: int) -> None:
+        """Ends the feed of a partition: its leader, the epoch or the link has changed. The mark
+        stays."""
+        fed = self.partitions[partition]
+        self._requested.pop(fed.request, None)
+        fed.request = 0
+        fed.is_live = False
+        self._idle.add(partition)
+
+    def connected(self, node: str) -> None:
+        """Begins with an empty queue on a new link."""
+        self.disconnected(node)
+        self._sources[node] = FeedSource()
+
+    def disconnected(self, node: str) -> None:
+        """Drops what has arrived over a link that is lost. The next feed sends it again."""
+        self._sources.pop(node, None)
+        for fed in self.partitions:
+            if fed.request and fed.leader == node:
+                self.lose(fed.partition)
+
+    def is_live(self, partition: int) -> bool:
+        """True if the present leader feeds the partition."""
+        fed = self.partitions[partition]
+        return fed.is_live and fed.epoch == self._context.epoch(partition)
+
+    def feeders(self, number: int) -> set[str]:
+        """The nodes whose feeds were requested before the filters up to `number` had left."""
+        return {fed.leader for fed in self._requested.values() if fed.filters < number}
+
+    def leave(self, node: str) -> None:
+        """Ends the feeds of a node, so that the next ones count with all filters."""
+        for fed in self.partitions:
+            if fed.request and fed.leader == node:
+                self._forwarding.stop(fed.partition)
+                self.lose(fed.partition)
+
+    def _ask(self) -> None:
+        asked: dict[str, list[FeedFrom]] = {}
+        for partition in list(self._idle):
+            leader = self._context.leader(partition)
+            if (
+                partition in self._broken
+                or leader not in self._sources
+                or not self.may_ask(partition)
+                or not self.is_announced(leader)
+            ):
+                continue
+            self._idle.discard(partition)
+            self._requests += 1
+            fed = self.partitions[partition]
+            fed.leader, fed.epoch = leader, self._context.epoch(partition)
+            fed.request, fed.filters = self._requests, self.announced()
+            self._requested[fed.request] = fed
+            position = self._state.delivered[partition]
+            tickets = self._forwarding.in_doubt(partition)
+            request = FeedFrom(partition, fed.epoch, fed.request, position, tickets)
+            asked.setdefault(leader, []).append(request)
+        for leader, requests in asked.items():
+            self._context.send(leader, FEED_FROM, encode_feed_from(requests))
+
+    # What arrives
+
+    def handle_feed(self, node: str, payload: bytes) -> None:
+        """Takes a FEED. Raises BadFrame when it is malformed."""
+        parts = decode_feed(payload)
+        source = self._sources.get(node)
+        if source is not None:
+            source.waiting.extend(parts)
+            self._start()
+
+    def after(self, node: str, do: Callable[[], None]) -> None:
+        """Calls `do` once everything is applied that has arrived from a node."""
+        source = self._sources.get(node)
+        if source is None or not source.waiting:
+            do()
+        else:
+            source.waiting.append(do)
+
+    def _start(self) -> None:
+        if not self.is_queued:
+            self.step(self._state, self._state.steps_at_once)
+            if self.has_more:
+                self._state.start_work(self)
+
+    def step(self, state: NodeState, steps: int) -> int:
+        """Applies some of what has arrived, of one link after the other."""
+        done = 0
+        for node, source in list(self._sources.items()):
+            while source.waiting and done < steps and self._sources.get(node) is source:
+                part = source.waiting[0]
+                if isinstance(part, FeedPart):
+                    done += self._take(source, part, steps - done)
+                else:
+                    source.waiting.popleft()
+                    done += 1
+                    part()
+        self.has_more = any(source.waiting for source in self._sources.values())
+        return done
+
+    def _take(self, source: FeedSource, part: FeedPart, steps: int) -> int:
+        """Applies a part, or some of its records. Returns the steps."""
+        fed = self._requested.get(part.request)
+        done = 1
+        if fed is not None:
+            try:
+                done += self._apply(source, fed, part, steps)
+            except AssertionError as error:
+                self._broken.add(fed.partition)
+                self.lose(fed.partition)
+                self._applier.on_broken(fed.partition, error)
+            if part.kind == RECORDS and part.request in self._requested:
+                assert part.batch is not None
+                if source.at < part.batch.count:
+                    return done
+        source.at = 0
+        if source.waiting and source.waiting[0] is part:
+            source.waiting.popleft()
+        source.applied_bytes += part.size_bytes
+        return done
+
+    def _apply(self, source: FeedSource, fed: FedPartition, part: FeedPart, steps: int) -> int:
+        partition = fed.partition
+        if part.kind == BEGINS:
+            self.lose(partition)
+            self.on_begins(partition, part.offset)
+            return 1
+        if part.kind == LACKS:
+            self.lose(partition)
+            self.on_lacks(partition, part.offset)
+            return 1
+        if part.kind == ALIGNED:
+            fed.is_live = True
+            self._forwarding.aligned(partition, fed.leader, fed.epoch, set(part.tickets))
+            return len(part.tickets) + 1
+        done = 0
+        batch = part.batch
+        if batch is not None:
+            assert batch.partition == partition, "records of another partition"
+            while source.at < batch.count and done < steps:
+                self._apply_record(part, source.at)
+                source.at += 1
+                done += STATE_STEPS
+            if source.at < batch.count:
+                return done
+        self._advance(partition, part.offset)
+        return done
+
+    def _apply_record(self, part: FeedPart, index: int) -> None:
+        assert part.batch is not None
+        record = part.batch.record(index)
+        record.offset = part.offsets[index]
+        partition = record.partition
+        delivered = self._state.delivered
+        assert record.offset >= delivered[partition], "a record is applied twice"
+        # A mark between the records of one part: all that this node needs below were before it.
+        self._context.journal.place(partition, record.offset + 1)
+        self._applier.fold(record)
+        if record.ticket in self._forwarding.pending:
+            self._forwarding.settle(record.ticket, partition, record.client_id)
+
+    def _advance(self, partition: int, mark: int) -> None:
+        """Takes the mark of a partition."""
+        delivered = self._state.delivered
+        assert mark >= delivered[partition], "a mark falls"
+        self._context.journal.place(partition, mark)
+        delivered[partition] = mark
+        if partition in self._applier.followed:
+            self._applier.release_followers(partition)
+        self.on_applied(partition)
+
+    # Turns
+
+    def flush(self) -> None:
+        """Sends requests and acknowledgements, at the end of a turn."""
+        if self._idle:
+            self._ask()
+        for node, source in self._sources.items():
+            if source.applied_bytes >= source.acknowledged_bytes + ACK_BYTES:
+                source.acknowledged_bytes = source.applied_bytes
+                self._context.send(node, FEED_ACK, encode_feed_ack(source.applied_bytes))
+
+    def check(self) -> None:
+        """Raises `AssertionError` for an invariant that does not hold between two turns."""
+        journal = self._context.journal
+        for fed in self.partitions:
+            partition = fed.partition
+            if self._context.is_stored(partition):
+                continue
+            assert bool(fed.request) == (partition not in self._idle), "the feeds without request"
+            assert fed.request or not fed.is_live, "a feed is live without a request"
+            assert journal.next_offset[partition] == self._state.delivered[partition], "the mark"
+            target = self._forwarding.target(partition)
+            assert not target or (fed.is_live and target == fed.leader), "records leave unaligned"
