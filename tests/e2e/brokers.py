@@ -13,12 +13,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import holdfast
+from tests.support.forking import SOURCE, launch
 from tests.support.ports import free_port
 
 START_S = 60.0
 STOP_S = 20.0
-SOURCE = Path(holdfast.__file__).parents[1]
 IO_WORKERS = int(os.environ.get("HOLDFAST_IO_WORKERS", "0"))
 """The I/O workers of every broker whose settings do not name a number. `make test-workers` runs
 the same tests with one."""
@@ -59,6 +58,8 @@ class Broker:
         self.process: subprocess.Popen[bytes] | None = None
         self.source = SOURCE
         """The folder with the package that it runs."""
+        self.environment: dict[str, str] = {}
+        """More variables."""
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -76,11 +77,9 @@ class Broker:
         path = os.pathsep.join(
             filter(None, (str(self.source), os.environ.get("HOLDFAST_TEST_PATH")))
         )
-        environment = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1")
+        environment = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1") | self.environment
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
-            )
+            self.process = launch(self.command(), log, environment)
 
     def await_ready(self) -> None:
         """Raises RuntimeError with its log when it does not serve in time."""

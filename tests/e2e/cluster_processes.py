@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import signal
 import time
 import urllib.error
@@ -22,6 +21,13 @@ from tests.support.waiting import WAIT_S, until
 REQUEST_S = 5.0
 NO_USERS = 403
 SECRET = "a secret of the tests, long enough\n"
+
+
+def _is_stopped(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+        return True
 
 
 class ClusterNode(Holdfast):
@@ -119,8 +125,9 @@ class ClusterNode(Holdfast):
         """SIGSTOP: its sockets stay open and answer nothing."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
         # Only then nothing of it runs any more.
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        until(lambda: all(_is_stopped(each) for each in tasks.iterdir()), "all threads stopped")
         self.is_paused = True
 
     def resume(self) -> None:

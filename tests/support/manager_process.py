@@ -34,7 +34,6 @@ class ManagerProcess(Broker):
 
     def command(self) -> list[str]:
         return [
-            "env", *(f"{name}={value}" for name, value in self.environment.items()),
             sys.executable, "-m", "holdfast.cli.main", "federation", "manager", "serve",
             "--port", str(self.port),
         ]  # fmt: skip

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.brokers import SOURCE, Mosquitto
+from tests.support.forking import launch
 from tests.support.ports import free_port
 
 START_S = 30.0
@@ -59,9 +60,7 @@ class Sidecar:
         environment = dict(os.environ, PYTHONPATH=str(SOURCE), PYTHONUNBUFFERED="1")
         environment |= self.environment
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
-            )
+            self.process = launch(self.command(), log, environment)
 
     def kill(self) -> None:
         """SIGKILL, if it runs."""
