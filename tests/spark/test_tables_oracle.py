@@ -1,29 +1,25 @@
 """Every column of every table of a day of 200 devices, against plain Python that knows what the
 messages mean and nothing of the pipeline."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable
 from datetime import UTC
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark.sql")
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
 from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN
 from holdfast.pipeline.decoders.decoded import CODES
 from holdfast.pipeline.lake import folding
+from holdfast.pipeline.lake.files.objects import directory_of
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.tables import TABLES, Rule, readings, readings_table
 from tests.support.journal_files import Journal, record
 from tests.support.plant_day import Day
-from tests.support.plant_oracle import Expected
+from tests.support.plant_oracle import Expected, check_table
 
 pytestmark = [
     pytest.mark.spark,
@@ -75,34 +71,6 @@ def lake(
     return found
 
 
-def stored(lake: Lake, name: str) -> list[dict[str, Any]]:
-    """As someone sees it who knows only the files."""
-    kind = pa.schema([("date", pa.date32())])
-    parts = ds.partitioning(kind, flavor="hive")
-    files = [str(path) for path in (lake.path / name).rglob("*.parquet")]
-    found = ds.dataset(files, partitioning=parts, partition_base_dir=str(lake.path / name))
-    return [dict(row) for row in found.to_table().to_pylist()]
-
-
-def counted(rows: Iterable[dict[str, Any]]) -> Counter[Any]:
-    return Counter(
-        tuple(sorted((name, str(value) if type(value) is dict else value)
-                     for name, value in row.items()))
-        for row in rows
-    )  # fmt: skip
-
-
-def check(found: Iterable[dict[str, Any]], expected: Iterable[dict[str, Any]]) -> None:
-    """The same rows with the same columns, so often as they are there."""
-    one, other = counted(found), counted(expected)
-    more, fewer = one - other, other - one
-    assert more + fewer == Counter(), (
-        f"{more.total()} rows that should not be there, such as {sorted(more, key=str)[:2]}; "
-        f"{fewer.total()} are missing, such as {sorted(fewer, key=str)[:2]}"
-    )
-    assert one
-
-
 def test_the_day_has_everything(day: tuple[Journal, Expected]) -> None:
     expected = day[1]
     rows = expected.readings
@@ -123,27 +91,7 @@ def test_the_day_has_everything(day: tuple[Journal, Expected]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_table(lake: Lake, day: tuple[Journal, Expected], name: str) -> None:
-    expected = day[1]
-    ways: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "records": expected.records,
-        "readings": lambda: expected.readings,
-        "gaps": expected.gaps,
-        "missing": expected.missing,
-        "device_minutes": lambda: expected.windows(60),
-        "device_hours": lambda: expected.windows(3600),
-        "latency": expected.latency,
-        "quality": expected.quality,
-        "topics": expected.topics,
-        "outages": lambda: expected.presence()[0],
-        "availability": lambda: expected.presence()[1],
-    }
-    found = stored(lake, name)
-    for row in found:
-        if "hour" in row:  # a directory of its own, beside the day's
-            assert row.pop("hour") == row["window_start"].hour
-        if name == "gaps":  # which has no partitions
-            assert row.pop("date") is None
-    check(found, ways[name]())
+    check_table(directory_of(lake.path), name, day[1].tables()[name]())
 
 
 def test_quarantine(lake: Lake, day: tuple[Journal, Expected]) -> None:

@@ -2,11 +2,15 @@
 docs/tables.md says it, in plain Python and without any code of the pipeline."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.dataset as ds
 
 from tests.support.plant_day import LATENESS_US, SECOND, Said, Value
 
@@ -172,6 +176,16 @@ class Expected:
                 "date": day_of(said.at_us),
             }
         )  # fmt: skip
+
+    def tables(self) -> dict[str, Callable[[], list[Row]]]:
+        """The rows of each table."""
+        return {
+            "records": self.records, "readings": lambda: self.readings, "gaps": self.gaps,
+            "missing": self.missing, "device_minutes": lambda: self.windows(60),
+            "device_hours": lambda: self.windows(3600), "latency": self.latency,
+            "quality": self.quality, "topics": self.topics,
+            "outages": lambda: self.presence()[0], "availability": lambda: self.presence()[1],
+        }  # fmt: skip
 
     def quality(self) -> list[Row]:
         groups = grouped(
@@ -349,6 +363,34 @@ class Expected:
                         }
                     )  # fmt: skip
         return outages, availability
+
+
+def check_table(lake: Path, name: str, wanted: Iterable[Row]) -> None:
+    """The files of a table have these rows, with the same columns, so often as they are there."""
+    kind = pa.schema([("date", pa.date32())])
+    files = [str(path) for path in (lake / name).rglob("*.parquet")]
+    found = ds.dataset(files, partitioning=ds.partitioning(kind, flavor="hive"),
+                       partition_base_dir=str(lake / name)).to_table().to_pylist()  # fmt: skip
+    for row in found:
+        if "hour" in row:  # a directory of its own, beside the day's
+            assert row.pop("hour") == row["window_start"].hour
+        if name == "gaps":  # which has no partitions
+            assert row.pop("date") is None
+    one, other = counted(found), counted(wanted)
+    more, fewer = one - other, other - one
+    assert more + fewer == Counter(), (
+        f"{more.total()} rows that should not be there, such as {sorted(more, key=str)[:2]}; "
+        f"{fewer.total()} are missing, such as {sorted(fewer, key=str)[:2]}"
+    )
+    assert one
+
+
+def counted(rows: Iterable[Row]) -> Counter[Any]:
+    return Counter(
+        tuple(sorted((name, str(value) if type(value) is dict else value)
+                     for name, value in row.items()))
+        for row in rows
+    )  # fmt: skip
 
 
 def believed(said: Said, time_us: int | None) -> tuple[int, int | None]:
