@@ -4,6 +4,7 @@ import json
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,7 +75,16 @@ def test_cbor_without_its_package_is_told_and_nothing_else_stops(
     assert [row["code"] for row in found.quarantine] == ["package"]
     assert "pip install cbor2" in found.reasons()[0]
     when = datetime(2026, 9, 21, 14, 0, tzinfo=UTC)
-    library = SimpleNamespace(loads=lambda payload: {"ts": when, 1: b"\x01", "v": Decimal("1.5")})
+    document = {"ts": when, 1: b"\x01", "v": Decimal("1.5")}
+
+    class Decoder:
+        def __init__(self, file: BytesIO) -> None:
+            file.read()
+
+        def decode(self) -> dict[object, object]:
+            return document
+
+    library = SimpleNamespace(CBORDecoder=Decoder)
     monkeypatch.setitem(sys.modules, "cbor2", library)
     found = log.read()
     assert found.values() == [("c", "1", "AQ=="), ("c", "v", 1.5), ("other", "value", 7.0)]

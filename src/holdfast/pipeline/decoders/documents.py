@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from io import BytesIO
 from typing import Any, Final
 
 import msgspec
@@ -87,12 +88,16 @@ def parse_cbor(payload: bytes) -> Any:
             "package",
         ) from None
     try:
-        return plain(cbor2.loads(payload))
+        file = BytesIO(payload)
+        found = plain(cbor2.CBORDecoder(file).decode())
     except DecodeError:
         raise
     except Exception as error:  # noqa: BLE001
         # The library decodes tags with Python's own types, which raise many kinds of errors.
         raise DecodeError(f"no CBOR: {error}") from None
+    if file.read(1):
+        raise DecodeError("no CBOR: there are bytes behind the first document")
+    return found
 
 
 def plain(value: Any, depth: int = 1) -> Any:
@@ -101,7 +106,7 @@ def plain(value: Any, depth: int = 1) -> Any:
         return value
     if depth > DEPTH_MAX:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep", "limit")
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         named = {str(key): plain(each, depth + 1) for key, each in value.items()}
         if len(named) < len(value):
             raise DecodeError("an object has a number and a text as the same key", "key")
@@ -112,7 +117,12 @@ def plain(value: Any, depth: int = 1) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):
         return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else str(value)
+    if isinstance(value, Decimal):
+        return float(value)
+    kind = type(value).__name__
+    if kind in ("CBORTag", "CBORSimpleValue"):  # a tag with no type of Python: its value counts
+        return plain(value.value, depth + 1)
+    return None if kind == "UndefinedType" else str(value)
 
 
 def decode_senml(document: Any, fields: Fields) -> Decoded:
