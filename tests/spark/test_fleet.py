@@ -20,7 +20,16 @@ from holdfast.client.log import LogClient
 from tests.e2e.brokers import Holdfast
 from tests.e2e.wire import Closed, Will, Wire
 from tests.support.fast_clock import simulated
-from tests.support.fleet import BEGIN_S, END_S, HOURS, MESSAGES_MIN, ZONE, Device, Fleet
+from tests.support.fleet import (
+    BEGIN_S,
+    END_S,
+    HOURS,
+    MESSAGES_MIN,
+    ZONE,
+    Device,
+    Fleet,
+    by_the_broker,
+)
 from tests.support.pipeline_process import PipelineProcess, rows_total
 from tests.support.plant_day import Said
 from tests.support.plant_oracle import Expected, check_table, micros
@@ -34,6 +43,9 @@ KILLED_S = [BEGIN_S + 7500, BEGIN_S + 20_000]
 """When the broker is killed. The second time it stays away for half an hour."""
 AWAY_S = [0, 1800]
 RETRY_S = 0.05
+LIVE_US = 600_000_000
+TWICE_US = 1_792_886_400_000_000
+"""The first of the two hours from 2 to 3 o'clock: midnight of UTC."""
 COMMAND_S = 600.0
 
 
@@ -115,6 +127,8 @@ class Night:
         self.publishers = [Publisher(self.broker, each) for each in self.fleet.devices]
         self.source = f"127.0.0.1:{self.broker.admin_port}"
         self.rules = directory / "my_tables.py"
+        self.live: set[int] = set()
+        """The times of messages with local time that came at once."""
 
     def pass_by(self) -> None:
         self.broker.start()
@@ -158,10 +172,17 @@ class Night:
         found = []
         for message in LogClient(self.source).read("#"):
             meaning = meanings[message.topic, message.payload]
-            at_us = micros(message.time)
+            at_us, time_us = micros(message.time), meaning.time_us
+            if (message.topic, message.payload) in self.fleet.local:
+                assert time_us is not None  # later nothing can say which of the two hours it is
+                time_us = by_the_broker(time_us, at_us)
+                if at_us - (meaning.time_us or 0) < LIVE_US:
+                    assert time_us == meaning.time_us
+                    self.live.add(time_us)
+            more = {} if time_us == meaning.time_us else {"time_us": time_us, "sent_us": time_us}
             found.append(
                 Said(**{**meaning.__dict__, "at_us": at_us, "partition": message.partition,
-                        "offset": message.offset})
+                        "offset": message.offset} | more)
             )  # fmt: skip
         return sorted(found, key=lambda said: (said.at_us, said.partition, said.offset))
 
@@ -179,6 +200,9 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
 
 def test_the_tables_of_a_fleet_are_those_of_the_model(night: Night) -> None:
     messages = night.stored()
+    # Both hours of local time that have one name are those that they are.
+    for hour_us in (TWICE_US, TWICE_US + 3_600_000_000):
+        assert len({each for each in night.live if hour_us <= each < hour_us + 3_600_000_000}) > 20
     # What was acknowledged is there.
     stored = Counter((each.topic, each.payload) for each in messages)
     for publisher in night.publishers:

@@ -1,13 +1,17 @@
 """A lake of each version goes on where that version left it."""
 
+import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from holdfast.pipeline import Lake
+from holdfast.pipeline.tables import TABLES as BUILT_IN
 from tests.support.format_samples import FOLDER
+from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.lake_tables import TABLES
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -26,3 +30,51 @@ def test_a_lake_goes_on(archive: Path, tmp_path: Path, spark: SparkSession) -> N
     source = {"path": str(tmp_path / "data")}
     lake.run("all", source=source)
     assert {name: lake.table(name).count() for name in before} == before
+
+
+def test_a_delta_lake_gets_the_columns_of_this_version(tmp_path: Path, spark: SparkSession) -> None:
+    """It was made by the package's own tables, before `quality`, `code` and the offsets of clocks.
+    Another program reads its tables with the old rows and the new ones."""
+    deltalake = pytest.importorskip("deltalake")
+    with tarfile.open(FOLDER / "0.1.0" / "delta.tar.gz") as kept:
+        kept.extractall(tmp_path, filter="data")
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        found = deltalake.DeltaTable(tmp_path / "lake" / name).to_pyarrow_table().to_pylist()
+        return list(found)
+
+    names = [table.name for table in BUILT_IN]
+    before = {name: rows(name) for name in (*names, "records", "quarantine")}
+    assert all("quality" not in row for row in before["readings"])
+    journal = Journal(tmp_path / "data", partitions=2)
+    for number in range(40):  # those that the lake has read
+        time_us = TIME_US + number * 1_000_000
+        document = {"ts": time_us / 1e6 - number % 2, "seq": number // 2, "v": number}
+        payload = b"{oops" if number % 20 == 7 else json.dumps(document).encode()
+        journal.append(number % 2, [record(f"plant/{number % 2}", payload, timestamp_us=time_us)])
+    bad = b'{"ts":%d,"T":{"Value":9,"StatusCode":2147483648}}' % (TIME_US // 1_000_000 + 60)
+    journal.append(0, [record("plant/ua", bad, timestamp_us=TIME_US + 60_000_000)])
+    lake = Lake(tmp_path / "lake", spark=spark)
+    assert lake.run("all", source={"path": str(journal.directory)}).errors == {}
+    new = {"readings": "quality", "latency": "offset_min_ms", "quarantine": "code"}
+    for name, old in before.items():
+        found = rows(name)
+        column = new.get(name)
+        kept_rows = (
+            [{key: value for key, value in row.items() if key in old[0]} for row in found]
+            if old
+            else []
+        )
+        if name in ("records", "readings", "gaps", "quarantine"):
+            # Rows are only ever added. The old ones have nothing in a new column.
+            assert all(row in kept_rows for row in old), name
+            more = [row for row, part in zip(found, kept_rows, strict=True) if part not in old]
+            assert len(more) == len(found) - len(old)
+            if column is not None:
+                assert [row[column] for row in found if row not in more] == [None] * len(old)
+                assert {row[column] for row in more} == {"readings": {0, None},
+                                                         "quarantine": {"bad"}}[name]  # fmt: skip
+        elif column is not None:
+            assert all(column in row for row in found)
+    (last,) = [row for row in rows("readings") if row["quality"] == 0]
+    assert (last["device"], last["metric"], last["value_double"]) == ("plant/ua", "T.Value", None)

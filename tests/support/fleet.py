@@ -64,6 +64,8 @@ class Fleet:
     def __init__(self, seed: int = 7) -> None:
         self.chance = random.Random(seed)
         self.devices: list[Device] = []
+        self.local: set[tuple[str, bytes]] = set()
+        """The messages whose time has no zone."""
         for number in (1, 2):
             self._tasmota(number)
             self._phone(number)
@@ -135,7 +137,9 @@ class Fleet:
         def make(count: int, at: int) -> Said:
             power = round(self.chance.uniform(0, 90), 1)
             document = {"Time": local(at), "ENERGY": {"Total": count, "Power": power}}
-            return said(f"tele/{name}/SENSOR", json.dumps(document).encode(), name,
+            payload = json.dumps(document).encode()
+            self.local.add((f"tele/{name}/SENSOR", payload))
+            return said(f"tele/{name}/SENSOR", payload, name,
                         {"ENERGY.Total": count, "ENERGY.Power": power},
                         time_us=at * 1_000_000)  # fmt: skip
 
@@ -281,7 +285,9 @@ class Fleet:
             value = round(self.chance.uniform(-10, 40), 1)
             document = {"time": local(at).replace("T", " "), "model": "Acurite", "id": number,
                         "temperature_C": value, "mic": "CRC", "battery_ok": count}  # fmt: skip
-            return said("rtl_433/pi/events", json.dumps(document).encode(), f"Acurite/{number}",
+            payload = json.dumps(document).encode()
+            self.local.add(("rtl_433/pi/events", payload))
+            return said("rtl_433/pi/events", payload, f"Acurite/{number}",
                         {"temperature_C": value, "battery_ok": count},
                         time_us=at * 1_000_000)  # fmt: skip
 
@@ -324,6 +330,14 @@ class Fleet:
             is_sparkplug=True,
         )  # fmt: skip
         self.devices.append(device)
+
+
+def by_the_broker(time_us: int, at_us: int) -> int:
+    """A local time of the hour that the night has twice is the last one that is not after the
+    broker's, but for the five minutes by which a clock may be ahead."""
+    time = datetime.fromtimestamp(time_us / 1_000_000, ZoneInfo(ZONE))
+    first, second = (round(time.replace(fold=fold).timestamp() * 1_000_000) for fold in (0, 1))
+    return second if second <= at_us + 300_000_000 else first
 
 
 def utc(at_s: int) -> str:
