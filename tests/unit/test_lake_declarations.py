@@ -40,8 +40,8 @@ def lake(tmp_path: Path) -> Path:
     return path
 
 
-def given(lake: Path, text: str) -> Lake:
-    file = lake.parent / "my_tables.py"
+def given(lake: Path, text: str, name: str = "my_tables.py") -> Lake:
+    file = lake.parent / name
     file.write_text(text)
     return Lake(lake, tables=[file])
 
@@ -71,6 +71,7 @@ def test_declarations_that_make_the_same_rows_are_taken(lake: Path, text: str) -
     assert list(Lake(lake).catalog.tables) == list(same.catalog.tables)
 
 
+@pytest.mark.parametrize("name", ["my_tables.py", "new_tables.py"])
 @pytest.mark.parametrize(
     ("old", "new", "table", "told"),
     [
@@ -81,9 +82,9 @@ def test_declarations_that_make_the_same_rows_are_taken(lake: Path, text: str) -
     ],
 )
 def test_other_declarations_are_refused_with_what_differs(
-    lake: Path, old: str, new: str, table: str, told: str
+    lake: Path, old: str, new: str, table: str, told: str, name: str
 ) -> None:
-    other = given(lake, FILE.replace(old, new))
+    other = given(lake, FILE.replace(old, new), name)
     with pytest.raises(
         LakeError, match=f"^{table} of .* was made by my_tables.py.*{told}"
     ) as found:
@@ -92,7 +93,7 @@ def test_other_declarations_are_refused_with_what_differs(
     assert other.check_rebuild([table])[0] == table  # this is the way out
     other.remember({})
     Lake(lake).check_tables()
-    given(lake, FILE.replace(old, new)).check_tables()
+    given(lake, FILE.replace(old, new), name).check_tables()
 
 
 def test_a_table_that_a_kept_file_declares_may_be_given_as_an_object(lake: Path) -> None:

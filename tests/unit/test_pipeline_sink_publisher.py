@@ -354,10 +354,13 @@ def test_an_admin_port() -> None:
         Sender(server).send(numbered(1))
 
 
-def test_nobody_listens() -> None:
+def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     with pytest.raises(PublishError, match=rf"no connection .*127.0.0.1:{port}.*refused"):
         Sender(port, retry_timeout_s=0.2).send(numbered(1))
+    (line,) = caplog.messages  # a user who waits sees why
+    assert f"127.0.0.1:{port}" in line
+    assert line.endswith("refused; trying for 0.2 s")
 
 
 def test_a_server_that_swallows_connect(monkeypatch: pytest.MonkeyPatch) -> None:
