@@ -36,7 +36,7 @@ def lake(tmp_path: Path) -> Path:
     path = tmp_path / "lake"
     Lake(path, tables=[tables]).remember({"servers": "a:1"})
     for name in ("records", "readings", "hot"):
-        CommitLog(path, name).record(commit(1, table=name))
+        CommitLog(path, name).record(commit(1, table=name, rows_total=1))
     return path
 
 
@@ -125,3 +125,18 @@ def test_a_copy_that_is_missing(lake: Path) -> None:
     (lake / "_tables" / "my_tables.py").unlink()
     with pytest.raises(LakeError, match=r"my_tables\.py is missing: copy the file"):
         Lake(lake)
+
+
+def test_tables_of_an_empty_log_may_be_declared_anew(tmp_path: Path) -> None:
+    """A first run, before QoS 0 is stored, has nothing that other rules could not fit."""
+    path = tmp_path / "lake"
+    Lake(path).remember({"servers": "a:1"})
+    for name in ("records", "readings"):
+        CommitLog(path, name).record(commit(1, table=name, rows_total=0))
+    tables = tmp_path / "my_tables.py"
+    tables.write_text(FILE)
+    Lake(path, tables=[tables]).check_tables()
+    # Rows that all rules left out are rows all the same: the new rules would not see them.
+    CommitLog(path, "records").record(commit(2, table="records", rows_total=1))
+    with pytest.raises(LakeError, match="was made by the built-in declarations"):
+        Lake(path, tables=[tables]).check_tables()

@@ -34,7 +34,9 @@ def test_the_program_takes_them(page: Path, capsys: pytest.CaptureFixture[str]) 
         words = shlex.split(command)[1:]
         if len(words) == 2:
             words.append("--help")  # only the name of a command
+        code: object = 0
         try:
             build_parser(["pipeline"]).parse_args(words)
         except SystemExit as end:
-            assert end.code == 0, f"{command}: {capsys.readouterr().err.splitlines()[-1]}"
+            code = end.code
+        assert code == 0, f"{command}: {capsys.readouterr().err.splitlines()[-1]}"

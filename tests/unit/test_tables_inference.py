@@ -248,3 +248,13 @@ def test_a_text_of_its_own_in_each_message_is_its_id() -> None:
     # `message_id` needs no rule.
     texts = [(topic, text.replace(b"orderId", b"message_id")) for topic, text in parts]
     assert "id=" not in proposed(texts)[0].rule
+
+
+def test_a_rule_without_messages_has_the_zone_of_its_makers_other_rules() -> None:
+    # TIME_US is 14:13:20 of UTC, in the summer of Berlin.
+    parts = fleet(("tele/plug/SENSOR", '{"Time":"2026-09-21T16:13:2#","P":#}'),
+                  ("tele/plug/LWT", "Online"))  # fmt: skip
+    rules = {each.rule for each in proposed(parts)}
+    zone = 'time="Time", zone="Europe/Berlin"'
+    assert f'Rule("tele/+/+", device="level 2", {zone})' in rules
+    assert f'Rule("stat/+/+", device="level 2", metric="level 3", {zone})' in rules

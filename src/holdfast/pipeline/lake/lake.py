@@ -293,11 +293,19 @@ class Lake:
         # Declarations are not kept, so only those of a kept file can differ from it.
         own = {table.name for source in sources for table in load_tables(source)}
         names = self.catalog.names() if self._files else own & {t.name for t in self._given}
-        stored = {name for name in names if CommitLog(self.path, name).last()}
+        stored = {name for name in names if self._has_read(name)}
         if not stored:
             return []
         before = load_catalog(sources).tables
         return changed_tables(before, self.catalog.tables, stored - set(without))
+
+    def _has_read(self, name: str) -> bool:
+        """Returns whether a stored table was made from any rows. Else it may change freely."""
+        last = CommitLog(self.path, name).last()
+        if last is None or name == RECORDS:
+            return last is not None
+        source = CommitLog(self.path, self.catalog.table(name).source).last()
+        return source is None or source.rows_total > 0 or last.rows_total > 0
 
     def compact(
         self, what: str | Iterable[str] = "all", *, listener: RunListener | None = None

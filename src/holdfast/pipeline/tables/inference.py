@@ -176,23 +176,30 @@ def _by_profiles(
     payloads = {name: [each for each, _ in topic.messages[-5:]] for name, topic in topics.items()}
     for profile in profiles:
         for base in profile.bases(payloads):
-            for arguments in profile.rules_at(base):
-                why = f"{profile.title}: {arguments.pop('why', '')}"
-                draft = _Draft(arguments, why, is_free=True)
-                _resolve_zone(draft, topics.values(), zone)
-                drafts.append(draft)
+            of_base = [
+                _Draft(arguments, f"{profile.title}: {arguments.pop('why', '')}", is_free=True)
+                for arguments in profile.rules_at(base)
+            ]
+            _resolve_zones(of_base, topics.values(), zone)
+            drafts += of_base
         known = Topics([draft.rule for draft in drafts])
         payloads = {name: each for name, each in payloads.items() if _no_reader(known, name)}
     return drafts
 
 
-def _resolve_zone(draft: _Draft, topics: Iterable[_Topic], zone: str) -> None:
-    """Replaces a local time by a time with its zone, or by none if the zone is not known."""
-    name = draft.arguments.pop("local_time", None)
-    if name is None:
-        return
-    matches = Topics([draft.rule]).readers[0].matches
-    draft.arguments |= _time_arguments(draft, name, [t for t in topics if matches(t.name)], zone)
+def _resolve_zones(drafts: Sequence[_Draft], topics: Iterable[_Topic], zone: str) -> None:
+    """Replaces each local time of a maker's rules by a time with its zone, or by none if the zone
+    is not known. A rule without messages yet has the zone of the others."""
+    names = [each.arguments["local_time"] for each in drafts if "local_time" in each.arguments]
+    for name in dict.fromkeys(names):
+        named = [each for each in drafts if each.arguments.get("local_time") == name]
+        matches = [Topics([each.rule]).readers[0].matches for each in named]
+        having = [each for each in topics if any(name in found for found, _ in each.objects)]
+        of_all = [each for each in having if any(match(each.name) for match in matches)]
+        for draft, match in zip(named, matches, strict=True):
+            del draft.arguments["local_time"]
+            own = [each for each in of_all if match(each.name)]
+            draft.arguments |= _time_arguments(draft, name, own or of_all, zone)
 
 
 def _time_arguments(draft: _Draft, name: str, topics: Sequence[_Topic], zone: str) -> Arguments:

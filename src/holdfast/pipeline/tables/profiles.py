@@ -93,6 +93,7 @@ def _placed(value: Any, base: str, depth: int) -> Any:
     if not isinstance(value, str):
         return value
     text = _LEVEL.sub(lambda match: str(depth + int(match[1])), value)
+    text = re.sub(r"levels (\d+)-\1$", r"level \1", text)
     return text.replace("{base}", base)
 
 
