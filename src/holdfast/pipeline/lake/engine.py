@@ -71,10 +71,6 @@ LEFTOVER_S: Final = 3600.0
 store."""
 
 
-def _every(_: File) -> bool:
-    return True
-
-
 def do_nothing(_: str) -> None:
     """Does nothing: the default of `Engine.reached`."""
 
@@ -133,7 +129,7 @@ class Step:
         """The identity of the log that bronze reads."""
         self.old_state: list[File] = self.last.state if self.last is not None else []
         """The files of the state from which the step continues."""
-        self.is_wanted: Callable[[File], bool] = _every
+        self.is_wanted: Callable[[File], bool] = lambda _: True
         """Whether the commit has a staged file of rows or quarantine. Others are thrown away."""
 
     def exchange_directory(self) -> str:

@@ -56,7 +56,9 @@ class Backfill:
         self.days = days
         self.context = context
         self.roots = self._roots(names)
-        self.names = [name for name in lake.catalog.names() if name in self._with_derived()]
+        found = {each for name in self.roots for each in lake.catalog.derived_from(name)}
+        self.names = [name for name in lake.catalog.names()
+                      if name in found and self._log(name).last() is not None]  # fmt: skip
         unfinished = lake.settings.unfinished
         if unfinished and unfinished != self._command():
             raise LakeError(
@@ -119,11 +121,6 @@ class Backfill:
                 raise LakeError(f"table {name} has not been written yet: run it first")
         following = {each for name in names for each in catalog.derived_from(name) if each != name}
         return [name for name in catalog.names() if name in names and name not in following]
-
-    def _with_derived(self) -> set[str]:
-        catalog = self.lake.catalog
-        found = {each for name in self.roots for each in catalog.derived_from(name)}
-        return {name for name in {*self.roots, *found} if self._log(name).last() is not None}
 
     def _check_days(self) -> None:
         """Checks that the lake has the days, and that other rules hold from them on."""
