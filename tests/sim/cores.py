@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 from holdfast.io.disk import older_copy
 from holdfast.io.disk.raft_files import RaftFiles
 from holdfast.io.disk.storage import Storage
+from holdfast.log.batch import Batch
 from holdfast.log.files.data_directory import create, read_manifest
 from holdfast.log.files.layout import MANIFEST, DataDirectory, Manifest
 from holdfast.log.journal.journal import Journal
@@ -138,7 +139,7 @@ class Cores:
                 if not batches:
                     break
                 self.cluster_node.load_uncommitted(batches)
-                start = self.cluster_node.log.uncommitted[partition][-1].end_offset
+                start = Batch(batches[-1], check=False).end_offset
 
     def create_cluster(self, host: "Host") -> None:
         settings = host.world.settings

@@ -20,6 +20,8 @@ def check_invariants(process: "Process") -> None:
         cluster_node.forwarding.check()
         cluster_node.admission.check()
         cluster_node.barriers.check()
+        cluster_node.remote_reads.check()
+        cluster_node.fetch_server.check()
         cluster_node.replicated.state.check()
         cluster_node.replicated.check()
         cluster_node.groups.coordinator.check()

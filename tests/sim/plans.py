@@ -66,6 +66,8 @@ IN_MEMORY: Final = 0.15
 """In so many of the seeds without the loss of a disk, records count before they are synced."""
 GATHERING: Final = 0.15
 """In so many of the seeds records may wait for others."""
+REMOTE_READS: Final = 0.2
+"""In so many of the seeds nodes read a part of the log at others."""
 PAIRS: Final = 0.1
 """In so many of the seeds two nodes play, of which one votes."""
 TIMED_SKEW_S: Final = 0.02
@@ -152,5 +154,6 @@ def settings_for(
         retention_bytes=retention_bytes,
         skew_s=TIMED_SKEW_S if {TIMED, DEVICES} & {*casts} and SKEW not in faults else 1.0,
         loses_one=loses_one,
+        reads_remotely=random.Random(f"remote/{seed}").random() < REMOTE_READS,
         begins_alone=is_resized and random.Random(f"alone/{seed}").random() < 0.5,
     )

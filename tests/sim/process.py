@@ -54,6 +54,9 @@ class Process(EventLoop):
         self.state = self.cores.state
         self.images = self.cores.images
         self.cluster_node = self.cores.cluster_node
+        if host.world.settings.reads_remotely:
+            shift = int(host.name[1:])
+            self.cluster_node.remote_reads.is_stored = lambda p: (p + shift) % 3 == 0
         self.presence = self.cores.presence
         self.role = host.role
         self.disk = ProcessDisk(self)

@@ -78,6 +78,8 @@ class Settings:
     """A record is on disk before it counts. Otherwise it counts once it is in the file."""
     gathers: bool = False
     """Records may wait for others before a sync, on leaders and followers (`GATHER_S`)."""
+    reads_remotely: bool = False
+    """Each node reads a part of the partitions at other nodes, as if it did not store them."""
     begins_alone: bool = False
     """Only the first node runs when the work begins. The others join during it."""
 

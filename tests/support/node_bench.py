@@ -9,7 +9,7 @@ from holdfast.log.batch import Batch
 from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.reading.scan import scan_segment
-from holdfast.log.reading.starts import FoundStart
+from holdfast.log.reading.starts import FoundStart, bytes_from
 from holdfast.log.record import MESSAGE, Record
 from holdfast.node.broker_port import BrokerPort
 from holdfast.node.config import NodeConfig
@@ -375,7 +375,9 @@ class NodeBench:
                 elif record.timestamp_us < query.since_us:
                     continue
                 offsets[partition] = min(offsets[partition], record.offset)
-            found.append(FoundStart(offsets, floors))
+            start = FoundStart(offsets, floors)
+            start.size_bytes = bytes_from(self.node.state.journal.segments, offsets)
+            found.append(start)
         handle_starts(self.node.state, effect, found)
 
     def _read(self, effect: ReadLog) -> None:

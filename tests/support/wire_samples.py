@@ -12,6 +12,7 @@ from msgspec.structs import replace as replace_struct
 from holdfast.federation.core import frames as federation
 from holdfast.federation.sidecar import links, site_names
 from holdfast.io.peers import questions
+from holdfast.log.record import MESSAGE
 from holdfast.node import frame_kinds as kinds
 from holdfast.node import frames
 from holdfast.node.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
@@ -31,7 +32,7 @@ from holdfast.node.publish.forward_frames import (
 )
 from holdfast.node.raft import messages as raft
 from holdfast.node.raft.codec import decode_message, encode_message
-from holdfast.node.reads import read_barrier
+from holdfast.node.reads import fetch_frames, read_barrier
 from holdfast.node.replicate import codec as replication
 from holdfast.node.replicate.disk_position import DiskPosition, decode_report, encode_report
 from holdfast.node.routing.interest_frames import (
@@ -170,6 +171,7 @@ def _partitions() -> Iterator[Sample]:
     yield _frame("BARRIER", "one", (9, []), data, read_barrier.decode_barrier)
     data += read_barrier._RESULT.pack(3, 2, 95)
     yield _frame("BARRIER_RESULT", "one", (9, [(3, 2, 95)]), data, read_barrier.decode_barrier)
+    yield from _reads()
     log_end = frames.LogEndFrame(term=7, end=(6, 42), members=["n1", "n2"])
     data = frames.encode_frame(log_end)
     yield _frame("LOG_END", "all", log_end, data, frames.LOG_END.decode)
@@ -179,6 +181,43 @@ def _partitions() -> Iterator[Sample]:
     head = transfer._HEAD.pack(4, 0, True, 1) + transfer._GRANT.pack(3, 95)
     entry = transfer._ENTRY.pack(3, 1, 7) + b"session"
     yield _frame("IMAGE", "last", ((4, 0, True, 1), (3, 95), (3, 1, 7)), head + entry, _piece)
+
+
+def _reads() -> Iterator[Sample]:
+    ranges = [fetch_frames.ReadRange(3, 95, 120), fetch_frames.ReadRange(4, 7, 9)]
+    read = fetch_frames.FetchFrame(
+        number=9,
+        generation=2,
+        ranges=ranges,
+        records_max=500,
+        bytes_max=1 << 20,
+        filters=[("a/ä", -1), ("b/#", 0)],
+        starts=[[100, 7]],
+    )
+    wanted = fetch_frames.FetchFrame(number=10, ranges=[], bytes_max=4, wanted=[(3, 95)])
+    queries = [("a/+", 5, 0, []), ("a/+", 0, 3, []), ("a", 0, 0, [96, 8])]
+    starts = fetch_frames.FetchFrame(number=11, ranges=ranges, queries=queries)
+    for name, frame in (("read", read), ("records", wanted), ("starts", starts)):
+        data = fetch_frames.encode_fetch(frame)
+        yield _frame("FETCH", name, frame, data, lambda d: fetch_frames.decode_fetch(d, 8))
+    records = [each for each in log_records() if each.kind == MESSAGE]
+    for at, record in enumerate(records):
+        record.offset = 11 + at
+    fetched = fetch_frames.FetchedFrame(
+        number=9, refused=[(4, fetch_frames.BELOW_START, 8)], positions=[120, 7], lost=1
+    )
+    (data,) = fetch_frames.encode_fetched(fetched, records)
+    yield _frame("FETCHED", "read", (fetched, expected(records)), data, _fetched)
+    entry = fetch_frames.StartEntry([96, 8], [("a/ä", 96)], "", 4096)
+    none = fetch_frames.StartEntry([], [], "too many")
+    fetched = fetch_frames.FetchedFrame(number=11, looked_at=1, starts=[entry, none])
+    (data,) = fetch_frames.encode_fetched(fetched, [])
+    yield _frame("FETCHED", "starts", (fetched, []), data, _fetched)
+
+
+def _fetched(data: bytes) -> object:
+    head, records = fetch_frames.decode_fetched(data)
+    return head, expected(records)
 
 
 def _feeds() -> Iterator[Sample]:

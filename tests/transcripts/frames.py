@@ -18,6 +18,7 @@ from holdfast.node.publish.forward_frames import decode_forward, decode_result
 from holdfast.node.raft import messages as raft
 from holdfast.node.raft.codec import decode_message
 from holdfast.node.raft.log import EntryKind, LogEntry
+from holdfast.node.reads.fetch_frames import decode_fetched
 from holdfast.node.reads.read_barrier import decode_barrier
 from holdfast.node.replicate import codec
 from holdfast.node.session.state import decode_cursor
@@ -57,6 +58,7 @@ class Frames:
             kinds.BARRIER_RESULT: lambda data: _offsets(decode_barrier(data)[1]),
             kinds.QOS0: lambda data: self._batch(Batch(data), has_offsets=False),
             kinds.GROUP: _group,
+            kinds.FETCHED: _fetched,
         }
 
     def line(self, sender: str, receiver: str, kind: int, data: bytes) -> str | None:
@@ -219,6 +221,12 @@ def _follow(data: bytes) -> str:
         f"partition {entry[0]} from {entry[4]} of epoch {entry[3]}"
         for entry in codec.decode_follow(data)[1]
     )
+
+
+def _fetched(data: bytes) -> str:
+    head, records = decode_fetched(data)
+    places = " ".join(f"{each.partition}/{each.offset}" for each in records)
+    return f"{places or 'nothing'}{' and more' * head.more}"
 
 
 def _follow_from(data: bytes) -> str:

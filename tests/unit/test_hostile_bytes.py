@@ -58,6 +58,16 @@ from holdfast.node.raft.codec import (
 )
 from holdfast.node.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot
 from holdfast.node.raft.messages import Append, AppendReply, Install, VoteRequest
+from holdfast.node.reads.fetch_frames import (
+    FetchedFrame,
+    FetchFrame,
+    ReadRange,
+    StartEntry,
+    decode_fetch,
+    decode_fetched,
+    encode_fetch,
+    encode_fetched,
+)
 from holdfast.node.reads.read_barrier import decode_barrier
 from holdfast.node.replicate import codec as partitions
 from holdfast.node.replicate.disk_position import DiskPosition, decode_position, encode_report
@@ -207,6 +217,23 @@ def table() -> dict[str, Decoder]:
         decode_heartbeat,
         bad_frame,
         (*JSON, *numbers),
+    )
+    asked = FetchFrame(number=1, ranges=[ReadRange(0, 1, 2)], filters=[("a/+", 0)], starts=[[1]])
+    searched = FetchFrame(number=1, ranges=[ReadRange(0, 0, 2)], queries=[("#", 0, 1, [])])
+    add(
+        "node/reads/fetch_frames.py:decode_fetch",
+        lambda data: decode_fetch(data, 4),
+        bad_frame,
+        (encode_fetch(asked), encode_fetch(searched)),
+    )
+    record = Record(0, MESSAGE, topic=b"a/b", client_id=b"c", payload=b"payload", offset=4)
+    fetched = FetchedFrame(number=1, refused=[(0, 3, 9)], positions=[5])
+    found_start = FetchedFrame(number=1, starts=[StartEntry([5], [("a/b", 4)], "", 9)])
+    add(
+        "node/reads/fetch_frames.py:decode_fetched",
+        decode_fetched,
+        bad_frame,
+        (*encode_fetched(fetched, [record]), *encode_fetched(found_start, [])),
     )
     add("node/metadata/codec.py:decode_command", decode_command, bad_frame, JSON)
     add("node/metadata/codec.py:decode_metadata", decode_metadata, bad_frame, JSON)

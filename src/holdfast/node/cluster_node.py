@@ -105,6 +105,8 @@ class ClusterNode(Parts):
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
         self.interest.connected(node)
+        self.remote_reads.disconnected(node)
+        self.remote_reads.nodes_changed()
         self.feeds.connected(node)
         if role != WITNESS:
             self.leadership.tell_owned(node)
@@ -126,6 +128,7 @@ class ClusterNode(Parts):
         self.alignment.lose_node(node)
         self.feeds.disconnected(node)
         self.interest.disconnected(node)
+        self.remote_reads.disconnected(node)
         self.groups.disconnected(node)
         self.session_coordinator.disconnected(node)
         self.acquisition.reports.disconnected(node)
@@ -206,6 +209,10 @@ class ClusterNode(Parts):
             self.transfer.handle_request(node, payload)
         elif kind == kinds.IMAGE:
             self.transfer.handle_state(node, payload)
+        elif kind == kinds.FETCH:
+            self.fetch_server.handle(node, payload)
+        elif kind == kinds.FETCHED:
+            self.remote_reads.handle(node, payload)
         elif not self.feeds.handle_frame(node, kind, payload):
             raise BadFrame(f"a frame of kind {kind}, which this version does not know")
 
@@ -371,6 +378,8 @@ class ClusterNode(Parts):
         self.interest.flush()
         self.feeds.flush()
         if not is_alone:
+            self.fetch_server.advance(now)
+            self.remote_reads.advance(now)
             self.forwarding.flush()
             self.admission.flush()
         self.effects.run()
@@ -410,6 +419,8 @@ class ClusterNode(Parts):
                 self.alignment.timer(),
                 self.metadata_reads.timer(),
                 self.transfer.timer(),
+                self.fetch_server.timer(),
+                self.remote_reads.timer(),
                 self.feeds.timer(),
             ]
         for when in timers:

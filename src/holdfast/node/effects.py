@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+from holdfast.log.reading.cursor import ReadResult
 from holdfast.log.reading.interest import ReadInterest
-from holdfast.log.reading.starts import StartQuery
+from holdfast.log.reading.starts import FoundStart, StartQuery
+from holdfast.log.record import Record
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.cursor import LiveLane
 from holdfast.node.session.session import Group, Inflight, Session
@@ -14,12 +16,22 @@ class Effect:
     """The base of all effects; the driver dispatches on the class."""
 
 
+Found = list[tuple[int, Record | None]]
+"""The records of a FetchInflight by their packet ids or indexes; None: the log has no record."""
+
+
 class ReadLog(Effect):
-    """A read of the log for a reader that is behind; the driver replies with Node.handle_read."""
+    """A read of the log for a reader that is behind; the driver replies with Node.handle_read.
+
+    `done` of a read receives the result in place of the node; None: the disk here is damaged. Such
+    a read is for another node, or the local part of one, and has no cursor.
+    """
+
+    done: Callable[[ReadResult | None], None] | None = None
 
     def __init__(
         self,
-        cursor: Session | Group,
+        cursor: Session | Group | None,
         connection: Connection | None,
         positions: list[int],
         limits: list[int],
@@ -30,7 +42,7 @@ class ReadLog(Effect):
         self.cursor = cursor
         # The lane that reads, in place of the cursor.
         self.lane: LiveLane | None = None
-        self.number = cursor.read_number
+        self.number = 0 if cursor is None else cursor.read_number
         # The connection that the read is for. A result for a connection that is closed is ignored.
         self.connection = connection
         self.positions = positions
@@ -42,11 +54,13 @@ class ReadLog(Effect):
 
 class FetchInflight(Effect):
     """A read of the records of unfinished deliveries; the driver replies with Node.handle_fetched.
-    It may leave out the rest once it has read `bytes_max` of them."""
+    It may leave out the rest once it has read `bytes_max` of them. `done`: see ReadLog."""
+
+    done: Callable[[Found | None], None] | None = None
 
     def __init__(
         self,
-        reader: Session | Group,
+        reader: Session | Group | None,
         connection: Connection | None,
         wanted: list[tuple[int, int, int]],
         bytes_max: int,
@@ -63,10 +77,16 @@ class FetchInflight(Effect):
 
 class FindStarts(Effect):
     """A search for the offsets at which subscriptions begin; the driver replies with
-    Node.handle_starts. At most one is under way for a connection."""
+    Node.handle_starts. At most one is under way for a connection. `done`: see ReadLog."""
+
+    done: Callable[[list[FoundStart] | None], None] | None = None
 
     def __init__(
-        self, connection: Connection, plan: object, wanted: list[StartQuery], limits: list[int]
+        self,
+        connection: Connection | None,
+        plan: object,
+        wanted: list[StartQuery],
+        limits: list[int],
     ) -> None:
         self.connection = connection
         # broker.delivery.replay.StartPlan

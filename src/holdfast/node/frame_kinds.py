@@ -73,6 +73,10 @@ QUESTION: Final = 46
 feature receive it."""
 ANSWER: Final = 47
 """The answer to a QUESTION, or the reason why there is none."""
+FETCH: Final = 52
+"""A read of the log for the sender, which does not store the partitions (`reads.fetch_frames`)."""
+FETCHED: Final = 53
+"""Records that were read for a FETCH, or the reason why there are none."""
 
 FEED_FROM: Final = 48
 """The request for feeds of partitions that the receiver leads, from a node that does not store

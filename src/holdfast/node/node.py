@@ -358,7 +358,7 @@ class Node:
         except AssertionError as error:
             self._stop_reader(effect.reader, error)
 
-    def _stop_reader(self, reader: Session | Group, error: AssertionError) -> None:
+    def _stop_reader(self, reader: Session | Group | None, error: AssertionError) -> None:
         if not isinstance(reader, Session):
             raise error
         self.state.stop_session(reader, error)

@@ -308,6 +308,8 @@ class NodeState(RecordedState):
         self.cluster: ClusterPort = ClusterPort()
         # Further values under $SYS/broker/, by name.
         self.sys_values: list[Callable[[], dict[str, str]]] = []
+        # Whether this node stores all partitions. Parts sets it.
+        self.has_whole_log: Callable[[], bool] = lambda: True
         self.started_us = 0
         self.connections = 0
         self.deadlines: dict[int, Deadline] = {}  # by second

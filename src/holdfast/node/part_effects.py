@@ -68,6 +68,7 @@ class PartEffects:
         self._transfer = parts.transfer
         self._ownership = parts.ownership
         self._metadata_reads = parts.metadata_reads
+        self._remote_reads = parts.remote_reads
         self._session_coordinator = parts.session_coordinator
         self._proposer = proposer
         self._leadership = leadership
@@ -154,6 +155,7 @@ class PartEffects:
             self.nodes_changed = True
         self.check_own_health(now)
         self._ownership.renew()
+        self._remote_reads.nodes_changed()
         self._proposer.is_changed = True
         if is_first:
             self._proposer.admit_all(now)
@@ -195,7 +197,10 @@ class PartEffects:
                 "replica_restarted",
                 {"partition": effect.partition, "offset": effect.offset},
             )
-            self.restart(effect.partition, effect.offset)
+            if self._applier.log_begins(effect.partition, effect.offset):
+                self._replication.resume(effect.partition, now)
+            else:
+                self.restart(effect.partition, effect.offset)
         elif isinstance(effect, GivenUp):
             self._state.note("error", "images_given_up", {"partition": effect.partition})
             self._restarted(effect.partition)

@@ -32,8 +32,10 @@ from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.leader_sync import LeaderSync
 from holdfast.node.publish.local_commit import LocalCommit
 from holdfast.node.publish.retained_updates import RetainedUpdates
+from holdfast.node.reads.fetch_server import FetchServer
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import NOTHING, MetadataReads
+from holdfast.node.reads.remote_reads import RemoteReads
 from holdfast.node.replicate.config import ReplicationConfig
 from holdfast.node.replicate.disk_position import DiskMemory
 from holdfast.node.replicate.replication import Replication
@@ -152,10 +154,17 @@ class Parts:
         of this node."""
         self.forwarding.begin_at(int(random() * (1 << 31)))
         self.acquisition.seed_ids_at(int(random() * (1 << 52)))
-        self.barriers.seed_ids_at(int(random() * (1 << 52)))
+        number = int(random() * (1 << 52))
+        self.barriers.seed_ids_at(number)
+        self.remote_reads.seed_ids_at(number)
 
     def _share_state(self) -> None:
         """Lets the broker's core and the replicated state use the same objects."""
+        self.remote_reads = RemoteReads(self.node, self.context)
+        self.state.has_whole_log = self.remote_reads.has_whole_log
+        self.fetch_server = FetchServer(
+            self.state, self.context, self.replication.read_tokens, self.transfer
+        )
         self.feeds.connect(self.alignment, self.acquisition, self.transfer)
         self.applier.followed = self.interest.followers
         self.applier.release_followers = self.interest.release_followers

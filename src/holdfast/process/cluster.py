@@ -32,6 +32,7 @@ from holdfast.io.peers.creation import create_when_connected
 from holdfast.io.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.io.settings.addresses import admin_address, client_addresses
 from holdfast.io.settings.node_settings import journal_waits
+from holdfast.log.batch import Batch
 from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import MANIFEST
@@ -615,4 +616,4 @@ def _load_uncommitted(cluster_node: ClusterNode, storage: Storage) -> None:
             if not batches:
                 break
             cluster_node.load_uncommitted(batches)
-            start = cluster_node.log.uncommitted[partition][-1].end_offset
+            start = Batch(batches[-1], check=False).end_offset

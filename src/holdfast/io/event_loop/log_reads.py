@@ -14,9 +14,8 @@ from holdfast.io.event_loop.threads import run_in
 from holdfast.log.files.filesystem import is_scarce
 from holdfast.log.reading.cursor import LogReader, ReadResult
 from holdfast.log.reading.starts import FoundStart
-from holdfast.node.effects import FetchInflight, FindStarts, ReadLog
+from holdfast.node.effects import FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.replicate.effects import ReadBatches
-from holdfast.node.runtime.ports import Found
 from holdfast.node.session.session import Session
 
 RESULTS_S: Final = 0.002

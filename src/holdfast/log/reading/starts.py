@@ -5,7 +5,8 @@ a floor per topic: the offset of the first of them. A topic without a floor has 
 all of its later ones count.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import gt
 from typing import Final
 
 from holdfast.log.journal.journal import Journal
@@ -37,24 +38,38 @@ def floors_bytes(floors: Mapping[bytes, int]) -> int:
 
 class StartQuery:
     """The question for a start: the first records from `since_us` on, or if `last` is not 0, the
-    last records of each topic that the filter matches."""
+    last records of each topic that the filter matches, or if there are `offsets`, those."""
 
-    def __init__(self, filter: str, since_us: int, last: int) -> None:
+    def __init__(self, filter: str, since_us: int, last: int, offsets: Sequence[int] = ()) -> None:
         self.filter = filter
         self.since_us = since_us
         self.last = last
+        self.offsets = list(offsets)
 
 
 class FoundStart:
     """The offsets at which a read begins: one per partition, and the floors by topic. `error` says
     why there is no such start; "": there is one."""
 
+    size_bytes = 0
+    """The bytes that the log has from there on."""
+
     def __init__(
-        self, offsets: Sequence[int] = (), floors: dict[bytes, int] | None = None, error: str = ""
+        self, offsets: Iterable[int] = (), floors: dict[bytes, int] | None = None, error: str = ""
     ) -> None:
         self.offsets = list(offsets)
         self.floors: dict[bytes, int] = {} if floors is None else floors
         self.error = error
+
+
+def bytes_from(segments: Sequence[Segment], start: Sequence[int]) -> int:
+    """The bytes of the segments from the first one on that has a record at or above `start`."""
+    size_bytes = 0
+    for segment in reversed(segments):
+        if not any(map(gt, segment.end_offsets(), start)):
+            break
+        size_bytes += segment.size_bytes
+    return size_bytes
 
 
 class LastRecords:
@@ -143,16 +158,26 @@ class StartFinder:
         self._store = store
 
     def find(self, query: StartQuery, limits: list[int]) -> FoundStart:
-        """The start that is asked for, in each partition at most its limit. Raises `OSError`."""
+        """The start that is asked for, in each partition at most its limit. A partition with the
+        limit 0 is left out. Raises `OSError`."""
         if query.last:
             search = LastRecords(query.filter, query.last, limits)
-            return search.search(self._journal, self._cache, self._store)
-        offsets: list[int] = []
-        segments = self._segments_from(query.since_us)
-        for partition, limit in enumerate(limits):
-            offset = self._offset_in(segments, partition, query.since_us)
-            offsets.append(min(limit, offset))
-        return FoundStart(offsets)
+            found = search.search(self._journal, self._cache, self._store)
+        elif query.offsets:
+            found = FoundStart(map(min, query.offsets, limits))
+        else:
+            segments = self._segments_from(query.since_us)
+            found = FoundStart(
+                [
+                    min(limit, self._offset_in(segments, partition, query.since_us)) if limit else 0
+                    for partition, limit in enumerate(limits)
+                ]
+            )
+        ends = self._journal.next_offset
+        triples = zip(found.offsets, limits, ends, strict=False)
+        pinned = [at if limit else end for at, limit, end in triples]
+        found.size_bytes = bytes_from(list(self._journal.segments), pinned)
+        return found
 
     def topic_history(self, topic: bytes, partition: int, before: int) -> TopicHistory:
         """The search for a topic's messages below an offset of its partition."""

@@ -251,6 +251,7 @@ def handle_fetched(
     """Handles the result of a FetchInflight effect: the first of the wanted records, as many as fit
     into its `bytes_max`, and at least one."""
     reader = effect.reader
+    assert reader is not None, "the read of another node"
     if isinstance(reader, Group):
         _handle_returned(state, reader, effect, found)
         return

@@ -37,6 +37,7 @@ def handle_read(
 ) -> None:
     """Queues the result of a ReadLog effect. `lost`: records that retention or damage took."""
     reader = effect.cursor
+    assert reader is not None, "the read of another node"
     if effect.lane is not None:
         if isinstance(reader, Session) and reader.connection is effect.connection:
             _handle_lane_read(state, reader, effect.lane, records, positions, done)

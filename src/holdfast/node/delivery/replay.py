@@ -17,13 +17,13 @@ Invariants
   behind the SUBSCRIBE record whose position is above the start.
 """
 
-from operator import gt
 from typing import Final
 
 from holdfast.log.reading.starts import (
     FLOORS_BYTES_MAX,
     FoundStart,
     StartQuery,
+    bytes_from,
     floors_bytes,
 )
 from holdfast.node.delivery.live_lane import open_lane_behind
@@ -152,57 +152,57 @@ def _plan_start(
     elif len(plan.wanted) >= SEARCHES_MAX and (start.last or start.since_us is not None):
         error = f"a SUBSCRIBE has at most {SEARCHES_MAX} starts that are times or 'last:N'"
         plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
-    elif start.last or start.since_us is not None:
-        plan.wanted.append(StartQuery(filter, start.since_us or 0, start.last))
-        plan.asking.append(index)
     else:
-        _grant_known(state, plan, index, start)
+        _ask(state, plan, index, start)
 
 
-def _grant_known(state: NodeState, plan: StartPlan, index: int, start: ReplayStart) -> None:
-    """Grants a start that needs no search."""
+def _ask(state: NodeState, plan: StartPlan, index: int, start: ReplayStart) -> None:
+    """Grants a start that needs no search, or plans the search."""
+    offsets: list[int] = []
     if start.is_earliest:
         offsets = list(state.journal.start_offsets)
-    else:
+    elif start.offsets:
         offsets = list(state.delivered)
-        for partition, offset in start.offsets:
-            if partition >= len(offsets):
-                error = f"there is no partition {partition}, the log has {len(offsets)}"
-                plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
-                return
-            if offset > offsets[partition]:
-                error = (
-                    f"offset {offset} of partition {partition} is beyond the log's end"
-                    f" {offsets[partition]}"
-                )
-                plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
-                return
-            offsets[partition] = offset
-    _grant(state, plan, index, offsets, {})
+    for partition, offset in start.offsets:
+        if partition >= len(offsets):
+            error = f"there is no partition {partition}, the log has {len(offsets)}"
+            plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
+            return
+        if offset > offsets[partition]:
+            error = (
+                f"offset {offset} of partition {partition} is beyond the log's end"
+                f" {offsets[partition]}"
+            )
+            plan.refuse(index, reasons.IMPLEMENTATION_SPECIFIC_ERROR, error)
+            return
+        offsets[partition] = offset
+    if offsets and state.has_whole_log():
+        size_bytes = bytes_from(state.journal.segments, offsets)
+        _grant(state, plan, index, offsets, {}, size_bytes)
+        return
+    # Where the log begins, and how much it is from there on, is known where it is stored.
+    offsets = [] if start.is_earliest else offsets
+    filter = plan.packet.subscriptions[index].filter
+    plan.wanted.append(StartQuery(filter, start.since_us or 0, start.last, offsets))
+    plan.asking.append(index)
 
 
 def _grant(
-    state: NodeState, plan: StartPlan, index: int, start: list[int], floors: dict[bytes, int]
+    state: NodeState,
+    plan: StartPlan,
+    index: int,
+    start: list[int],
+    floors: dict[bytes, int],
+    size_bytes: int,
 ) -> None:
-    """Grants a start, unless the session would keep too much of the log from retention."""
+    """Grants a start, unless the session would keep too much of the log from retention, which are
+    `size_bytes`."""
     bytes_max = state.config.replay_pin_bytes
-    if bytes_max:
-        pinned = _bytes_from(state, start)
-        if pinned > bytes_max:
-            error = f"a replay may need {bytes_max} bytes of the log, this start needs {pinned}"
-            plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
-            return
-    plan.granted[index] = GrantedStart(start, Replay([], floors))
-
-
-def _bytes_from(state: NodeState, start: list[int]) -> int:
-    """The bytes of the segments from the first one on that has a record at or above `start`."""
-    size_bytes = 0
-    for segment in reversed(state.journal.segments):
-        if not any(map(gt, segment.end_offsets(), start)):
-            break
-        size_bytes += segment.size_bytes
-    return size_bytes
+    if bytes_max and size_bytes > bytes_max:
+        error = f"a replay may need {bytes_max} bytes of the log, this start needs {size_bytes}"
+        plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
+    else:
+        plan.granted[index] = GrantedStart(start, Replay([], floors))
 
 
 def search_starts(state: NodeState, connection: Connection, plan: StartPlan) -> None:
@@ -228,7 +228,7 @@ def take_found(
             error = f"the session's starts of topics need more than {FLOORS_BYTES_MAX} bytes"
             plan.refuse(index, reasons.QUOTA_EXCEEDED, error)
             continue
-        _grant(state, plan, index, start.offsets, start.floors)
+        _grant(state, plan, index, start.offsets, start.floors, start.size_bytes)
 
 
 def begin_replay(

@@ -257,12 +257,14 @@ def _plan(state: NodeState, connection: Connection, session: Session, packet: Su
 
 def handle_starts(state: NodeState, effect: FindStarts, found: list[FoundStart]) -> None:
     """Continues a SUBSCRIBE whose starts were searched for, and reads the client's next packets."""
-    session = effect.connection.session
+    connection = effect.connection
+    assert connection is not None, "the search of another node"
+    session = connection.session
     plan = effect.plan
     assert isinstance(plan, StartPlan)
     if session is not None:
         take_found(state, session, plan, found)
-    _continue(state, effect.connection, plan.packet, plan)
+    _continue(state, connection, plan.packet, plan)
 
 
 def _continue(

@@ -3,9 +3,10 @@
 `ApplyingLog` is the journal as replication uses it. It keeps appended batches in memory until they
 are committed, so that none is read back from the disk.
 
-Invariant: `delivered[p]` is the first offset of partition p that is not applied. It never passes
-the high watermark, and every record below it was applied once, in order. Where that, or an
-invariant of the state itself, does not hold, the node applies nothing more of the partition.
+Invariant: `delivered[p]` is the first offset of partition p that is not applied. Every record below
+it was applied once, in order. It never passes the high watermark, except while the partition is
+copied (`ApplyingLog.fed`): its records are fed, and the log follows. Where that, or an invariant of
+the state itself, does not hold, the node applies nothing more of the partition.
 Counter-example: a record is applied before its commit, and truncated when the leader changes. A
 client has received a message that the log does not have.
 
@@ -56,6 +57,10 @@ class ApplyingLog:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.uncommitted: list[deque[Batch]] = [deque() for _ in range(journal.partitions)]
+        # Partition -> the offset up to which its records were fed, while its log is copied. Records
+        # below are stored and not applied again. Invariant: the batches in `uncommitted` are all of
+        # the log with records from there on.
+        self.fed: dict[int, int] = {}
 
     @property
     def next_offset(self) -> list[int]:
@@ -84,7 +89,16 @@ class ApplyingLog:
         """Adds a batch that this node has built as leader."""
         batches = self.uncommitted[batch.partition]
         assert not batches or batches[-1].end_offset <= batch.base_offset, "two batches overlap"
-        batches.append(batch)
+        if batch.end_offset > self.fed.get(batch.partition, 0):
+            batches.append(batch)
+
+    def note_fed(self, partition: int, offset: int) -> None:
+        """Notes that the records of a copied partition below the offset were fed."""
+        assert offset >= self.fed.get(partition, 0), "a mark falls"
+        self.fed[partition] = offset
+        batches = self.uncommitted[partition]
+        while batches and batches[0].end_offset <= offset:
+            batches.popleft()
 
     def truncate(self, partition: int, offset: int) -> None:
         self._journal.truncate(partition, offset)
@@ -95,6 +109,13 @@ class ApplyingLog:
     def reset(self, partition: int, offset: int) -> None:
         self._journal.reset(partition, offset)
         self.uncommitted[partition].clear()
+
+    def forget(self, partition: int, offset: int) -> None:
+        """Ends the log of a partition here. Its records from `offset` on are fed."""
+        self._journal.forget(partition)
+        self._journal.place(partition, offset)
+        self.uncommitted[partition].clear()
+        self.fed.pop(partition, None)
 
     def advance(self, partition: int, offset: int) -> None:
         self._journal.advance(partition, offset)
@@ -144,6 +165,8 @@ class Applier(Work):
         self.release_followers: Callable[[int], None] = lambda partition: None
         # Called with the partition after a slice of committed records. PartEffects sets it.
         self.on_applied: Callable[[int], None] = lambda partition: None
+        # Called with a partition whose log has reached what was fed. It is applied from there on.
+        self.on_copied: Callable[[int], None] = lambda partition: None
         # Called with a partition whose state is wrong. PartEffects sets it.
         self.on_broken: Callable[[int, AssertionError], None] = lambda partition, error: None
         # The partitions that are fed to other nodes, and the call with a batch and the offsets
@@ -164,12 +187,56 @@ class Applier(Work):
 
     def apply_to(self, partition: int, high_watermark: int) -> None:
         """Applies the batches of a partition up to its high watermark, or begins to."""
+        if partition in self._log.fed and not self._end_copy(partition, high_watermark):
+            return
         if partition not in self._ends:
             self._left -= self._advance(partition, high_watermark, self._left)
         if self._is_behind(partition, high_watermark):
             self._ends[partition] = high_watermark
             self.has_more = True
             self._state.start_work(self)
+
+    def copy(self, partition: int, offset: int) -> None:
+        """Notes that the records of a partition below the offset were fed, and that its log, which
+        is shorter, is copied from its leader."""
+        assert partition not in self._ends, "committed records wait"
+        self._state.delivered[partition] = offset
+        self._log.note_fed(partition, offset)
+        self._end_copy(partition, self._log.high_watermark[partition])
+
+    def store(self, partition: int) -> None:
+        """Begins to store a partition that is fed. Its leader's log is copied from the start."""
+        self._log.reset(partition, 0)
+        self.copy(partition, self._state.delivered[partition])
+
+    def log_begins(self, partition: int, offset: int) -> bool:
+        """Handles a log that begins again at `offset`. Returns whether it is a copied one that was
+        fed up to there, so that its state is complete. Otherwise it is not copied any more."""
+        fed = self._log.fed.get(partition, -1)
+        if fed >= offset:
+            self._end_copy(partition, offset)
+            return True
+        if fed >= 0:
+            del self._log.fed[partition]
+            self.on_copied(partition)
+        return False
+
+    def forget(self, partition: int) -> None:
+        """Ends the log of a partition here. Its records are fed from the first one on that is not
+        applied, also those that were committed and wait."""
+        self._ends.pop(partition, None)
+        self._log.forget(partition, self._state.delivered[partition])
+
+    def _end_copy(self, partition: int, high_watermark: int) -> bool:
+        """Ends the copying once all that was fed is committed in the log here. Not before: the
+        records up to there would have to be in the memory, and the end of the log could be cut off
+        below what is applied."""
+        if high_watermark < self._log.fed[partition]:
+            return False
+        assert self._log.fed[partition] == self._state.delivered[partition], "fed but not noted"
+        del self._log.fed[partition]
+        self.on_copied(partition)
+        return True
 
     def step(self, state: NodeState, steps: int) -> int:
         """Applies some of the committed records that wait, of one partition after the other."""
@@ -224,7 +291,11 @@ class Applier(Work):
         log = self._log
         for partition, batches in enumerate(log.uncommitted):
             applied = self._state.delivered[partition]
-            assert applied <= log.high_watermark[partition], "delivered <= high_watermark"
+            if partition in log.fed:
+                assert applied == log.fed[partition], "fed but not noted"
+                assert applied > log.high_watermark[partition], "copied, and still fed"
+            else:
+                assert applied <= log.high_watermark[partition], "delivered <= high_watermark"
             end = batches[0].base_offset if batches else 0
             for batch in batches:
                 assert batch.base_offset >= end, "two batches overlap"

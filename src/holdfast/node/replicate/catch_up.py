@@ -28,9 +28,7 @@ class CatchUp:
         self._config = state.config
         self._requests = 0
         self._reads: dict[int, Progress] = {}
-        # Bytes that may be read now for followers that no commit waits for; below zero: a debt.
-        self._tokens = float(self._config.read_bytes)
-        self._tokens_at = 0.0
+        self._tokens = state.read_tokens
         # Nodes whose next read waits for tokens.
         self._blocked: list[Peer] = []
         # (time, follower) after a read that found nothing.
@@ -71,7 +69,7 @@ class CatchUp:
         peer = progress.peer
         if peer.reads >= self._config.reads_max:
             return False
-        if not progress.is_counted and not self._may_read(now):
+        if not progress.is_counted and not self._tokens.may_read(now):
             if peer not in self._blocked:
                 self._blocked.append(peer)
             return False
@@ -86,14 +84,6 @@ class CatchUp:
         )
         return True
 
-    def _may_read(self, now: float) -> bool:
-        rate = self._config.catch_up_bytes_per_s
-        self._tokens = min(
-            self._tokens + (now - self._tokens_at) * rate, float(self._config.read_bytes)
-        )
-        self._tokens_at = now
-        return self._tokens > 0
-
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> Progress | None:
         """Sends the batches of a finished read. Returns the follower if the log no longer has its
         next batch."""
@@ -105,7 +95,7 @@ class CatchUp:
         if progress.reading == request:
             progress.reading = 0
             if not progress.is_counted:
-                self._tokens -= sum(map(len, batches))
+                self._tokens.charge(sum(map(len, batches)))
             if self._send(progress, batches):
                 self.enqueue_if_behind(progress)
             elif progress.sent < self._state.log.start_offsets[progress.led.partition]:
@@ -139,8 +129,7 @@ class CatchUp:
     def timer(self) -> float | None:
         due = self._later[0][0] if self._later else None
         if self._blocked:
-            rate = self._config.catch_up_bytes_per_s
-            at = self._tokens_at + max(0.001, (1 - self._tokens) / rate)
+            at = self._tokens.timer()
             due = at if due is None else min(at, due)
         return due
 
@@ -150,7 +139,7 @@ class CatchUp:
             if progress.state == CATCHING_UP and not progress.reading:
                 self.enqueue(progress)
                 self.pump(progress.peer, now)
-        if self._blocked and self._may_read(now):
+        if self._blocked and self._tokens.may_read(now):
             blocked, self._blocked = self._blocked, []
             for peer in blocked:
                 self.pump(peer, now)

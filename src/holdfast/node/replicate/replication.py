@@ -49,6 +49,7 @@ class Replication:
 
     def __init__(self, node_id: str, log: ReplicaLog, config: ReplicationConfig) -> None:
         self._state = ReplicaState(node_id, log, config)
+        self.read_tokens = self._state.read_tokens
         self.leading = LeaderSide(self._state)
         self._following = FollowerSide(self._state)
         self._incomplete = Incomplete(self._state)

@@ -6,6 +6,31 @@ from holdfast.node.replicate.effects import Broken, Committed, ReplicationEffect
 from holdfast.node.replicate.log import ReplicaLog
 
 
+class ReadTokens:
+    """The bytes that may be read now for other nodes that no commit waits for: followers that catch
+    up, and readers without a copy. Below zero it is a debt."""
+
+    def __init__(self, config: ReplicationConfig) -> None:
+        self._config = config
+        self._tokens = float(config.read_bytes)
+        self._at = 0.0
+
+    def may_read(self, now: float) -> bool:
+        """True if a read may begin. Its bytes are charged when it ends."""
+        rate = self._config.catch_up_bytes_per_s
+        self._tokens = min(self._tokens + (now - self._at) * rate, float(self._config.read_bytes))
+        self._at = now
+        return self._tokens > 0
+
+    def charge(self, size_bytes: int) -> None:
+        """Counts the bytes of a read."""
+        self._tokens -= size_bytes
+
+    def timer(self) -> float:
+        """Returns the time at which a read may begin, if it may not now."""
+        return self._at + max(0.001, (1 - self._tokens) / self._config.catch_up_bytes_per_s)
+
+
 class ReplicaState:
     """The log, the metadata and the newest epochs as this node knows them. An epoch of a partition
     never falls here."""
@@ -15,6 +40,7 @@ class ReplicaState:
         self.log = log
         self.config = config
         self.effects: list[ReplicationEffect] = []
+        self.read_tokens = ReadTokens(config)
         self.metadata: ClusterMetadata | None = None
         partitions = len(log.next_offset)
         # Per partition the highest epoch known from the metadata, from frames and from the log

@@ -8,8 +8,7 @@ from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.cursor import ReadResult
 from holdfast.log.reading.starts import FoundStart
-from holdfast.log.record import Record
-from holdfast.node.effects import Effect, FetchInflight, FindStarts, ReadLog
+from holdfast.node.effects import Effect, FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.metadata.model import ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.raft.node import Write
@@ -54,9 +53,6 @@ class ClientPort(Protocol):
     def write_remembered(self, content: bytes) -> None:
         """Stores what this node remembers of the other nodes' disks. An older one only notices an
         older copy less often."""
-
-
-Found = list[tuple[int, Record | None]]
 
 
 class ReadPort(Protocol):

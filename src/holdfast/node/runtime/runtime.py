@@ -19,16 +19,16 @@ of the driver, so a simulator that implements them runs the same turns.
 """  # noqa: E501
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final
 
 from holdfast.log.journal.group_commit_delay import CommitPace, JournalWaits
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.cursor import ReadResult
+from holdfast.log.reading.starts import FoundStart
 from holdfast.node.cluster_node import ClusterNode
 from holdfast.node.delivery.subscribe import handle_starts
-from holdfast.node.effects import Effect, FetchInflight, FindStarts, ReadLog
+from holdfast.node.effects import Effect, FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.failure.disk_watch import DiskWatch
 from holdfast.node.failure.health import Presence
 from holdfast.node.frame_kinds import HEARTBEAT
@@ -38,7 +38,7 @@ from holdfast.node.placement.client_shares import obstacle
 from holdfast.node.relocation.redirection import Redirection
 from holdfast.node.replicate.effects import ReadBatches
 from holdfast.node.runtime.fitness import Fitness
-from holdfast.node.runtime.ports import Found, RuntimePorts
+from holdfast.node.runtime.ports import RuntimePorts
 from holdfast.node.runtime.probes import ClusterProbes
 from holdfast.node.runtime.replacement import Replacement
 from holdfast.node.state.recorded_state import RecordedState
@@ -476,6 +476,9 @@ class Runtime:
     # Effects
 
     def _carry_out(self, effect: Effect) -> None:
+        if self.cluster_node.remote_reads.take(effect):
+            # Another node, or this one with others, has the records.
+            return
         if isinstance(effect, ReadLog):
             self._read_log(effect)
         elif isinstance(effect, FetchInflight):
@@ -495,7 +498,7 @@ class Runtime:
     def _find_starts(self, effect: FindStarts) -> None:
         """Searches now, or after the next group if the file lacks some of the records."""
         if self._is_written(effect.limits):
-            self.reader.find_starts(effect, partial(handle_starts, self.state))
+            self.reader.find_starts(effect, self._starts_found)
         else:
             self._defer(effect)
 
@@ -518,14 +521,24 @@ class Runtime:
         self.write_journal(True)
 
     def _log_read(self, effect: ReadLog, result: ReadResult) -> None:
-        if self.believes_disk:
+        if effect.done is not None:
+            effect.done(result if self.believes_disk else None)
+        elif self.believes_disk:
             self.node.handle_read(
                 effect, result.records, result.positions, result.done, result.lost
             )
 
     def _fetched(self, effect: FetchInflight, found: Found) -> None:
-        if self.believes_disk:
+        if effect.done is not None:
+            effect.done(found if self.believes_disk else None)
+        elif self.believes_disk:
             self.node.handle_fetched(effect, found)
+
+    def _starts_found(self, effect: FindStarts, found: list[FoundStart]) -> None:
+        if effect.done is not None:
+            effect.done(found if self.believes_disk else None)
+        else:
+            handle_starts(self.state, effect, found)
 
     def _batches_read(self, effect: ReadBatches, batches: list[bytes]) -> None:
         if self.believes_disk:

@@ -1,0 +1,599 @@
+"""Reads of partitions that this node does not store, at nodes that do.
+
+A read of the log (`ReadLog`, `FetchInflight`, `FindStarts`) that needs such a partition is a *job*
+here. One node at a time works on a job: this node for its own partitions, else an in-sync replica
+with most of the missing ones. The job continues at other nodes until its budget is used or nothing
+is left. Its result is the one that a complete local log would have given, so the reader cannot see
+the difference.
+
+Jobs that wait for the same node and are at nearly the same positions share one FETCH. A restart of
+a node with 100,000 sessions asks for the same records 100,000 times.
+
+Invariants
+- A position of a result passes a record only if the record was read, or matches no filter, or each
+  in-sync replica has reported that it is lost. A replica that was not reached may have it, so the
+  reader waits. There is no time-out that counts records as lost.
+- The jobs of a node that wait for answers are at most FETCHES_PER_NODE, and their answers are
+  bounded in bytes. All others are a reference to their reader's request.
+- A job that no connected replica can serve waits in `_parked` and is tried again. It is answered
+  without progress when other partitions have new records, so that its reader continues there.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import takewhile
+from operator import gt, lt
+from typing import Final
+
+from holdfast.log.reading.cursor import ReadResult
+from holdfast.log.reading.starts import FoundStart
+from holdfast.log.record import Record
+from holdfast.node.context import ClusterContext
+from holdfast.node.delivery.subscribe import handle_starts
+from holdfast.node.effects import Effect, FetchInflight, FindStarts, Found, ReadLog
+from holdfast.node.features import FEEDS
+from holdfast.node.frame_kinds import FETCH, BadFrame
+from holdfast.node.node import Node
+from holdfast.node.node_state import NodeState
+from holdfast.node.reads.fetch_frames import (
+    BELOW_START,
+    FetchedFrame,
+    FetchFrame,
+    ReadRange,
+    decode_fetched,
+    encode_fetch,
+)
+from holdfast.node.reads.fetch_server import FETCHES_MAX
+from holdfast.node.reads.read_jobs import (
+    ReadJob,
+    all_needs,
+    distribute,
+    found_start,
+    left_of,
+    position_of,
+)
+
+FETCHES_PER_NODE: Final = FETCHES_MAX // 2
+"""The most FETCHes to one node that are not answered."""
+SHARED_MAX: Final = 64
+"""The most jobs that share a FETCH."""
+SHARED_SCAN: Final = 128
+"""The most waiting jobs that are compared with the first one."""
+SHARED_FILTERS: Final = 5000
+"""The number of filters from which a FETCH takes no further job."""
+ANSWER_S: Final = 10.0
+"""The time in seconds after which a FETCH is sent to another node."""
+UNABLE_S: Final = 0.25
+"""The time in seconds for which a replica that refused a partition is not asked for it again."""
+RETRY_S: Final = 0.1
+"""The interval in seconds at which parked jobs are tried again."""
+RETRY_MAX: Final = 500
+"""The most parked jobs that are tried again at a time."""
+ANSWERS_KEPT_MAX: Final = 256
+"""The number of jobs with an answer for their reader above which no FETCH is sent."""
+
+
+class Fetch:
+    """A FETCH that is not answered, for one job or for several that share it."""
+
+    def __init__(self, node: str, jobs: list[ReadJob], partitions: list[int], now: float) -> None:
+        self.node = node
+        self.jobs = jobs
+        self.partitions = partitions
+        self.sent_at = now
+        self.starts: list[int] = []
+        self.piece = 0
+        self.records: list[Record] = []
+
+
+class RemoteReads:
+    """The jobs of this node."""
+
+    def __init__(self, node: Node, context: ClusterContext) -> None:
+        self._node = node
+        self._state: NodeState = node.state
+        self._context = context
+        self.is_stored: Callable[[int], bool] = context.is_stored
+        """Whether this node reads a partition itself."""
+        self._number = 0
+        self._fetches: dict[int, Fetch] = {}
+        # The unanswered fetches of each node.
+        self._in_flight: dict[str, int] = {}
+        # Jobs by the node that has them next.
+        self._queues: dict[str, deque[ReadJob]] = {}
+        self._parked: deque[ReadJob] = deque()
+        self._retry_at = 0.0
+        # The parked jobs that are to be tried again, and the partitions of those that failed.
+        self._woken = 0
+        self._failing: set[int] = set()
+        # The number of choices of a node.
+        self._turn = 0
+        # Jobs whose result goes to their reader.
+        self._answered: deque[ReadJob] = deque()
+        # (node, partition): the time until which the node is not asked for it.
+        self._unable: dict[tuple[str, int], float] = {}
+        # Partition -> node -> where its log begins, where a reader was below it.
+        self._begins: dict[int, dict[str, int]] = {}
+        self.unreachable: dict[int, float] = {}
+        """The partitions that readers wait for, and since when."""
+        self.fetches = 0
+        """The FETCHes that were sent."""
+        self.shared = 0
+        """The jobs that another one's FETCH served as well."""
+
+    def seed_ids_at(self, number: int) -> None:
+        """Numbers the fetches from `number` + 1, so that answers to an earlier process of this node
+        match none."""
+        self._number = number
+
+    # The driver
+
+    def take(self, effect: Effect) -> bool:
+        """Takes over a read that needs partitions which are not stored here. False: it needs none,
+        so the driver reads."""
+        if not isinstance(effect, ReadLog | FetchInflight | FindStarts) or effect.done is not None:
+            return False
+        if all(map(self.is_stored, all_needs(effect))):
+            return False
+        self._assign(ReadJob(effect))
+        return True
+
+    def has_whole_log(self) -> bool:
+        """Whether this node reads all partitions itself."""
+        return all(map(self.is_stored, range(len(self._state.delivered))))
+
+    def handle(self, node: str, payload: bytes) -> None:
+        """Takes a piece of an answer. Raises `BadFrame` when it is malformed."""
+        head, records = decode_fetched(payload)
+        fetch = self._fetches.get(head.number)
+        # A reply that comes after another node was asked is ignored.
+        if fetch is None or fetch.node != node:
+            return
+        if head.piece != fetch.piece:
+            raise BadFrame(f"piece {head.piece} of an answer, {fetch.piece} is the next one")
+        fetch.piece += 1
+        fetch.records += records
+        if not head.more:
+            self._end(head.number)
+            try:
+                self._take_answer(fetch, head)
+            except BadFrame:
+                self._assign_all(fetch.jobs)
+                raise
+
+    def disconnected(self, node: str) -> None:
+        """Gives the jobs of a node whose link is lost to others."""
+        for number, fetch in list(self._fetches.items()):
+            if fetch.node == node:
+                self._end(number)
+                self._assign_all(fetch.jobs)
+        for begins in self._begins.values():
+            begins.pop(node, None)
+        self._assign_all(self._queues.pop(node, ()))
+
+    def nodes_changed(self) -> None:
+        """Tries the parked jobs again, because another node may have their records."""
+        self._retry_at = 0.0
+
+    def advance(self, now: float) -> None:
+        """Hands results to their readers, and sends due fetches, at the end of a turn."""
+        self._answer_some()
+        for number, fetch in list(self._fetches.items()):
+            if now < fetch.sent_at + ANSWER_S:
+                # The others were sent later.
+                break
+            self._end(number)
+            self._mark_unable(fetch.node, fetch.partitions)
+            self._assign_all(fetch.jobs)
+        self._retry_parked(now)
+        for node in list(self._queues):
+            self._send_from(node)
+
+    def timer(self) -> float | None:
+        """Returns the time at which to call `advance` next, or None."""
+        if self._answered or self._woken:
+            return self._state.now
+        due = self._retry_at if self._parked else None
+        for fetch in self._fetches.values():
+            late_at = fetch.sent_at + ANSWER_S
+            return late_at if due is None else min(due, late_at)
+        return due
+
+    def check(self) -> None:
+        """Raises `AssertionError` unless the fetches are within their bounds."""
+        counts: dict[str, int] = {}
+        for fetch in self._fetches.values():
+            counts[fetch.node] = counts.get(fetch.node, 0) + 1
+        assert counts == self._in_flight, "the fetches of each node"
+        assert all(count <= FETCHES_PER_NODE for count in counts.values()), "too many fetches"
+
+    # Nodes for a job
+
+    def _assign_all(self, jobs: Iterable[ReadJob]) -> None:
+        for job in jobs:
+            self._assign(job)
+
+    def _assign(self, job: ReadJob) -> None:
+        """Gives the job to the node that serves it next, or its result to its reader."""
+        if job.is_stale():
+            return
+        needs = [] if job.is_full() else self._pass_lost(job)
+        if not needs:
+            self._answered.append(job)
+            return
+        by_node: dict[str, list[int]] = {}
+        for partition in needs:
+            for node in self._servers(job, partition):
+                by_node.setdefault(node, []).append(partition)
+        if not by_node:
+            if job.has_progress():
+                self._answered.append(job)
+            else:
+                self._parked.append(job)
+            return
+        own = self._context.node_id
+        if own in by_node:
+            job.node, job.partitions = own, by_node[own]
+            self._read_here(job)
+            return
+        job.node = self._choose(by_node)
+        job.partitions = by_node[job.node]
+        self._queues.setdefault(job.node, deque()).append(job)
+
+    def _choose(self, by_node: dict[str, list[int]]) -> str:
+        """Returns the node with the most partitions, a follower before a leader, and each of
+        several equal ones in its turn."""
+        self._turn += 1
+        names = sorted(by_node)
+        first = self._turn % len(names)
+        leader = self._context.leader
+        return min(
+            names[first:] + names[:first],
+            key=lambda name: (-len(by_node[name]), sum(leader(p) == name for p in by_node[name])),
+        )
+
+    def _servers(self, job: ReadJob, partition: int) -> list[str]:
+        """The connected nodes that may have what the job needs of a partition."""
+        context = self._context
+        if self.is_stored(partition):
+            return [context.node_id]
+        now = self._state.now
+        position = position_of(job, partition)
+        begins = self._begins.get(partition, {})
+        all_lossy = all(node in job.lossy for node in self._in_sync(partition))
+        return [
+            node
+            for node in self._in_sync(partition)
+            if node in context.connected
+            and context.understands(node, FEEDS)
+            and self._unable.get((node, partition), 0.0) <= now
+            and (begins.get(node, 0) <= position or isinstance(job.effect, FindStarts))
+            and (all_lossy or node not in job.lossy)
+        ]
+
+    def _in_sync(self, partition: int) -> tuple[str, ...]:
+        metadata = self._context.metadata
+        return () if metadata is None else metadata.partitions[partition].in_sync
+
+    def _pass_lost(self, job: ReadJob) -> list[int]:
+        """Passes the records that no in-sync replica has any more. Returns the partitions that are
+        still to be read.
+
+        The start of every in-sync replica must be known. Counter-example with those that are
+        connected: the others' logs were shortened by a full disk, and the one with the records
+        comes back in a second.
+        """
+        effect = job.effect
+        if isinstance(effect, FetchInflight):
+            left = iter(left_of(job) if self._begins else ())
+            for packet_id, partition, offset in left:
+                if offset >= self._oldest(partition):
+                    break
+                job.found.append((packet_id, None))
+        elif isinstance(effect, ReadLog):
+            for partition in self._begins:
+                end = min(self._oldest(partition), effect.limits[partition])
+                if end > job.positions[partition]:
+                    job.lost += end - job.positions[partition]
+                    job.positions[partition] = end
+        return job.needs()
+
+    def _oldest(self, partition: int) -> int:
+        """The lowest offset that an in-sync replica has, or 0 while one of them is not known to
+        begin above it."""
+        begins = self._begins.get(partition, {})
+        return min((begins.get(node, 0) for node in self._in_sync(partition)), default=0)
+
+    def _retry_parked(self, now: float) -> None:
+        """Tries the parked jobs again, some of them in each turn. Many are tried less often."""
+        if not self._woken and now >= self._retry_at and (self._parked or self.unreachable):
+            self._woken = len(self._parked)
+            self._retry_at = now + RETRY_S * (1 + self._woken // RETRY_MAX)
+            self._failing.clear()
+        elif not self._woken:
+            return
+        steps = min(RETRY_MAX, self._woken)
+        self._woken -= steps
+        for _ in range(steps):
+            job = self._parked.popleft()
+            parked = len(self._parked)
+            self._retry(job)
+            if len(self._parked) > parked:
+                self._failing.update(job.needs())
+        if not self._woken:
+            self._note_unreachable()
+
+    def _retry(self, job: ReadJob) -> None:
+        """Tries a parked job again. If it is parked again, and other partitions have new records,
+        its reader continues with these."""
+        parked = len(self._parked)
+        self._assign(job)
+        effect = job.effect
+        if len(self._parked) > parked and isinstance(effect, ReadLog):
+            ends = self._state.delivered
+            limits = effect.limits
+            if any(ends[p] > limit and self._servers(job, p) for p, limit in enumerate(limits)):
+                self._answered.append(self._parked.pop())
+
+    def _note_unreachable(self) -> None:
+        """Reports the partitions that readers wait for, when that begins and when it ends."""
+        for partition in self._failing - self.unreachable.keys():
+            self.unreachable[partition] = self._state.now
+            text = "no replica can be read, so its readers wait"
+            self._state.note("warning", "reads_wait", {"partition": partition, "text": text})
+        for partition in self.unreachable.keys() - self._failing:
+            del self.unreachable[partition]
+            self._state.note("info", "reads_continue", {"partition": partition})
+
+    def _mark_unable(self, node: str, partitions: Iterable[int]) -> None:
+        now = self._state.now
+        if len(self._unable) > 2 * len(self._state.delivered):
+            self._unable = {key: until for key, until in self._unable.items() if until > now}
+        for partition in partitions:
+            self._unable[(node, partition)] = now + UNABLE_S
+
+    # Reads at this node
+
+    def _read_here(self, job: ReadJob) -> None:
+        """Reads the partitions of a job that are stored here."""
+        effect = job.effect
+        here = set(job.partitions)
+        part: ReadLog | FetchInflight | FindStarts
+        if isinstance(effect, ReadLog):
+            limits = list(job.positions)
+            for partition in here:
+                limits[partition] = effect.limits[partition]
+            part = ReadLog(
+                None,
+                None,
+                list(job.positions),
+                limits,
+                effect.interests,
+                effect.records_max - len(job.records),
+                effect.bytes_max - job.size_bytes,
+            )
+            part.done = partial(self._was_read_here, job)
+        elif isinstance(effect, FetchInflight):
+            wanted = list(takewhile(lambda each: self.is_stored(each[1]), left_of(job)))
+            part = FetchInflight(None, None, wanted, effect.bytes_max - job.size_bytes)
+            part.done = partial(self._was_fetched_here, job)
+        else:
+            limits = [end if p in here else 0 for p, end in enumerate(effect.limits)]
+            part = FindStarts(None, None, effect.wanted, limits)
+            part.done = partial(self._were_found_here, job)
+        self._state.effects.append(part)
+
+    def _was_read_here(self, job: ReadJob, result: ReadResult | None) -> None:
+        # A node with a damaged disk serves no client, so nothing waits.
+        if result is not None:
+            for record in result.records:
+                job.take(record)
+            job.positions = result.positions
+            job.lost += result.lost
+            self._assign(job)
+
+    def _was_fetched_here(self, job: ReadJob, found: Found | None) -> None:
+        if found is not None:
+            for number, record in found:
+                job.add_found(number, record)
+            self._assign(job)
+
+    def _were_found_here(self, job: ReadJob, found: list[FoundStart] | None) -> None:
+        if found is not None:
+            job.add_starts(job.partitions, found)
+            self._assign(job)
+
+    # Reads at other nodes
+
+    def _send_from(self, node: str) -> None:
+        """Sends the node as many FETCHes as it may have."""
+        queue = self._queues[node]
+        while (
+            queue
+            and self._in_flight.get(node, 0) < FETCHES_PER_NODE
+            and len(self._answered) < ANSWERS_KEPT_MAX
+        ):
+            job = queue.popleft()
+            if not job.is_stale():
+                self._send(node, job, queue)
+        if not queue:
+            del self._queues[node]
+
+    def _send(self, node: str, job: ReadJob, queue: deque[ReadJob]) -> None:
+        fetch = Fetch(node, [job], job.partitions, self._state.now)
+        self._number += 1
+        frame = FetchFrame(number=self._number, generation=self._context.generation, ranges=[])
+        effect = job.effect
+        if isinstance(effect, ReadLog):
+            self._join(fetch, job, queue)
+            _ask_for_range(frame, fetch)
+        elif isinstance(effect, FetchInflight):
+            able = {p: node in self._servers(job, p) for p in {each[1] for each in left_of(job)}}
+            left = takewhile(lambda each: able[each[1]], left_of(job))
+            frame.wanted = [(partition, offset) for _, partition, offset in left]
+            frame.bytes_max = effect.bytes_max - job.size_bytes
+        else:
+            frame.ranges = [ReadRange(p, 0, effect.limits[p]) for p in job.partitions]
+            for each in effect.wanted:
+                offsets = [each.offsets[p] for p in job.partitions] if each.offsets else []
+                frame.queries.append((each.filter, each.since_us, each.last, offsets))
+        self._fetches[self._number] = fetch
+        self._in_flight[node] = self._in_flight.get(node, 0) + 1
+        self.fetches += 1
+        self.shared += len(fetch.jobs) - 1
+        self._context.send(node, FETCH, encode_fetch(frame))
+
+    def _join(self, fetch: Fetch, first: ReadJob, queue: deque[ReadJob]) -> None:
+        """Moves the jobs of the queue to the fetch that are at nearly the same positions."""
+        filters = _filter_count(first)
+        passed: list[ReadJob] = []
+        for _ in range(min(SHARED_SCAN, len(queue))):
+            if len(fetch.jobs) >= SHARED_MAX or filters >= SHARED_FILTERS:
+                break
+            job = queue.popleft()
+            if job.shares_with(first) and not job.is_stale():
+                fetch.jobs.append(job)
+                filters += _filter_count(job)
+            else:
+                passed.append(job)
+        queue.extendleft(reversed(passed))
+
+    def _end(self, number: int) -> None:
+        """Removes a fetch."""
+        fetch = self._fetches.pop(number)
+        self._in_flight[fetch.node] -= 1
+        if not self._in_flight[fetch.node]:
+            del self._in_flight[fetch.node]
+
+    def _take_answer(self, fetch: Fetch, head: FetchedFrame) -> None:
+        refused: set[int] = set()
+        for partition, reason, begin in head.refused:
+            refused.add(partition)
+            if reason == BELOW_START:
+                self._begins.setdefault(partition, {})[fetch.node] = begin
+            else:
+                self._mark_unable(fetch.node, (partition,))
+        effect = fetch.jobs[0].effect
+        if isinstance(effect, ReadLog):
+            self._take_records(fetch, head, refused)
+        elif isinstance(effect, FetchInflight):
+            self._take_found(fetch, head)
+        else:
+            self._take_starts(fetch, head, refused)
+        self._assign_all(fetch.jobs)
+
+    def _take_records(self, fetch: Fetch, head: FetchedFrame, refused: set[int]) -> None:
+        partitions = fetch.partitions
+        if len(head.positions) != len(partitions):
+            raise BadFrame(f"{len(head.positions)} positions of {len(partitions)} partitions")
+        if any(map(lt, head.positions, fetch.starts)):
+            raise BadFrame("a read that ends below where it began")
+        if head.positions == fetch.starts:
+            self._mark_unable(fetch.node, set(partitions) - refused)
+            return
+        jobs = [job for job in fetch.jobs if not job.is_stale()]
+        if head.lost:
+            if len(jobs) > 1:
+                # It is not known whose records they are.
+                for job in jobs:
+                    job.is_shareable = False
+                return
+            nodes = {node for p in partitions for node in self._in_sync(p)}
+            for job in jobs:
+                job.lossy.add(fetch.node)
+                if not nodes <= job.lossy:
+                    return
+                job.lossy.clear()
+                job.lost += head.lost
+        distribute(jobs, fetch.records, dict(zip(partitions, head.positions, strict=True)))
+
+    def _take_found(self, fetch: Fetch, head: FetchedFrame) -> None:
+        job = fetch.jobs[0]
+        records = {(each.partition, each.offset): each for each in fetch.records}
+        for number, partition, offset in left_of(job)[: head.looked_at]:
+            record = records.get((partition, offset))
+            if record is None:
+                job.lossy.add(fetch.node)
+                if not job.lossy.issuperset(self._in_sync(partition)):
+                    return
+            job.lossy.clear()
+            job.add_found(number, record)
+
+    def _take_starts(self, fetch: Fetch, head: FetchedFrame, refused: set[int]) -> None:
+        job = fetch.jobs[0]
+        effect = job.effect
+        if not head.starts and refused.issuperset(fetch.partitions):
+            return
+        assert isinstance(effect, FindStarts)
+        if len(head.starts) != len(effect.wanted) or any(
+            not each.error and len(each.offsets) != len(fetch.partitions) for each in head.starts
+        ):
+            raise BadFrame("starts that were not asked for")
+        found = [found_start(each, fetch.partitions, effect.limits) for each in head.starts]
+        job.add_starts([p for p in fetch.partitions if p not in refused], found)
+
+    # Results
+
+    def _answer_some(self) -> None:
+        """Hands over the results, some of them in each turn and at least one."""
+        state = self._state
+        while self._answered:
+            left = state.steps_left
+            job = self._answered.popleft()
+            self._answer(job)
+            if state.steps_left == left:
+                state.steps_left -= 1 + len(job.records)
+            if state.steps_left <= 0:
+                return
+
+    def _answer(self, job: ReadJob) -> None:
+        effect = job.effect
+        if isinstance(effect, ReadLog):
+            is_done = not job.needs()
+            self._node.handle_read(effect, job.records, job.positions, is_done, job.lost)
+        elif isinstance(effect, FetchInflight):
+            self._node.handle_fetched(effect, job.found)
+        else:
+            handle_starts(self._state, effect, job.starts)
+
+
+def _filter_count(job: ReadJob) -> int:
+    assert isinstance(job.effect, ReadLog)
+    return len(job.effect.interests)
+
+
+def _ask_for_range(frame: FetchFrame, fetch: Fetch) -> None:
+    """Puts the ranges and filters of the jobs into a FETCH."""
+    effects: list[ReadLog] = []
+    for job in fetch.jobs:
+        assert isinstance(job.effect, ReadLog)
+        effects.append(job.effect)
+    for partition in fetch.partitions:
+        start = min(job.positions[partition] for job in fetch.jobs)
+        end = max(effect.limits[partition] for effect in effects)
+        fetch.starts.append(start)
+        frame.ranges.append(ReadRange(partition, start, end))
+    known: dict[int, int] = {}
+    filters: dict[tuple[str, int], None] = {}
+    for effect in effects:
+        for interest in effect.interests:
+            offsets = interest.start
+            index = -1
+            if offsets is not None:
+                index = known.get(id(offsets), -2)
+                if index == -2:
+                    index = -1
+                    wanted = [offsets[partition] for partition in fetch.partitions]
+                    if any(map(gt, wanted, fetch.starts)):
+                        index = len(frame.starts)
+                        frame.starts.append(wanted)
+                    known[id(offsets)] = index
+            filters[(interest.filter, index)] = None
+    frame.filters = list(filters)
+    # All that share a read want some of its records.
+    share = 1 if len(effects) == 1 else 2
+    jobs = fetch.jobs
+    pairs = list(zip(effects, jobs, strict=True))
+    frame.records_max = share * max(each.records_max - len(job.records) for each, job in pairs)
+    frame.bytes_max = share * max(each.bytes_max - job.size_bytes for each, job in pairs)
