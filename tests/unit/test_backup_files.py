@@ -13,13 +13,18 @@ from hypothesis import strategies as st
 
 from holdfast.cli.backup import backup as making
 from holdfast.cli.backup.backup import make_backup
+from holdfast.cli.backup.cut import cut_at
 from holdfast.cli.backup.manifest import NAME, BackupError, read_manifest
 from holdfast.cli.backup.restoration import PARTIAL, restore
+from holdfast.log.batch import Batch
+from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import snapshot_name
 from holdfast.log.journal.recovery import open_journal, replay
 from holdfast.log.snapshot import SnapshotEncoder
 from tests.support.journal_files import TIME_US, Journal
+from tests.support.replica_bench import ReplicaBench, build_batch
 
 SECOND_US = 1_000_000
 
@@ -276,3 +281,31 @@ def test_a_database_that_stays_locked(
         database.commit()
         with pytest.raises(BackupError, match=r"was locked for 0.3 s: stop the process"):
             make_backup(journal.directory, tmp_path / "backup")
+
+
+def test_a_snapshot_ahead_of_a_partition_that_is_not_stored(tmp_path: Path) -> None:
+    """Its records were fed, so the state is complete without them."""
+    bench = ReplicaBench(OsFileSystem(tmp_path), 2)
+    until_us = TIME_US + SECOND_US
+    for base in range(3):
+        bench.journal.append_batch(build_batch(0, base, 1, [b"%d" % base]))
+    bench.journal.place(1, 5000)
+    bench.flush()
+    for offsets in ([3, 5000], [7, 5000]):
+        encoder = SnapshotEncoder(offsets[0], offsets, 0)
+        bench.directory.replace_file(snapshot_name(offsets[0]), encoder.finish())
+        os.utime(tmp_path / snapshot_name(offsets[0]), (1, 1))
+    late = build_batch(0, 3, 1, [b"late"])
+    bench.journal.append_batch(later(late, until_us))
+    bench.flush()
+    assert "1 of 4 records left out" in cut_at(tmp_path, until_us)
+    assert bench.directory.snapshots() == [3]
+
+
+def later(batch: Batch, time_us: int) -> Batch:
+    """The batch with another time."""
+    builder = BatchBuilder(batch.partition, batch.base_offset)
+    for record in batch.records():
+        record.timestamp_us = time_us
+        builder.add(record)
+    return Batch(builder.build(batch.epoch))

@@ -15,6 +15,7 @@ would have that message without its record.
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -64,7 +65,15 @@ def cut_at(root: Path, until_us: int) -> str:
     found = find_cut(opened, until_us)
     if found is None:
         return f"the log ends before {time_text(until_us)}: nothing is cut"
-    kept = _usable_snapshots(root, directory, found, until_us)
+    journal = opened.journal
+    # Of a partition that is not stored, the snapshot is ahead of the log, because it was fed.
+    ends = [
+        sys.maxsize if start == end else cut
+        for start, end, cut in zip(
+            journal.start_offsets, journal.next_offset, found.ends, strict=True
+        )
+    ]
+    kept = _usable_snapshots(root, directory, replace(found, ends=ends), until_us)
     first = opened.journal.segments[0]
     if first.sequence > max(kept, default=0):
         raise BackupError(
