@@ -42,6 +42,7 @@ class ClusterNode(Holdfast):
         settings: dict[str, dict[str, Any]] | None = None,
         *,
         is_witness: bool = False,
+        is_gateway: bool = False,
         host: str = "127.0.0.1",
         prefix: Iterable[str] = (),
     ) -> None:
@@ -53,6 +54,8 @@ class ClusterNode(Holdfast):
         self.peer_port = free_port()
         self.secret_file = secret_file
         self.is_witness = is_witness
+        self.is_gateway = is_gateway
+        self.has_data = not is_witness and not is_gateway
         self.is_paused = False
         self.join: list[str] = []
         self.token = ""
@@ -76,6 +79,7 @@ class ClusterNode(Holdfast):
         ]
         if self.join:
             command += ["--join", ",".join(self.join)]
+        command += ["--role", "gateway"] * self.is_gateway
         return command + ["--witness"] * self.is_witness
 
     def ready(self) -> bool:
@@ -145,7 +149,7 @@ class ClusterProcesses:
     it ends its processes and finds no traceback in their logs.
 
     `settings` are the tables of every node's configuration. The last `witnesses` nodes are without
-    data. `hosts` and `prefixes`: see ClusterNode.
+    data, and so are the last `gateways`. `hosts` and `prefixes`: see ClusterNode.
     """
 
     node_class = ClusterNode
@@ -157,6 +161,7 @@ class ClusterProcesses:
         settings: dict[str, dict[str, Any]] | None = None,
         *,
         witnesses: int = 0,
+        gateways: int = 0,
         hosts: list[str] | None = None,
         prefixes: list[list[str]] | None = None,
     ) -> None:
@@ -170,6 +175,7 @@ class ClusterProcesses:
         for index in range(count):
             self._make_node(
                 is_witness=index >= count - witnesses,
+                is_gateway=index >= count - gateways,
                 host=hosts[index] if hosts else "127.0.0.1",
                 prefix=prefixes[index] if prefixes else (),
             )
@@ -321,7 +327,7 @@ class ClusterProcesses:
         """All nodes but `without` are up and ready, and agree that every partition has one of them
         as its leader and as many in sync as there can be."""
         nodes = [node for name, node in self.nodes.items() if name not in without]
-        names = {node.node_id for node in nodes if not node.is_witness}
+        names = {node.node_id for node in nodes if node.has_data}
         for view in (node.cluster() for node in nodes):
             if not view:
                 return False
