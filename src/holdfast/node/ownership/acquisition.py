@@ -408,8 +408,7 @@ class SessionAcquisition:
                 return
         self._done(asking)
         self.live.end(asking.client_id)
-        replays_over = image is not None and rarities_of(image).replays_over
-        session = self._session(answer, replays_over)
+        session = self._session(answer, image)
         if answer.present:
             # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
             # when it replied.
@@ -433,17 +432,25 @@ class SessionAcquisition:
             # This node has delivered nothing, so only an earlier owner may have sent inflight
             # messages.
             maybe_sent = resumed is not None and resumed.maybe_sent is True
+            image = self._coordinator.recorded_session(session.client_id)
+            if resumed is None and asking.reply.present and image is not None:
+                maybe_sent = rarities_of(image).lacks_sent
             log_close(self._state, session, maybe_sent=maybe_sent)
         self.live.report_closed(session.client_id, session.epoch)
         self._done(asking)
 
-    def _session(self, answer: OpenedFrame, replays_over: bool) -> Session:
+    def _session(self, answer: OpenedFrame, image: Session | None) -> Session:
+        takeover = SessionTakeover(self._state)
         if answer.session is None:
-            return Session(answer.client)
-        try:
-            session = SessionTakeover(self._state).take_over(answer.session, replays_over)
-        except (ValueError, struct.error) as error:
-            raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
+            if image is None or not answer.present:
+                return Session(answer.client)
+            session = takeover.take_over_here(image)
+        else:
+            replays_over = image is not None and rarities_of(image).replays_over
+            try:
+                session = takeover.take_over(answer.session, replays_over)
+            except (ValueError, struct.error) as error:
+                raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
         if session.maybe_sent is not None and self._context.began_at is not None:
             # Only an earlier process has not logged all that it sent.
             session.maybe_sent = self._context.began_at

@@ -54,6 +54,9 @@ class HomeAnswers:
         """Sends the reply to a request. `is_lost`: the session was closed again and its will
         published."""
         image = self._replicated.state.sessions.get(request.client_id) if present else None
+        if self._context.is_alone:
+            # The session begins from the replicated state, which is this node's.
+            image = None
         frame = OpenedFrame(
             request=request.number,
             client=request.client_id,

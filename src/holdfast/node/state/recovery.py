@@ -475,7 +475,8 @@ class Recovery(SenderPacketIds):
         return session
 
     def _complete_inflight(self, session: Session) -> None:
-        session.inflight = in_log_order(session.inflight)
+        if session.inflight:
+            session.inflight = in_log_order(session.inflight)
         for entry in session.inflight.values():
             entry.logged = True
         session.replaying = bool(session.inflight or session.done)

@@ -6,9 +6,16 @@ from msgspec import UNSET
 
 from holdfast.node.delivery.subscriptions import add_subscription
 from holdfast.node.node_state import NodeState
+from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session, Subscription
+from holdfast.node.session.state import cursor_state
 from holdfast.node.state.recovery import Recovery
-from holdfast.node.state.session_records import SessionEntry
+from holdfast.node.state.session_records import (
+    SessionEntry,
+    replay_entries,
+    restore_replays,
+    subscription_row,
+)
 from holdfast.node.state.snapshot_entries import first_starts
 
 
@@ -29,6 +36,35 @@ class SessionTakeover(Recovery):
             entry.replays = UNSET
         session = self._restore_session(entry)
         session.life = 0 if entry.born is UNSET else entry.born
+        return self._resumable(session, entry.may_be_sent)
+
+    def take_over_here(self, recorded: Session) -> Session:
+        """The session of this node's own replicated state, as `take_over` makes it of the entry."""
+        session = self._new_session(recorded.client_id, recorded.epoch)
+        session.expiry_s = recorded.expiry_s
+        session.disconnected_us = recorded.disconnected_us
+        session.username = recorded.username
+        session.is_owned = recorded.is_owned
+        session.will = recorded.will
+        self._set_open(session, recorded.owner)
+        for each in recorded.subscriptions.values():
+            self._subscribe(session, subscription_row(each), each.start)
+        rare = rarities_of(recorded)
+        if not rare.replays_over:
+            restore_replays(session, replay_entries(recorded), self.state.config.partitions)
+        for filter, owed in (rare.owed or {}).items():
+            self._owe(session, filter, owed.after, owed.seam)
+        if recorded.positions is not None:
+            session.positions = list(recorded.positions)
+        if recorded.inflight or recorded.done:
+            done = sorted(recorded.done or ())
+            self._set_cursor(session, cursor_state([], dict(recorded.inflight), done))
+        session.owed_inflight = set(rare.owed_inflight or ()) or None
+        session.life = recorded.life
+        return self._resumable(session, rare.lacks_sent)
+
+    def _resumable(self, session: Session, may_be_sent: bool) -> Session:
+        """The session with all that only a live one has."""
         if session.positions is None:
             # The first record must name all positions, because the replicated state has none.
             session.positions = first_starts(self.state, session)
@@ -39,7 +75,7 @@ class SessionTakeover(Recovery):
         self._complete_inflight(session)
         for packet_id in session.inflight:
             session.next_packet_id = packet_id % 65535 + 1
-        if entry.may_be_sent:
+        if may_be_sent:
             session.maybe_sent = list(self.state.delivered)
         return session
 
