@@ -1028,7 +1028,7 @@ def test_users_count_and_not_their_clients() -> None:
         name = b"a%d" % number
         table.bind(name, 0, "attacker", 100 + number)
         table.store(name, 0, 0, 1, 100 + number, b"client%d" % number)
-        forget(table, table.excess(name))
+        forget(table, table.excess())
     assert all(table.find(b"v%d" % number, 200) for number in range(4))
     assert table.position_count == 10
     assert table.holders[b"uattacker"].position_count == 6
@@ -1059,7 +1059,7 @@ def test_places_of_holders_add_up(steps: list[tuple[str, bytes, int, bytes, str]
         else:
             for data in list(table.snapshot()):
                 table.restore(data)
-        forget(table, table.excess(name))
+        forget(table, table.excess())
         counted = {id(producer.holder): 0 for producer in table.by_id.values()}
         for producer in table.by_id.values():
             counted[id(producer.holder)] += len(producer.positions())

@@ -292,14 +292,13 @@ class ProducerTable:
             found += self._choose(oldest)
         return found
 
-    def excess(self, newest: bytes = b"") -> list[tuple[bytes, ProducerPosition]]:
-        """Chooses some positions to forget, until the rest fits. `newest` stays, even if it exceeds
-        the limit alone."""
+    def excess(self) -> list[tuple[bytes, ProducerPosition]]:
+        """Chooses some positions to forget, until the rest fits or one producer is left."""
         found: list[tuple[bytes, ProducerPosition]] = []
         for _ in range(min(CHOSEN_MAX, len(self.by_id) - 1)):
             if self.position_count - self.leaving_count <= self.positions_max:
                 break
-            found += self._choose(self._least(newest))
+            found += self._choose(self._least())
         return found
 
     def _choose(self, producer_id: bytes) -> list[tuple[bytes, ProducerPosition]]:
@@ -397,24 +396,21 @@ class ProducerTable:
         self.position_count += 1
         return place
 
-    def _least(self, newest: bytes) -> bytes:
+    def _least(self) -> bytes:
         """The producer to evict. It is the first among those silent for longest whose holder has
         the most positions. If there is none, it is an old one of that holder."""
         largest = self._largest()
-        if len(largest.producers) == 1 and newest in largest.producers:
-            # A holder with a single producer keeps all its positions.
-            return next(each for each in self.by_id if each != newest)
         for producer_id in islice(self.by_id, CANDIDATES_MAX):
             holder = self.by_id[producer_id].holder
             assert holder is not None
-            if holder.position_count >= largest.position_count and producer_id != newest:
+            if holder.position_count >= largest.position_count:
                 return producer_id
         found = b""
         found_us = 0
         for producer_id in islice(largest.producers, CANDIDATES_MAX):
             producer = self.by_id[producer_id]
             stored_us = max(place.stored_us for place in producer.positions())
-            if producer_id != newest and (not found or stored_us < found_us):
+            if not found or stored_us < found_us:
                 found = producer_id
                 found_us = stored_us
         return found
