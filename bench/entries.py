@@ -21,6 +21,7 @@ from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.session_open import finish_open
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.frames import ImageRequest, OwnedSessions, encode_frame
+from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.own_reports import OWNED_MAX
 from holdfast.node.routing.interest_frames import Interest
 from holdfast.node.routing.qos0_routing import ANNOUNCED_MAX
@@ -76,6 +77,8 @@ class Clock:
         self.played: set[str] = set()
         self._depth = 0
         self._collect_at = 0.0
+        self.states: list[NodeState] = []
+        """Of the nodes that are measured."""
 
     def begin(self) -> None:
         self.longest = {}
@@ -90,6 +93,7 @@ class Clock:
             return self._time(name, call)
         finally:
             self._depth -= 1
+            leave_large_lists(self.states)
             if self._collect_at <= time.thread_time():
                 # As after a turn of the event loop.
                 self._time("collector", COLLECTOR.collect)
@@ -103,6 +107,14 @@ class Clock:
             took = time.thread_time() - begun
             self.sum_s += took
             self.longest[name] = max(took, self.longest.get(name, 0.0))
+
+
+def leave_large_lists(states: list[NodeState]) -> None:
+    """Makes the large lists of these nodes permanent, as after a turn of the event loop."""
+    if any(state.has_large_list for state in states):
+        for state in states:
+            state.has_large_list = False
+        COLLECTOR.leave_present()
 
 
 class Measured:
@@ -134,7 +146,7 @@ def started(partitions: int = PARTITIONS) -> World:
     """A cluster of three nodes without clients that works. Nothing is checked: the sums over all
     sessions would take most of the time, and the nodes have different states."""
     world = World(1, Settings(casts=(), partitions=partitions, snapshot_s=1e6))
-    world.checks.turn_ended = lambda process: None  # type: ignore[method-assign]
+    world.checks.turn_ended = lambda process: leave_large_lists([process.state])  # type: ignore[method-assign]
     world.checks.fail = lambda text: None  # type: ignore[method-assign, assignment]
     for host in world.hosts.values():
         host.start()
@@ -151,6 +163,7 @@ def process_of(world: World, name: str) -> Process:
 
 def watch(process: Process, clock: Clock) -> None:
     """Measures the calls of a process from now on."""
+    clock.states.append(process.state)
     process.runtime = Measured(process.runtime, "runtime", clock)  # type: ignore[assignment]
     process.node = Measured(process.node, "node", clock)  # type: ignore[assignment]
 

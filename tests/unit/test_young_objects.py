@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from holdfast.io.event_loop.loop import (
     YOUNG_MAX,
     Collector,
 )
+from holdfast.node import node_state
+from holdfast.node.node_state import LARGE_LIST
 from tests.e2e import wire
 from tests.support.broker_in_process import LoopBroker
 
@@ -117,6 +120,37 @@ def test_turns_collect(tmp_path: Path) -> None:
         asyncio.run(run())
     finally:
         COLLECTOR.is_active = False
+
+
+def test_a_turn_makes_large_lists_permanent(tmp_path: Path) -> None:
+    """A collection would visit each element, and the elements are old."""
+
+    async def run() -> None:
+        broker = LoopBroker(tmp_path)
+        await broker.start()
+        COLLECTOR.start()
+        state = broker.broker.node.state
+        with await asyncio.to_thread(wire.Wire, broker.port) as client:
+            for length in (LARGE_LIST, LARGE_LIST + 1):
+                large = [None] * length
+                state.note_list(length)
+                await asyncio.to_thread(client.connect if length == LARGE_LIST else client.ping)
+                is_permanent = not any(each is large for each in gc.get_objects())
+                assert is_permanent == (length > LARGE_LIST)
+        assert not state.has_large_list
+        await broker.stop()
+
+    try:
+        asyncio.run(run())
+    finally:
+        COLLECTOR.is_active = False
+
+
+def test_large_lists_of_sessions_are_noted() -> None:
+    sources = Path(node_state.__file__).parent.rglob("*.py")
+    listing = re.compile(r"\b(list|sorted)\((self\.)?(_?state\.)?sessions\.values\(\)\)")
+    found = [path.name for path in sources if listing.search(path.read_text())]
+    assert found == ["node_state.py"]
 
 
 @pytest.mark.parametrize("seed", range(2))

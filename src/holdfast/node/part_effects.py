@@ -241,7 +241,7 @@ class PartEffects:
         else:
             self._forwarding.refuse_unresolved(partition)
             self._transfer.expected[partition] = offset
-            sessions = list(self._state.sessions.values())
+            sessions = self._state.list_sessions()
             self._leavers.begin(sessions, self._send_away, lambda: self._restarted(partition))
         self._context.is_whole = False
 

@@ -313,7 +313,9 @@ def replace_rules(
     state.acl = acl
     if usernames is None:
         state.change_routes()
-    change = RulesChange(list(sessions), all_sessions=all_sessions, usernames=usernames, done=done)
+    some = list(sessions)
+    state.note_list(len(some))
+    change = RulesChange(some, all_sessions=all_sessions, usernames=usernames, done=done)
     state.start_work(change)
 
 

@@ -49,6 +49,7 @@ class Sweep(Work, Generic[SubjectT]):
     ) -> None:
         """Visits the subjects in order, then calls `done`. The pass takes the list over. `visit`
         returns the number of steps that it took."""
+        self._state.note_list(len(subjects))
         self._passes.append(_Pass(subjects, visit, done))
         if len(self._passes) == 1:
             self.step(self._state, self._state.steps_at_once)

@@ -178,7 +178,11 @@ class Broker:
             return
         runtime = self.runtime
         runtime.turn()
-        now = runtime.state.now
+        state = runtime.state
+        if state.has_large_list:
+            state.has_large_list = False
+            COLLECTOR.leave_present()
+        now = state.now
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_S
             COLLECTOR.collect()

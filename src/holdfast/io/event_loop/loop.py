@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -29,6 +30,8 @@ BURSTS_MAX: Final = 8
 """More of such collections within `COLLECT_S` have left too many objects for one collection."""
 TRAVERSED_MAX: Final = 100_000
 """The most old objects of a collection, which takes 50 ns for each that is not in the cache."""
+LONG_S: Final = 0.005
+"""The objects that are left by a collection of so many seconds become permanent."""
 NEVER: Final = 1_000_000_000
 """A threshold of the collector that no process reaches."""
 
@@ -52,9 +55,10 @@ def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
 class Collector:
     """The collections between two turns, none of which traverses many objects.
 
-    If there are too many they become permanent, which takes no time: no collection traverses them,
-    and their reference counts free them. Only a cycle among them stays, so the core makes none
-    (`tests/unit/test_garbage_collection.py`). A process with few clients collects all its objects.
+    If there are too many, or have too many elements, they become permanent, which takes no time. No
+    collection traverses them, and their reference counts free them. Only a cycle among them stays,
+    so the core makes none (`tests/unit/test_garbage_collection.py`). A process with few clients
+    collects all its objects.
 
     Python counts new objects less those freed, of whatever age, and its full collections have no
     bound. Counter-example with Python's own collections: sessions of 1,000,000 clients replace
@@ -70,15 +74,27 @@ class Collector:
 
     def start(self) -> None:
         """Makes all present objects permanent. Call it once everything is loaded."""
-        gc.freeze()
-        gc.set_threshold(YOUNG_MAX, NEVER, NEVER)
         self.is_active = True
+        gc.set_threshold(YOUNG_MAX, NEVER, NEVER)
+        self.leave_present()
+
+    def leave_present(self) -> None:
+        """Makes all present objects permanent."""
+        if self.is_active:
+            gc.freeze()
 
     def collect(self) -> None:
         """Collects one generation. It is due every `COLLECT_S`."""
         if not self.is_active:
             return
         self._count += 1
+        began_s = time.thread_time()
+        self._collect()
+        if time.thread_time() - began_s > LONG_S:
+            # Something of what is left has a million elements, perhaps a table that has grown.
+            gc.freeze()
+
+    def _collect(self) -> None:
         if gc.get_count()[1] > BURSTS_MAX + MIDDLE_EVERY:
             gc.freeze()
             # Nothing is left to traverse. This sets Python's count of such collections back.

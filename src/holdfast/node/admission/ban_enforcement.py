@@ -48,7 +48,7 @@ class BanSweep(Work):
     def step(self, state: NodeState, steps: int) -> int:
         if not self.sessions and self.is_due:
             self.is_due = False
-            self.sessions = list(state.sessions.values())
+            self.sessions = state.list_sessions()
         sessions = self.sessions
         done = 0
         while sessions and done < steps:

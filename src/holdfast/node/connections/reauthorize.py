@@ -46,7 +46,7 @@ class Reauthorization(Work):
         self.done = done
         self.count = 0
         self.pending = state.pending_connects.checking()
-        self.sessions = list(state.sessions.values())
+        self.sessions = state.list_sessions()
 
     def step(self, state: NodeState, steps: int) -> int:
         spent = 0
@@ -96,7 +96,7 @@ class UserDeparture(Work):
         self.usernames = usernames
         self.done = done
         self.pending = state.pending_connects.checking()
-        self.sessions = list(state.sessions.values())
+        self.sessions = state.list_sessions()
 
     def step(self, state: NodeState, steps: int) -> int:
         spent = 0

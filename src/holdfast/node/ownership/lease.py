@@ -238,7 +238,7 @@ class OwnershipLease:
                 close_connection(self._state, connection, reasons.SERVER_BUSY, text)
                 return CLOSE_STEPS
 
-            self._departures.begin(list(self._state.sessions.values()), leave)
+            self._departures.begin(self._state.list_sessions(), leave)
         return not self._departures.has_more
 
     def _home(self, session: Session) -> int:
@@ -251,7 +251,7 @@ class OwnershipLease:
         state.is_ownership_expired = False
         self._sure_until = self._heard_until()
         self._sent_away = set()
-        self._resumed.begin(list(state.sessions.values()), self._proceed)
+        self._resumed.begin(state.list_sessions(), self._proceed)
 
     def _proceed(self, session: Session) -> int:
         """Sends what has waited in the session. Until its slice new messages wait behind it, as

@@ -56,7 +56,7 @@ class OwnReports:
             if earlier.leader == leader:
                 earlier.homes.difference_update(partitions)
         report = _OwnReport(leader, partitions, asking)
-        sessions = list(self._state.sessions.values())
+        sessions = self._state.list_sessions()
         if leader != self._context.node_id and not self._context.understands(leader, FEATURE):
             for session in sessions:
                 self._add(report, session)

@@ -90,7 +90,7 @@ class ClientRelocation:
             close_connection(state, connection, reason, text, servers)
             return CLOSE_STEPS
 
-        sessions = list(state.sessions.values())
+        sessions = state.list_sessions()
         self._leavers.begin(sessions, leave, lambda: log_progress(state))
 
     def finish(self) -> None:
@@ -178,7 +178,7 @@ class ClientRelocation:
                 self._state.cancel(timer)
                 done()
 
-        self._looks.begin(list(self._state.sessions.values()), visit, finish)
+        self._looks.begin(self._state.list_sessions(), visit, finish)
 
     def _send_away(self, session: Session) -> bool:
         connection = session.connection

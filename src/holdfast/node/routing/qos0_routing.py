@@ -243,6 +243,7 @@ class Qos0Routing:
         self._routes = {}
         size = FILTERS_PER_STEP * self._state.steps_at_once
         filters = list(self._counts)
+        self._state.note_list(len(filters))
         starts = list(range(0, max(1, len(filters)), size))
         last = starts[-1]
         sweep: Sweep[int] = Sweep(self._state)
