@@ -726,15 +726,15 @@ def test_other_rules_apply_to_subscriptions_that_are_there(shared: bool) -> None
     subscribe(reader, "$share/g/#" if shared else "#")
     publish_both(bench, source, 1)
     assert payloads(reader) == [b"secret 1", b"public 1"]
-    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), bench.node.state.sessions.values())
+    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), ())
     bench.settle()
     publish_both(bench, source, 2)
     assert payloads(reader) == [b"public 2"]
-    replace_rules(bench.node.state, None, bench.node.state.sessions.values())
+    replace_rules(bench.node.state, None, ())
     bench.settle()
     publish_both(bench, source, 3)
     assert payloads(reader)[-2:] == [b"secret 3", b"public 3"]
-    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), bench.node.state.sessions.values())
+    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), ())
     bench.settle()
     publish_both(bench, source, 4)
     assert payloads(reader) == [b"public 4"]
@@ -857,7 +857,7 @@ def test_what_waits_is_asked_for_again_when_the_rules_change(waits: Waits, narro
     state = bench.node.state
     if narrows:
         rules = RULES + "user mallory\ntopic read past/#\ntopic history past/#\n"
-        replace_rules(state, AclFile.parse(rules, "acl"), state.sessions.values())
+        replace_rules(state, AclFile.parse(rules, "acl"), ())
         bench.settle()
     bench.delay_reads = False
     for effect in bench.delayed:
@@ -890,7 +890,7 @@ def test_frames_of_a_read_wait_between_two_slices() -> None:
     assert bench.node.state.work
     assert not reader.publishes()
     rules = RULES + "user mallory\ntopic history public/#\n"
-    replace_rules(bench.node.state, AclFile.parse(rules, "acl"), bench.node.state.sessions.values())
+    replace_rules(bench.node.state, AclFile.parse(rules, "acl"), ())
     bench.settle()
     assert {each.split()[0] for each in payloads(reader)} == {b"public"}
 
@@ -905,8 +905,8 @@ def test_what_is_aside_in_a_group_is_asked_for_again_when_the_rules_change(narro
     assert payloads(mallory) == []
     state = bench.node.state
     rules = "topic readwrite public/#\n" if narrows else OPEN_RULES
-    sessions = [*state.sessions.values(), *bench.recorded().sessions.values()]
-    replace_rules(state, AclFile.parse(rules, "acl"), sessions)
+    recorded = list(bench.recorded().sessions.values())
+    replace_rules(state, AclFile.parse(rules, "acl"), recorded)
     bench.settle()
     for _ in range(2):
         bench.advance(0.3)
@@ -945,7 +945,7 @@ def test_packets_that_wait_for_the_disk_are_asked_for_again(
     assert not reader.publishes()
     state = bench.node.state
     if narrows:
-        replace_rules(state, AclFile.parse(RULES, "acl"), state.sessions.values())
+        replace_rules(state, AclFile.parse(RULES, "acl"), ())
         bench.run()
     bench.auto_commit = True
     bench.settle()
@@ -989,7 +989,7 @@ def test_a_groups_message_that_is_withheld_is_not_forgotten(event: str) -> None:
     bench.commit()
     bench.run()
     state = bench.node.state
-    replace_rules(state, AclFile.parse(RULES, "acl"), state.sessions.values())
+    replace_rules(state, AclFile.parse(RULES, "acl"), ())
     bench.run()
     bench.auto_commit = True
     bench.settle()
@@ -999,7 +999,7 @@ def test_a_groups_message_that_is_withheld_is_not_forgotten(event: str) -> None:
     elif event == "leaves":
         reader.lose()
     else:
-        replace_rules(state, AclFile.parse(OPEN_RULES, "acl"), state.sessions.values())
+        replace_rules(state, AclFile.parse(OPEN_RULES, "acl"), ())
     bench.settle()
     bench.advance(0.1)
     if event != "leaves":
@@ -1023,7 +1023,7 @@ def test_other_rules_reach_a_client_that_is_away() -> None:
     reader = bench.login("mallory", expiry_s=WEEK_S)
     subscribe(reader, "#")
     reader.lose()
-    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), bench.node.state.sessions.values())
+    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), ())
     publish_both(bench, bench.login("alice"), 1)
     reader = bench.login("mallory", clean=False, expiry_s=WEEK_S)
     bench.settle()
@@ -1035,7 +1035,7 @@ def test_more_sessions_than_one_slice_get_other_rules() -> None:
     readers = [bench.login("mallory", f"reader-{number}") for number in range(STEPS_AT_ONCE + 50)]
     for reader in readers:
         subscribe(reader, "#")
-    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), bench.node.state.sessions.values())
+    replace_rules(bench.node.state, AclFile.parse(RULES, "acl"), ())
     # It connects while the job is at work.
     late = bench.login("mallory", "late")
     subscribe(late, "#")

@@ -132,7 +132,7 @@ def test_a_right_that_is_withdrawn_ends_delivery_and_departures_are_of_one_user(
     done: list[str] = []
     rules = DynamicRules(changed)
     users = frozenset({"mallory"})
-    replace_rules(state, rules, state.sessions.values(), users, lambda: done.append("rules"))
+    replace_rules(state, rules, (), users, lambda: done.append("rules"))
     bench.run()
     assert done == ["rules"]
     admin.send(publication("some/1", b"after", 0))

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -69,7 +70,7 @@ class Census:
             return 0.0
         began = time.perf_counter()
         state = broker.node.state
-        sessions = [*state.sessions.values(), *cluster.replicated_sessions()]
+        sessions = chain(state.list_sessions(), cluster.replicated_sessions())
         census = SessionCensus(sessions, state.journal.high_watermark)
         spent_s = time.perf_counter() - began
         has_more = True

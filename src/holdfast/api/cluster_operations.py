@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -287,9 +287,9 @@ class ClusterOperations:
             self._runtime.replacement.kept,
         )
 
-    def replicated_sessions(self) -> list[Session]:
-        """Returns the sessions of all nodes as the log defines them."""
-        return list(self._cluster_node.replicated.state.sessions.values())
+    def replicated_sessions(self) -> Iterator[Session]:
+        """Yields the sessions of all nodes as the log defines them. They may change meanwhile."""
+        return self._cluster_node.replicated.all_sessions()
 
     def _refusals(self) -> list[str]:
         """Returns the addresses of nodes that refused this one, each with its reason."""

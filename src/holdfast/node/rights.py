@@ -19,6 +19,7 @@ Invariants
 """
 
 from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from typing import Final
 
 from holdfast.node.admission.client_rights import Rights
@@ -261,7 +262,7 @@ class RulesChange(Work):
 
     def __init__(
         self,
-        sessions: list[Session],
+        sessions: Iterable[Session],
         *,
         all_sessions: bool,
         usernames: frozenset[str] | None = None,
@@ -270,17 +271,15 @@ class RulesChange(Work):
         """`all_sessions`: also those without rights, because there were no rules before.
         `usernames`: the users whose rules changed; None: all. `done` is called at the end."""
         super().__init__()
-        self.sessions = sessions
+        self.sessions = iter(sessions)
         self.all_sessions = all_sessions
         self.usernames = usernames
         self.done = done
-        self.next = 0
 
     def step(self, state: NodeState, steps: int) -> int:
-        start = self.next
-        end = min(len(self.sessions), start + steps)
-        for index in range(start, end):
-            session = self.sessions[index]
+        done = 0
+        for session in islice(self.sessions, steps):
+            done += 1
             if self.usernames is not None:
                 if session.username not in self.usernames:
                     continue
@@ -288,34 +287,31 @@ class RulesChange(Work):
             # Other sessions are known from the log only, and get their rights when they need them.
             if session.rights is not None or session.connection is not None or self.all_sessions:
                 _give_rights(state, session)
-        self.next = end
-        self.has_more = end < len(self.sessions)
+        self.has_more = done == steps
         if not self.has_more:
-            self.sessions = []
             if self.usernames is None:
                 state.change_routes()
             state.arm(state.now, RIGHTS_CHANGED, None)
             if self.done is not None:
                 self.done()
-        return end - start
+        return done
 
 
 def replace_rules(
     state: NodeState,
     acl: RuleSource | None,
-    sessions: Iterable[Session],
+    recorded: Iterable[Session],
     usernames: frozenset[str] | None = None,
     done: Callable[[], None] | None = None,
 ) -> None:
-    """Gives other rules to all clients: at once to those that connect, and to the `sessions` that
-    this node knows as a job (`RulesChange`), which calls `done`."""
+    """Gives other rules to all clients: at once to those that connect, and to the sessions of
+    this node and the `recorded` ones as a job (`RulesChange`), which calls `done`."""
     all_sessions = state.acl is None
     state.acl = acl
     if usernames is None:
         state.change_routes()
-    some = list(sessions)
-    state.note_list(len(some))
-    change = RulesChange(some, all_sessions=all_sessions, usernames=usernames, done=done)
+    sessions = chain(state.list_sessions(), recorded)
+    change = RulesChange(sessions, all_sessions=all_sessions, usernames=usernames, done=done)
     state.start_work(change)
 
 

@@ -249,9 +249,7 @@ def apply_security(broker: Broker, security: SecurityFiles) -> "asyncio.Future[i
     _take_commands(broker, security)
     broker.identities.replace(security.sources)
     _observe(broker, security.hooks)
-    recorded = broker.runtime.recorded_state().sessions
-    images = [] if recorded is state.sessions else recorded.values()
-    replace_rules(state, security.acl, [*state.sessions.values(), *images])
+    replace_rules(state, security.acl, broker.runtime.cluster_node.replicated.all_sessions())
     disconnected: asyncio.Future[int] = broker.loop.create_future()
 
     def done(count: int) -> None:

@@ -9,7 +9,8 @@ subscriptions or not, and for a session on the live tail the messages in its out
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from holdfast.node.session.session import Session
@@ -37,8 +38,8 @@ class SlowSession:
 class SessionCensus:
     """One count of the given sessions."""
 
-    def __init__(self, sessions: Sequence[Session], high_watermark: Sequence[int]) -> None:
-        self._sessions = sessions
+    def __init__(self, sessions: Iterable[Session], high_watermark: Sequence[int]) -> None:
+        self._sessions = iter(sessions)
         self._committed = sum(high_watermark)
         self._next = 0
         self._slowest: list[tuple[int, int, SlowSession]] = []
@@ -51,13 +52,12 @@ class SessionCensus:
 
     def step(self, sessions: int) -> bool:
         """Counts some more sessions. Returns False once all are counted."""
-        end = min(len(self._sessions), self._next + sessions)
-        for index in range(self._next, end):
-            session = self._sessions[index]
+        end = self._next + sessions
+        for session in islice(self._sessions, sessions):
             if not session.is_internal:
-                self._count(index, session)
-        self._next = end
-        return end < len(self._sessions)
+                self._count(self._next, session)
+            self._next += 1
+        return self._next == end
 
     def slowest(self) -> list[SlowSession]:
         """Returns the sessions with the largest backlogs, the largest first."""

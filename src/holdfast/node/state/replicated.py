@@ -493,9 +493,13 @@ class ReplicatedState(ReplicatedPacketIds):
         finally:
             self._later = [each for each in self._later if each is not later]
 
+    def all_sessions(self) -> Iterator[Session]:
+        """Yields the sessions of all homes, as `present_sessions`."""
+        return self.present_sessions(range(self.state.config.partitions))
+
     def snapshot(self) -> Iterator[tuple[int, bytes]]:
         """Yields the entries of a snapshot file. The state may change between two of them."""
-        for session in self.present_sessions(range(self.state.config.partitions)):
+        for session in self.all_sessions():
             yield SNAPSHOT_SESSION, encode_session(self.entry(session))
         for client_id in list(self.inbound):
             known = self.inbound.get(client_id)

@@ -31,12 +31,10 @@ def put_in_force(
     broker.passwords.file = users.passwords
     state.admission.disabled_users = users.disabled
     state.admission.client_ids = users.client_ids
-    recorded = broker.runtime.recorded_state().sessions
-    others = [] if recorded is state.sessions else recorded.values()
     replace_rules(
         state,
         users.rules,
-        [*state.sessions.values(), *others],
+        broker.runtime.cluster_node.replicated.all_sessions(),
         None if changes.are_for_all else frozenset(changes.users),
         partial(_expel, broker, frozenset(changes.expelled), done),
     )
