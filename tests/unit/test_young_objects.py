@@ -13,6 +13,7 @@ import pytest
 from holdfast.io.event_loop.loop import (
     BURSTS_MAX,
     COLLECTOR,
+    LONG_S,
     MIDDLE_EVERY,
     OLD_EVERY,
     TRAVERSED_MAX,
@@ -178,6 +179,36 @@ def test_no_collection_traverses_too_many_objects(seed: int, collector: Collecto
     gc.callbacks.remove(traversals.measure)
     assert traversals.most <= TRAVERSED_MAX + (BURSTS_MAX + MIDDLE_EVERY) * YOUNG_MAX
     assert sum(map(len, kept)) > TRAVERSED_MAX
+
+
+def test_after_a_slow_collection_objects_become_permanent(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other work on the machine an object takes long, and so does one with many elements."""
+    now_s = 0.0
+    took_s = 2 * LONG_S
+
+    def pass_time(phase: str, info: dict[str, int]) -> None:
+        nonlocal now_s
+        now_s += took_s if phase == "stop" else 0.0
+
+    def traverses() -> bool:
+        """Whether the next collections traverse old objects."""
+        kept = [[number] for number in range(2000)]
+        before = gc.get_freeze_count()
+        for _ in range(MIDDLE_EVERY):
+            collector.collect()
+        return gc.get_freeze_count() < before + len(kept)
+
+    monkeypatch.setattr("time.thread_time", lambda: now_s)
+    gc.callbacks.append(pass_time)
+    try:
+        assert traverses()
+        assert not traverses()
+        took_s = 0.0
+        assert any(traverses() for _ in range(100)), "the slow one is not forgotten"
+    finally:
+        gc.callbacks.remove(pass_time)
 
 
 def test_old_garbage_is_found_while_a_process_has_few_objects(collector: Collector) -> None:

@@ -28,10 +28,13 @@ YOUNG_MAX: Final = 20_000
 """The new objects after which Python begins a collection within a call."""
 BURSTS_MAX: Final = 8
 """More of such collections within `COLLECT_S` have left too many objects for one collection."""
-TRAVERSED_MAX: Final = 100_000
-"""The most old objects of a collection, which takes 50 ns for each that is not in the cache."""
+OBJECT_S: Final = 50e-9
+"""The shortest time in seconds in which a collection traverses an object that is not in the cache.
+With other work on the machine it was measured at 400 ns."""
 LONG_S: Final = 0.005
-"""The objects that are left by a collection of so many seconds become permanent."""
+"""The longest time in seconds that a collection may take by the speed of the last one."""
+TRAVERSED_MAX: Final = int(LONG_S / OBJECT_S)
+"""The most objects of a collection of all but the youngest."""
 NEVER: Final = 1_000_000_000
 """A threshold of the collector that no process reaches."""
 
@@ -71,6 +74,8 @@ class Collector:
         self._count = 0
         # At most so many objects have become old since the old ones were counted.
         self._aged = 0
+        # The time per object of the last collection that traversed counted ones.
+        self._object_s = OBJECT_S
 
     def start(self) -> None:
         """Makes all present objects permanent. Call it once everything is loaded."""
@@ -88,28 +93,32 @@ class Collector:
         if not self.is_active:
             return
         self._count += 1
-        began_s = time.thread_time()
-        self._collect()
-        if time.thread_time() - began_s > LONG_S:
-            # Something of what is left has a million elements, perhaps a table that has grown.
-            gc.freeze()
-
-    def _collect(self) -> None:
         if gc.get_count()[1] > BURSTS_MAX + MIDDLE_EVERY:
             gc.freeze()
             # Nothing is left to traverse. This sets Python's count of such collections back.
             gc.collect(1)
         elif self._aged > TRAVERSED_MAX or self._count % OLD_EVERY == 1:
             self._aged = 0
-            if len(gc.get_objects(2)) > TRAVERSED_MAX:
-                gc.freeze()
-            else:
-                gc.collect(2)
+            self._collect_counted(2)
         elif self._count % MIDDLE_EVERY:
             gc.collect(0)
         else:
-            self._aged += len(gc.get_objects(0)) + len(gc.get_objects(1))
-            gc.collect(1)
+            self._aged += self._collect_counted(1)
+
+    def _collect_counted(self, generation: int) -> int:
+        """Collects a generation with the younger ones, or makes their objects permanent. Returns
+        their number."""
+        count = sum(len(gc.get_objects(each)) for each in range(generation + 1))
+        if count * self._object_s > LONG_S:
+            gc.freeze()
+            # A list or table with a million elements, or other work, makes one collection slow.
+            self._object_s *= 0.9
+        else:
+            began_s = time.thread_time()
+            gc.collect(generation)
+            took_s = time.thread_time() - began_s
+            self._object_s = max(OBJECT_S, took_s / max(1000, count))
+        return count
 
 
 COLLECTOR: Final = Collector()
