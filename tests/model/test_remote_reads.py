@@ -423,7 +423,7 @@ def test_readers_receive_what_a_whole_log_would_give(
     fetches = shared = 0
     for seed in range(block * 6, block * 6 + 6):
         world = run_world(seed, monkeypatch)
-        fetches += world.reads.fetches
+        fetches += world.state.stats.log_fetches
         shared += world.reads.shared
     assert fetches > 100
     assert shared > 100
@@ -487,7 +487,7 @@ def test_a_thousand_sessions_share_reads(monkeypatch: pytest.MonkeyPatch) -> Non
             break
         world.turn()
     assert not world.asked
-    assert world.reads.fetches < 1000 / 10
+    assert world.state.stats.log_fetches < 1000 / 10
 
 
 def test_a_reader_waits_for_the_only_replica(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,11 +26,18 @@ class Traveller(Subscriber):
         return self.world.schedule.now >= self._begins_at
 
     def _look_at_log(self) -> None:
-        """Another node may have removed more of its log. It reports that as `records_lost`."""
+        """Another node may have removed more of its log. It reports that as `records_lost`, or the
+        start is found in its log."""
         socket = self.client.socket
-        if socket is not None and socket.host.process is not None:
-            starts = socket.host.process.cores.storage.journal.start_offsets
-            self._starts = list(map(max, self._starts or starts, starts))
+        if socket is None:
+            return
+        hosts = [socket.host]
+        if self.world.settings.reads_remotely or self.world.settings.gateways:
+            hosts = self.world.data_hosts
+        for host in hosts:
+            if host.process is not None:
+                starts = host.process.cores.storage.journal.start_offsets
+                self._starts = list(map(max, self._starts or starts, starts))
 
     def missing(self) -> list[str]:
         """Retention may have removed what was published before its SUBSCRIBE."""

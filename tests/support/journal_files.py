@@ -157,6 +157,8 @@ class Server:
     node: str = "n1"
     log: str = "n1"
     leads: list[int] = field(default_factory=list)
+    sends_to: list[int] = field(default_factory=list)
+    """A gateway: the ports of the nodes with the log."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, target: str, body: bytes = b"") -> tuple[int, bytes, dict[str, str]]:
@@ -165,6 +167,10 @@ class Server:
         if self.fail_next:
             self.fail_next -= 1
             return 503, b"not ready", {}
+        if self.sends_to:
+            named = " ".join(f"127.0.0.1:{port}" for port in self.sends_to)
+            text = f"this node does not store the log: ask {named}"
+            return 421, text.encode(), {"Holdfast-Log-Servers": f"{named} nonsense"}
         url = urlsplit(target)
         journal = self.journal
         if url.path == "/api/v1/log":

@@ -146,6 +146,15 @@ def test_a_node_that_is_out_of_it_is_not_ready(name: str, is_witness: bool) -> N
     assert body[told] is True
 
 
+def test_readers_that_wait_for_a_replica_are_named() -> None:
+    cluster = FakeCluster()
+    cluster.values = replace(cluster.values, unread=[3, 5])
+    with admin_port(cluster) as port:
+        code, body = ask(port, "/readyz")
+    assert code == 503
+    assert "no replica of partitions 3, 5 can be read" in body["reasons"]["reads_wait"]
+
+
 @pytest.mark.parametrize(
     ("name", "reason"), [("leaderless", "leaderless"), ("below_min_insync", "below_min_insync")]
 )

@@ -11,7 +11,8 @@ pytest.importorskip("pyarrow")
 
 import holdfast.client.log.reading.reader_http as reader_http
 import holdfast.client.log.reading.servers as servers
-from holdfast.client.admin_connection import AdminError
+from holdfast.client.admin_connection import AdminError, NoAnswer
+from holdfast.client.log import LogClient
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.client.log.reading.reader_http import read_ranges
 from holdfast.client.log.reading.scan import Coverage
@@ -197,3 +198,25 @@ def test_rows_may_be_worked_on_for_longer_than_servers_may_be_silent(nodes: list
         for _ in chunks:
             continue
     assert coverage.done
+
+
+def test_a_gateway_names_the_nodes_that_are_read(nodes: list[Server], tmp_path: Path) -> None:
+    """Only the gateway is given. Its own offsets, which are none, count for nothing."""
+    with serving(Journal(tmp_path / "gateway", partitions=PARTITIONS)) as gateway:
+        gateway.sends_to = [node.port for node in nodes]
+        given = [("127.0.0.1", gateway.port)]
+        log = Servers(given)
+        assert log.bounds() == {p: PartitionBounds(0, 30) for p in range(PARTITIONS)}
+        work = log.assign(RANGES, 3, whole=False)
+        assert len(work) == 3
+        assert {each.servers[0][1] for each in work} == {node.port for node in nodes}
+        assert all(given[0] not in each.servers for each in work)
+        assert log.with_log() == [("127.0.0.1", node.port) for node in nodes]
+        log.close()
+        client = LogClient(f"127.0.0.1:{gateway.port}")
+        assert len(list(client.read())) == BATCHES * 3
+        gateway.sends_to = [free_port()]
+        lonely = Servers(given, pause=lambda seconds: None)
+        with pytest.raises(NoAnswer, match="no answer from"):
+            lonely.bounds()
+        lonely.close()

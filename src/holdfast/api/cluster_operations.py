@@ -100,6 +100,8 @@ class ClusterFigures:
     """The nodes that this one has not met since its start, and waits for."""
     set_aside: Sequence[str] = ()
     """The directories with records that the others went on without."""
+    unread: Sequence[int] = ()
+    """The partitions that are stored elsewhere and whose readers here wait for a replica."""
 
 
 def awaited_in_sync(metadata: ClusterMetadata, health: Health) -> list[str]:
@@ -285,6 +287,7 @@ class ClusterOperations:
             cluster_node.attendance.missing(now)
             or awaited_in_sync(metadata, cluster_node.health(now)),
             self._runtime.replacement.kept,
+            sorted(cluster_node.remote_reads.unreachable),
         )
 
     def replicated_sessions(self) -> Iterator[Session]:

@@ -16,6 +16,8 @@
   B, about M bytes. The reader trims the first and the last one. 410 below the retention floor, 503
   while four other responses are in progress.
 - `GET /api/v1/log/P/offset?timestamp_us=T` -> {"offset"}.
+
+A gateway replies with 421, whose text and header `Holdfast-Log-Servers` name the nodes to ask.
 """
 
 from collections.abc import Awaitable, Callable
@@ -41,7 +43,7 @@ from holdfast.api.log_plan import (
     header_of,
 )
 from holdfast.api.log_waits import CommitWatch, TooManyWaits
-from holdfast.api.nodes.own_node import STANDS_BY, cluster_of
+from holdfast.api.nodes.own_node import STANDS_BY, check_log, cluster_of
 from holdfast.api.process import ServedProcess
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import watched
@@ -135,30 +137,30 @@ class LogRoutes:
         v1, scope = "/api/v1/log", Scope.READER
         return [
             Endpoint("GET", v1, scope, "the committed offsets", self._ranges, LogRanges,
-                     refusals=(503,)),
+                     refusals=(421, 503)),
             Endpoint("POST", f"{v1}/wait", scope, "the committed offsets, once there are more",
-                     self._wait, LogRanges, body=WaitRequest, refusals=(503,), reads_only=True),
+                     self._wait, LogRanges, body=WaitRequest, refusals=(421, 503), reads_only=True),
             Endpoint("GET", f"{v1}/offsets", scope, "the offsets of a time in all partitions",
-                     self._offsets, Offsets, (TIMESTAMP_US,), refusals=(503,)),
+                     self._offsets, Offsets, (TIMESTAMP_US,), refusals=(421, 503)),
             Endpoint("GET", f"{v1}/{{partition}}", scope, "committed records as raw batches",
-                     self._read, bytes, (PARTITION, START, END, BYTES), refusals=(410, 503),
+                     self._read, bytes, (PARTITION, START, END, BYTES), refusals=(410, 421, 503),
                      media_type=BATCHES_TYPE),
             Endpoint("GET", f"{v1}/{{partition}}/offset", scope, "the offset of a time",
-                     self._offset, Offset, (PARTITION, TIMESTAMP_US), refusals=(503,)),
+                     self._offset, Offset, (PARTITION, TIMESTAMP_US), refusals=(421, 503)),
             Endpoint("POST", PATH, scope, "much of the log, as it is on disk", self._read_plan,
                      bytes, body=ReadRequest, body_bytes_max=REQUEST_BYTES_MAX,
-                     refusals=(409, 410, 503),
+                     refusals=(409, 410, 421, 503),
                      media_type=BATCHES_TYPE, reads_only=True),
         ]  # fmt: skip
 
     @property
     def _broker(self) -> Broker:
-        """The broker. Raises `ApiRefusal` (503) on a standby, or if the log is damaged."""
+        """The broker. Raises `ApiRefusal`: 503 on a standby, or if the log is damaged, and 421 if
+        it is not stored here."""
         broker = self._server.broker
         if broker is None:
             raise ApiRefusal(503, STANDS_BY)
-        if not broker.runtime.believes_disk:
-            raise ApiRefusal(503, "the log of this node is damaged: ask another node")
+        check_log(broker)
         return broker
 
     def _committed(self, partition: int) -> int:

@@ -41,6 +41,7 @@ from holdfast.api.log_plan import (
     decode_request,
     header_of,
 )
+from holdfast.api.nodes.own_node import check_log
 from holdfast.io.event_loop import descriptors
 from holdfast.io.event_loop.broker import Broker
 from holdfast.log.reading.byte_ranges import Extent
@@ -304,9 +305,12 @@ class LogRequests(BaseHTTPRequestHandler):
             self._answer(503, {"error": "this node stands by: ask the holder of the lease"})
         else:
             try:
+                check_log(broker)
                 self._read(broker, body)
             except BadRead as error:
                 self._answer(400, {"error": str(error)})
+            except ApiRefusal as error:
+                self._answer(error.status, {"error": str(error)}, error.headers)
 
     def _read(self, broker: Broker, body: bytes) -> None:
         try:

@@ -19,6 +19,7 @@ REFUSALS: Final = {
     409: "it contradicts the present state; `error` says what to do",
     410: "the records were removed by retention",
     413: "the body is too large",
+    421: "this node does not store the log; the reply names the nodes that do",
     429: "too many of these; `Retry-After` says when to try again",
     503: "this node cannot serve it now; try again, or use another node",
 }

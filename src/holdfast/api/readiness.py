@@ -20,6 +20,8 @@ logger = logging.getLogger("holdfast")
 WAITS_S: Final = 2.0
 """The time in seconds after which a waiting acknowledgement is an obstacle."""
 LOOK_S: Final = 0.5
+PARTITIONS_NAMED: Final = 10
+"""The most partitions that the text of an obstacle names."""
 STOP_LOOK_S: Final = 0.1
 """The time in seconds between two looks at whether the others can do without this node."""
 
@@ -118,6 +120,10 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
             f"{figures.leaderless} partitions have no leader: their messages wait, then are refused"
         )
         found.append(Obstacle("leaderless", text))
+    if figures.unread:
+        names = ", ".join(map(str, figures.unread[:PARTITIONS_NAMED]))
+        text = f"no replica of partitions {names} can be read: sessions that are behind wait"
+        found.append(Obstacle("reads_wait", text))
     if figures.below_min_insync:
         text = (
             f"{figures.below_min_insync} partitions have fewer than min_insync replicas in sync:"

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from msgspec import MsgspecError, json
 
+from holdfast.addresses import split_address
 from holdfast.client.admin_access import NO_ACCESS, AdminAccess, AdminAccessError
 from holdfast.security.tls import explained
 
@@ -29,6 +30,10 @@ TIMEOUT_S: Final = 15.0
 """The timeout in seconds for connecting and for every read of the socket."""
 ANSWER_BYTES_MAX: Final = 16 << 20
 """The most bytes of a response that is no log data."""
+MISDIRECTED: Final = 421
+"""The status of a node that does not store the log."""
+LOG_SERVERS: Final = "Holdfast-Log-Servers"
+"""The header of such a response with the admin ports of nodes that do."""
 ERROR_TEXT_BYTES: Final = 500
 """The most bytes of an error response that an error text quotes."""
 
@@ -47,6 +52,14 @@ class Unanswered(NoAnswer):
 
 class NoHttp(NoAnswer):
     """The response is no HTTP."""
+
+
+class Misdirected(AdminError):
+    """The node does not store the log. `servers` are the nodes that do."""
+
+    def __init__(self, text: str, servers: list[Server]) -> None:
+        super().__init__(text)
+        self.servers = servers
 
 
 class AdminConnection:
@@ -108,6 +121,11 @@ class AdminConnection:
             self.send_request(method, path, data)
             response = self.receive_usable()
         body = self.text_of(response)
+        if response.status == MISDIRECTED:
+            raise Misdirected(
+                self.complaint(path, response.status, body),
+                _addresses(response.headers.get(LOG_SERVERS, "")),
+            )
         if response.status != 200:
             raise AdminError(self.complaint(path, response.status, body))
         try:
@@ -213,3 +231,12 @@ class AdminConnection:
         if isinstance(error, OSError | IncompleteRead):
             return Unanswered(f"{self.name} has closed the connection: {error}")
         return NoHttp(f"{self.name} speaks no HTTP: {error!r}")
+
+
+def _addresses(text: str) -> list[Server]:
+    """The addresses in a header. One that is none is left out: the text of the refusal has it."""
+    found: list[Server] = []
+    for each in text.split():
+        with suppress(ValueError):
+            found.append(split_address(each))
+    return found

@@ -7,6 +7,9 @@ from holdfast.node.publish.topic_samples import TopicSamples
 class Stats:
     """The counters of one node since its start. A counter never decreases."""
 
+    log_fetches = 0
+    log_fetches_served = 0
+
     topics: TopicSamples | None = None
     """Samples of publishes, only while an operator looks at the busiest topics."""
     io_workers_replaced: int = 0

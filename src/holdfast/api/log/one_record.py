@@ -51,7 +51,7 @@ class OneRecordRoutes:
         self._node = node
 
     def endpoints(self) -> list[Endpoint]:
-        v1, refusals = "/api/v1/log", (404, 410, 503)
+        v1, refusals = "/api/v1/log", (404, 410, 421, 503)
         return [
             Endpoint("GET", f"{v1}/record", Scope.READER,
                      "one record, with the value of its topic before", self._one, RecordDetail,

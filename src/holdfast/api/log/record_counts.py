@@ -48,7 +48,7 @@ class RecordCountRoutes:
         return [
             Endpoint("GET", "/api/v1/log/counts", Scope.VIEWER,
                      "the number of messages in equal spans of time", self._count, LogCounts,
-                     (FROM_US, TO_US, BUCKETS, FILTER), refusals=(503,)),
+                     (FROM_US, TO_US, BUCKETS, FILTER), refusals=(421, 503)),
         ]  # fmt: skip
 
     async def _count(self, call: Call) -> LogCounts:

@@ -93,7 +93,7 @@ class RecordRoutes:
                      "the records of the log as JSON, or its messages as Arrow", self._records,
                      LogPage,
                      (PARTITION, START, FROM_US, TO_US, FILTER, KIND, CLIENT, PART, ORDER, LIMIT,
-                      AFTER, BYTES, ROWS, COLUMNS), refusals=(406, 410, 503),
+                      AFTER, BYTES, ROWS, COLUMNS), refusals=(406, 410, 421, 503),
                      other_media_types=(ARROW,)),
         ]  # fmt: skip
 

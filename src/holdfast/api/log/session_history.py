@@ -102,7 +102,7 @@ class SessionHistoryRoutes:
         return [
             Endpoint("GET", "/api/v1/session/history", Scope.VIEWER,
                      "what happened to a client, from the log and the memory of the nodes",
-                     self._history, SessionEvents, (CLIENT, LIMIT, BEFORE), refusals=(503,)),
+                     self._history, SessionEvents, (CLIENT, LIMIT, BEFORE), refusals=(421, 503)),
         ]  # fmt: skip
 
     async def _history(self, call: Call) -> SessionEvents:

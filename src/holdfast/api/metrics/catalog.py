@@ -70,6 +70,8 @@ NODE_COUNTERS: Final = _table(COUNTER, "node", {
     "reloads": "Reloads of settings and files that were applied.",
     "reloads_failed": "Reloads that changed nothing: a file cannot be used.",
     "log_reads": "Reads of the log for sessions that are behind.",
+    "log_fetches": "Reads of the log at other nodes, for partitions that are not stored here.",
+    "log_fetches_served": "Reads of the log for other nodes.",
     "log_records_read": "Records read from the log for sessions that are behind.",
     "readers_fell_behind": "Times a session left the live tail for the log.",
 })  # fmt: skip

@@ -8,10 +8,13 @@ from holdfast.api.process import ServedProcess
 from holdfast.api.views.slices import Slices
 from holdfast.io.event_loop.broker import Broker
 from holdfast.node.cluster_node import ClusterNode
+from holdfast.node.metadata.model import DATA, NodePhase
 from holdfast.node.node_state import NodeState
 from holdfast.node.session.session import Session
 from holdfast.node.state.recorded_state import RecordedState
 
+LOG_SERVERS: Final = "Holdfast-Log-Servers"
+"""The header of a 421 with the admin ports of nodes that store the log."""
 STANDS_BY: Final = "this node stands by: ask the holder of the lease"
 
 
@@ -20,6 +23,33 @@ def cluster_of(server: ServedProcess) -> ClusterOperations:
     if server.cluster is None:
         raise ApiRefusal(503, STANDS_BY)
     return server.cluster
+
+
+def check_log(broker: Broker) -> None:
+    """Raises `ApiRefusal` unless the whole log can be read at this node: 503 if it is damaged, 421
+    if this node does not store it. The header of a 421 has the admin ports to ask."""
+    if not broker.runtime.believes_disk:
+        raise ApiRefusal(503, "the log of this node is damaged: ask another node")
+    if not broker.node.state.has_whole_log():
+        servers = _log_servers(broker)
+        listing = ", ".join(f"{name} ({address})" for name, address in servers) or "another node"
+        text = f"this node does not store the log: ask {listing}"
+        raise ApiRefusal(421, text, {LOG_SERVERS: " ".join(address for _, address in servers)})
+
+
+def _log_servers(broker: Broker) -> list[tuple[str, str]]:
+    """The other data nodes that are up, with their admin ports. Those that lead fewer partitions
+    come first."""
+    metadata = broker.runtime.cluster_node.context.metadata
+    if metadata is None:
+        return []
+    leaders = [each.leader for each in metadata.partitions]
+    found = [
+        (leaders.count(name), name, info.admin_address)
+        for name, info in metadata.nodes.items()
+        if info.role == DATA and info.state == NodePhase.UP and info.admin_address
+    ]
+    return [(name, address) for _, name, address in sorted(found)]
 
 
 class OwnNode:
@@ -49,10 +79,9 @@ class OwnNode:
 
     @property
     def readable_broker(self) -> Broker:
-        """The broker, whose log can be read. Raises `ApiRefusal` (503)."""
+        """The broker, whose log can be read. Raises `ApiRefusal` (421, 503)."""
         broker = self.broker
-        if not broker.runtime.believes_disk:
-            raise ApiRefusal(503, "the log of this node is damaged: ask another node")
+        check_log(broker)
         return broker
 
     @property

@@ -84,7 +84,7 @@ class LiveRoutes:
         return [
             Endpoint("GET", "/api/v1/trace/live", Scope.READER,
                      "a stream (SSE) of what a client, a topic or an address does", self._stream,
-                     LiveBatch, (CLIENT, FILTER, ADDRESS, SECONDS, BYTES), refusals=(503,),
+                     LiveBatch, (CLIENT, FILTER, ADDRESS, SECONDS, BYTES), refusals=(421, 503),
                      media_type=EVENT_STREAM),
         ]  # fmt: skip
 

@@ -39,7 +39,7 @@ class TopicRoutes:
         return [
             Endpoint("GET", "/api/v1/topics", Scope.VIEWER,
                      "the topics below a prefix, with rates and, for readers, last values",
-                     self._list, TopicLevel, (PREFIX, LIMIT, AFTER, BYTES), refusals=(503,)),
+                     self._list, TopicLevel, (PREFIX, LIMIT, AFTER, BYTES), refusals=(421, 503)),
         ]  # fmt: skip
 
     async def _list(self, call: Call) -> TopicLevel:

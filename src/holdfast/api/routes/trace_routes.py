@@ -75,10 +75,10 @@ class TraceRoutes:
         v1 = "/api/v1/trace"
         return [
             Endpoint("GET", v1, Scope.READER, "the way of one message", self._trace, MessageTrace,
-                     (PARTITION, OFFSET, TOPIC, TIME_US), refusals=(404, 410, 503)),
+                     (PARTITION, OFFSET, TOPIC, TIME_US), refusals=(404, 410, 421, 503)),
             Endpoint("GET", f"{v1}/why", Scope.READER,
                      "why a client has, or has not, received a message", self._why, Why,
-                     (CLIENT, WHY_TOPIC, TIME_US), refusals=(503,)),
+                     (CLIENT, WHY_TOPIC, TIME_US), refusals=(421, 503)),
         ]  # fmt: skip
 
     # The message

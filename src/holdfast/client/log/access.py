@@ -78,7 +78,6 @@ class ServedLog:
         """`wait_s`: the seconds for which a request waits for servers that are away."""
         self._closed = threading.Event()
         self.servers = Servers(servers, access, wait_s, self.pause, PAUSE_MAX_S)
-        self._addresses = servers
         self._access = access
         self._wait_s = wait_s
         self._reading: RangeReader | None = None
@@ -101,7 +100,7 @@ class ServedLog:
         """See ReadableLog. A cursor always passes the same topics. Raises AdminError."""
         if self._reading is None:
             self._reading = RangeReader(
-                self._addresses, topics, self._access, self._wait_s, self.pause
+                self.servers.with_log(), topics, self._access, self._wait_s, self.pause
             )
         chunks = self._reading.chunks(ranges, coverage, self.servers.generation.number)
         while True:
@@ -113,7 +112,7 @@ class ServedLog:
     def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
         """See ReadableLog. The server is the one that is read from, so it has the records that it
         announces."""
-        server = self._addresses[0] if self._reading is None else self._reading.server
+        server = self.servers.with_log()[0] if self._reading is None else self._reading.server
         known = [ends[partition] for partition in sorted(ends)]
         try:
             found = self._unless_closed(

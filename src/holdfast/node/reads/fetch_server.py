@@ -61,7 +61,6 @@ class FetchServer:
         self._running: dict[str, int] = {}
         # Reads that wait for tokens.
         self._waiting: deque[tuple[str, FetchFrame]] = deque()
-        self.served = 0
 
     def handle(self, node: str, payload: bytes) -> None:
         """Begins a read for another node. Raises `BadFrame` when the request is malformed."""
@@ -250,7 +249,7 @@ class FetchServer:
 
     def _finish(self, node: str, head: FetchedFrame, records: list[Record]) -> None:
         self._ended(node)
-        self.served += 1
+        self._state.stats.log_fetches_served += 1
         self._send(node, head, records)
 
     def _send(self, node: str, head: FetchedFrame, records: list[Record]) -> None:

@@ -117,8 +117,6 @@ class RemoteReads:
         self._begins: dict[int, dict[str, int]] = {}
         self.unreachable: dict[int, float] = {}
         """The partitions that readers wait for, and since when."""
-        self.fetches = 0
-        """The FETCHes that were sent."""
         self.shared = 0
         """The jobs that another one's FETCH served as well."""
 
@@ -440,7 +438,7 @@ class RemoteReads:
                 frame.queries.append((each.filter, each.since_us, each.last, offsets))
         self._fetches[self._number] = fetch
         self._in_flight[node] = self._in_flight.get(node, 0) + 1
-        self.fetches += 1
+        self._state.stats.log_fetches += 1
         self.shared += len(fetch.jobs) - 1
         self._context.send(node, FETCH, encode_fetch(frame))
 

@@ -1,8 +1,8 @@
 """Views the log over the network, for `option("servers", "host:adminport,...")`.
 
 The driver asks all given servers. So a dead leader, or a follower that learns of commits late, does
-not change the result. In a cluster every node has all committed records. Tasks read from nodes that
-do not lead the partitions, because leaders have more work.
+not change the result. A gateway stores no records. It names the nodes that do, and these are asked
+in its place. Tasks read from nodes that do not lead the partitions, because leaders have more work.
 """
 
 import logging
@@ -18,6 +18,7 @@ from holdfast.client.admin_access import NO_ACCESS, AdminAccess
 from holdfast.client.admin_connection import (
     AdminConnection,
     AdminError,
+    Misdirected,
     NoAnswer,
     Server,
 )
@@ -42,6 +43,8 @@ PENALTY_S: Final = 5.0
 LAG_WAIT_S: Final = 15.0
 """The most seconds to wait for records that were seen before and that no server knows now. After a
 restart or a failover each server must first learn what is committed."""
+SERVERS_MAX: Final = 64
+"""The most servers that are asked, with those that gateways name."""
 LAG_PAUSE_S: Final = 0.1
 """The pause in seconds between two looks at lagging servers."""
 
@@ -114,8 +117,11 @@ class Servers:
         self._pause_max_s = pause_max_s
         self._wait_s = wait_s
         self._pause = pause
+        self._access = access
         self._connections = [AdminConnection(server, access=access) for server in servers]
-        self._penalties = [0.0] * len(servers)
+        self._penalties: dict[Server, float] = {}
+        # Gateways, which do not store the log.
+        self._gateways: set[Server] = set()
         self._states: list[ServerLog] = []
         self.generation = LogGeneration()
         """The generation of the log, as of the last `bounds` or `bounds_after`."""
@@ -129,6 +135,10 @@ class Servers:
     def partitions(self) -> int:
         """The number of partitions of the log. Valid after the first call of `bounds`."""
         return max((len(state.bounds) for state in self._states), default=0)
+
+    def with_log(self) -> list[Server]:
+        """Returns the servers, without those that have replied that they do not store the log."""
+        return [each.server for each in self._connections if each.server not in self._gateways]
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
         """Returns the offsets that all servers together have.
@@ -248,10 +258,17 @@ class Servers:
         Each task begins its second group with another server, so that fallback spreads the load.
         """
         alive = [state.server for state in self._states if state.server not in preferred]
-        silent = [each.server for each in self._connections]
         turned = alive[number % len(alive) :] + alive[: number % len(alive)] if alive else []
         ordered = [*preferred, *turned]
-        return ordered + [server for server in silent if server not in ordered]
+        return ordered + [server for server in self.with_log() if server not in ordered]
+
+    def _add(self, servers: Sequence[Server]) -> None:
+        """Adds nodes that a gateway has named, at most SERVERS_MAX in all."""
+        known = {connection.server for connection in self._connections}
+        for server in servers:
+            if server not in known and len(known) < SERVERS_MAX:
+                known.add(server)
+                self._connections.append(AdminConnection(server, access=self._access))
 
     def _may_lag(self) -> bool:
         return len(self._connections) > 1 or any(
@@ -294,16 +311,22 @@ class Servers:
                 self._pause(pause_s)
                 pause_s = min(2 * pause_s, self._pause_max_s)
             answers: list[T] = []
-            for number, connection in enumerate(self._connections):
+            # A gateway adds the nodes that it names, which are asked in the same round.
+            for connection in self._connections:
                 if len(answers) == answers_max:
                     break
-                if round_number == 0 and time.monotonic() < self._penalties[number]:
+                until = self._penalties.get(connection.server, 0.0)
+                if round_number == 0 and time.monotonic() < until:
                     continue
                 try:
                     answers.append(question(connection))
+                except Misdirected as error:
+                    failure = str(error)
+                    self._gateways.add(connection.server)
+                    self._add(error.servers)
                 except NoAnswer as error:
                     failure = str(error)
-                    self._penalties[number] = time.monotonic() + PENALTY_S
+                    self._penalties[connection.server] = time.monotonic() + PENALTY_S
             if answers:
                 return answers
         raise NoAnswer(

@@ -1,0 +1,144 @@
+"""A gateway stores no record of the log. Its clients resume and replay, and its admin port says
+where the log is."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.client.log import LogClient
+from tests.e2e import wire
+from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses, until
+from tests.e2e.wire import Wire
+from tests.support.api_client import Api, Refused
+
+QUEUED = 10_000
+PIECE = 500
+EXPIRY_S = 600
+WAIT_S = 60.0
+
+
+class Gateway(ClusterNode):
+    def command(self) -> list[str]:
+        return [*super().command(), "--role", "gateway"]
+
+
+class Site:
+    """Three nodes with the log, and a gateway."""
+
+    def __init__(self, cluster: ClusterProcesses, gateway: Gateway) -> None:
+        self.cluster = cluster
+        self.gateway = gateway
+
+    @property
+    def nodes(self) -> list[ClusterNode]:
+        return list(self.cluster.nodes.values())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    directory = tmp_path_factory.mktemp("site")
+    settings = {"cluster": {"partitions": 6}}
+    with ClusterProcesses(directory, 3, settings) as cluster:
+        gateway = Gateway(directory / "g1", "g1", cluster.secret_file, settings)
+        gateway.join = [node.peer_address for node in cluster.nodes.values()]
+        gateway.start()
+        try:
+            until(lambda: gateway.readiness() == 200, "the gateway is ready")
+            yield Site(cluster, gateway)
+        finally:
+            gateway.kill()
+            log = gateway.log_text()
+        assert "Traceback" not in log, log[-6000:]
+
+
+def publish(port: int, topics: list[str], count: int) -> None:
+    """QoS 1, many at a time. The payloads count from 0."""
+    with Wire(port, 5, WAIT_S) as one:
+        one.connect("meter")
+        for begin in range(0, count, PIECE):
+            end = min(count, begin + PIECE)
+            frames = [
+                wire.publish(topics[number % len(topics)], b"%d" % number, 1, number - begin + 1)
+                for number in range(begin, end)
+            ]
+            one.send(b"".join(frames))
+            for _ in frames:
+                one.expect(wire.PUBACK)
+
+
+def receive(one: Wire, count: int) -> list[int]:
+    return [int(one.message(WAIT_S).payload) for _ in range(count)]
+
+
+def ordered(numbers: list[int], topics: int) -> bool:
+    """The messages of each topic came in their order."""
+    return all(
+        sorted(own) == own
+        for own in ([n for n in numbers if n % topics == t] for t in range(topics))
+    )
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_session_resumes_with_what_waited(site: Site, qos: int) -> None:
+    """It was away, and comes back to the gateway. Halfway the node dies that leads most."""
+    topics = [f"wait{qos}/{number}" for number in range(20)]
+    client = f"sleeper{qos}"
+    with Wire(site.gateway.port, 5, WAIT_S) as first:
+        first.connect(client, False, EXPIRY_S)
+        first.subscribe((f"wait{qos}/#", qos))
+    count = QUEUED if qos == 1 else QUEUED // 5
+    publish(site.nodes[0].port, topics, count)
+    with Wire(site.gateway.port, 5, WAIT_S) as again:
+        assert again.connect(client, False, EXPIRY_S).session_present
+        numbers = receive(again, count // 2)
+        victim = site.cluster.leader_of(0)
+        site.cluster.kill9(victim)
+        try:
+            numbers += receive(again, count - count // 2)
+        finally:
+            site.cluster.restart(victim)
+            site.cluster.wait_healthy()
+    assert sorted(numbers) == list(range(count)), "once each"
+    assert ordered(numbers, len(topics))
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("earliest", list(range(300))),
+        ("last:3", list(range(294, 300))),
+        ("-1h", list(range(300))),
+    ],
+)
+def test_a_replay_goes_over_to_what_is_new(site: Site, start: str, expected: list[int]) -> None:
+    name = start.replace(":", "-")
+    publish(site.nodes[1].port, [f"past/{name}/a", f"past/{name}/b"], 300)
+    with Wire(site.gateway.port, 5, WAIT_S) as one:
+        one.connect("")
+        assert one.subscribe((f"$stream/@{start}/past/{name}/#", 1)) == [1]
+        assert sorted(receive(one, len(expected))) == expected
+        for number, port in enumerate((site.nodes[2].port, site.gateway.port)):
+            with Wire(port, 5, WAIT_S) as writer:
+                writer.connect("")
+                writer.publish(f"past/{name}/a", b"%d" % number, qos=1)
+            assert receive(one, 1) == [number]
+
+
+def test_the_admin_port_says_which_node_has_the_log(site: Site) -> None:
+    api = Api(site.gateway.admin_port)
+    ports = [node.admin_port for node in site.nodes]
+    for path in ("log", "log/0", "log/records", "log/offsets"):
+        parameters = {"start": 0} if path == "log/0" else {}
+        if path == "log/offsets":
+            parameters = {"timestamp_us": 0}
+        with pytest.raises(Refused, match="this node does not store the log: ask n") as refused:
+            api.get(path, **parameters)
+        assert refused.value.status == 421
+        assert all(f":{port}" in refused.value.text for port in ports)
+
+
+def test_a_program_that_knows_the_gateway_alone_reads_the_log(site: Site) -> None:
+    publish(site.nodes[0].port, ["file/x"], 50)
+    client = LogClient(f"127.0.0.1:{site.gateway.admin_port}")
+    with client.read("file/#") as cursor:
+        assert [int(each.payload) for each in cursor] == list(range(50))
