@@ -149,7 +149,7 @@ class ClusterProcesses:
     it ends its processes and finds no traceback in their logs.
 
     `settings` are the tables of every node's configuration. The last `witnesses` nodes are without
-    data, and so are the last `gateways`. `hosts` and `prefixes`: see ClusterNode.
+    data, and so are the nodes of the names `gateways`. `hosts` and `prefixes`: see ClusterNode.
     """
 
     node_class = ClusterNode
@@ -161,7 +161,7 @@ class ClusterProcesses:
         settings: dict[str, dict[str, Any]] | None = None,
         *,
         witnesses: int = 0,
-        gateways: int = 0,
+        gateways: Collection[str] = (),
         hosts: list[str] | None = None,
         prefixes: list[list[str]] | None = None,
     ) -> None:
@@ -175,7 +175,7 @@ class ClusterProcesses:
         for index in range(count):
             self._make_node(
                 is_witness=index >= count - witnesses,
-                is_gateway=index >= count - gateways,
+                is_gateway=f"n{index + 1}" in gateways,
                 host=hosts[index] if hosts else "127.0.0.1",
                 prefix=prefixes[index] if prefixes else (),
             )

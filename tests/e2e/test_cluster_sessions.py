@@ -17,13 +17,13 @@ EXPIRY_S = 600
 WAIT_S = 20.0
 
 
-@pytest.fixture(scope="module", params=(0, 1), ids=("nodes", "gateway"))
+@pytest.fixture(scope="module", params=((), ("n4",)), ids=("nodes", "gateway"))
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ClusterProcesses]:
-    gateways: int = request.param
+    gateways: tuple[str, ...] = request.param
     directory = tmp_path_factory.mktemp("cluster")
-    with ClusterProcesses(directory, 3 + gateways, gateways=gateways) as processes:
+    with ClusterProcesses(directory, 3 + len(gateways), gateways=gateways) as processes:
         yield processes
 
 

@@ -20,9 +20,13 @@ TOPICS = 20
 numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    with ClusterProcesses(tmp_path_factory.mktemp("groups"), 3, SETTINGS) as started:
+@pytest.fixture(scope="module", params=((), ("n3",)), ids=("nodes", "gateway"))
+def processes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClusterProcesses]:
+    gateways: tuple[str, ...] = request.param
+    directory = tmp_path_factory.mktemp("groups")
+    with ClusterProcesses(directory, 3 + len(gateways), SETTINGS, gateways=gateways) as started:
         yield started
 
 
@@ -101,7 +105,11 @@ class Team:
     def roles(self) -> list[str]:
         """The node that coordinates the group, and the two others."""
         coordinator = self.cluster.leader_of(partition_of(self.filter.encode(), PARTITIONS))
-        return [coordinator, *[name for name in self.cluster.nodes if name != coordinator]]
+        nodes = self.cluster.nodes
+        others = [name for name in nodes if name != coordinator]
+        # A gateway publishes.
+        others.sort(key=lambda name: not nodes[name].is_gateway)
+        return [coordinator, *others[:2]]
 
     @property
     def received(self) -> Counter[bytes]:

@@ -68,6 +68,7 @@ class SimLinks:
         identity = PeerIdentity(
             other.name,
             peer.cores.incarnation,
+            role=other.role,
             process=str(peer.number),
             features=f"{peer.presence.features}{f',{STANDS_APART}' * peer.is_isolated}",
             disk=peer.peers.own_disk(),

@@ -11,7 +11,7 @@ from holdfast.log.reading.scan import Damage
 from holdfast.node.effects import Note
 from holdfast.node.failure.health import Presence
 from holdfast.node.frame_kinds import IMAGE, BadFrame
-from holdfast.node.metadata.model import ClusterMetadata
+from holdfast.node.metadata.model import DATA, ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.runtime.peer_check import PeerCheck
 from holdfast.node.runtime.ports import RuntimePorts
@@ -54,7 +54,7 @@ class Process(EventLoop):
         self.state = self.cores.state
         self.images = self.cores.images
         self.cluster_node = self.cores.cluster_node
-        if host.world.settings.reads_remotely:
+        if host.world.settings.reads_remotely and host.role == DATA:
             shift = int(host.name[1:])
             self.cluster_node.remote_reads.is_stored = lambda p: (p + shift) % 3 == 0
         self.presence = self.cores.presence

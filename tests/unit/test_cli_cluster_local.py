@@ -51,6 +51,12 @@ def test_a_plan_is_kept(tmp_path: Path) -> None:
         plan(tmp_path, 3, None)
     with pytest.raises(LayoutError, match="leave out --base-port"):
         plan(tmp_path, None, 4000)
+    wider = plan(tmp_path, None, None, 2)
+    assert wider[:5] == more
+    assert [(each.node, each.role) for each in wider[5:]] == [("g1", "gateway"), ("g2", "gateway")]
+    assert plan(tmp_path, None, None) == wider
+    with pytest.raises(LayoutError, match="cluster of 2 gateways: give --gateways 2"):
+        plan(tmp_path, None, None, 1)
 
 
 def test_ports_from_a_base(tmp_path: Path) -> None:

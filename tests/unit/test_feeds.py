@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.feeds import server
 from holdfast.node.feeds.receiver import FeedReceiver
-from holdfast.node.feeds.server import MARKS_S, FeedServer
+from holdfast.node.feeds.server import MARKS_S, Feed, FeedServer
 from holdfast.node.frame_kinds import FEED, FEED_ACK, FEED_FROM, FORWARD, BadFrame
 from holdfast.node.metadata.model import DATA, GATEWAY
 from holdfast.node.publish.apply import Applier, ApplyingLog
@@ -301,20 +302,59 @@ WEIGHTS = (12, 12, 8, 4, 14, 14, 20, 2, 5, 5, 2, 1, 1)
 @pytest.mark.parametrize("block", range(4))
 def test_a_gateway_gets_what_it_needs(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links, leaders and uncommitted records come and go. Small windows send feeds to the disk."""
+    use_small_windows(monkeypatch)
+    assert sum(map(play, range(block * 100, block * 100 + 100)))
+
+
+def use_small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "WINDOW_BYTES", 1500)
     monkeypatch.setattr("holdfast.node.feeds.receiver.ACK_BYTES", 200)
-    was_behind = 0
-    for seed in range(block * 100, block * 100 + 100):
-        chance = random.Random(seed)
-        pair = Pair()
-        pair.gateway.state.steps_at_once = chance.choice((1, 10, 1000))
-        for _ in range(chance.randrange(50, 300)):
-            chance.choices(ACTIONS, WEIGHTS)[0](pair, chance)
-            pair.leader.state.now += 0.004
-            was_behind += len(pair.reads)
-        pair.settle()
-        pair.check()
-    assert was_behind
+
+
+def play(seed: int) -> int:
+    """One run; the number of its reads from the disk. Raises `AssertionError`."""
+    chance = random.Random(seed)
+    pair = Pair()
+    pair.gateway.state.steps_at_once = chance.choice((1, 10, 1000))
+    reads = 0
+    for _ in range(chance.randrange(50, 300)):
+        chance.choices(ACTIONS, WEIGHTS)[0](pair, chance)
+        pair.leader.state.now += 0.004
+        reads += len(pair.reads)
+    pair.settle()
+    pair.check()
+    return reads
+
+
+def _mark_ahead(feeds: FeedServer, feed: Feed) -> None:
+    feed.position = feeds._log.next_offset[0]
+    MARK(feeds, feed)
+
+
+MARK = FeedServer._mark
+PLANTED: dict[str, tuple[type, str, Any]] = {
+    "a mark runs ahead": (FeedServer, "_mark", _mark_ahead),
+    "a start at the mark without the acknowledgement": (
+        FeedReceiver, "after", lambda feeds, node, do: do()
+    ),
+    "the uncommitted log is not named": (FeedServer, "_uncommitted", lambda feeds, feed: []),
+    "an open batch is not waited for": (
+        FeedServer, "_closed_end", lambda feeds, partition: 1 << 62
+    ),
+    "forwarded records are forgotten": (FeedServer, "forwarded", lambda *arguments: None),
+    "pending records of before are forgotten": (
+        Feed, "is_own", lambda feed, batch, index, ticket: bool(feed.own)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_model_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_windows(monkeypatch)
+    owner, method, planted = PLANTED[name]
+    monkeypatch.setattr(owner, method, planted)
+    with pytest.raises(AssertionError):
+        list(map(play, range(400)))
 
 
 def test_a_feed_below_the_log_begins_with_the_state() -> None:

@@ -18,9 +18,9 @@ def cluster_problems(config: Config) -> Iterator[Problem]:
     yield from _port_problems(cluster)
     if not cluster.peer_bind:
         yield from _join_problems(config)
-        for name in ("witness", "role", "peer_advertise"):
+        for name in ("witness", "peer_advertise"):
             value = getattr(cluster, name)
-            if value and value != "data":
+            if value:
                 yield (
                     f"cluster.{name}",
                     f" = {shown(value)}: needs cluster.peer_bind, the address on which other nodes"
@@ -124,5 +124,8 @@ def _member_problems(config: Config) -> Iterator[Problem]:
         yield "cluster.witness", " = true: needs cluster.join, the nodes it votes with"
     elif cluster.role != "data" and not others:
         yield "cluster.role", f" = {shown(cluster.role)}: needs cluster.join, the other nodes"
+    if cluster.role == "gateway" and config.federation is not None:
+        text = ' = "gateway": [federation] is for nodes with data: choose one of the two'
+        yield "cluster.role", text
     if cluster.witness and cluster.role == "gateway":
         yield "cluster.witness", " = true: a gateway votes on nothing: choose one of the two"

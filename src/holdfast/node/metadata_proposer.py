@@ -26,6 +26,7 @@ class MetadataProposer:
     Raft."""
 
     def __init__(self, parts: Parts) -> None:
+        self._state = parts.state
         self._meta = parts.meta
         self._context: ClusterContext = parts.context
         self._detector = parts.detector
@@ -38,6 +39,8 @@ class MetadataProposer:
             self._meta.node_id: (parts.presence, parts.config.role)
         }
         self._commands: dict[int, Command] = {}
+        # By gateway, the nodes that kept it out when it was looked at last.
+        self._kept_out: dict[str, list[str]] = {}
         # Changes of in-sync sets to propose, and the requests that contain several of them.
         self._in_sync: list[ProposeInSync] = []
         self._gathered: set[int] = set()
@@ -66,7 +69,7 @@ class MetadataProposer:
         metadata = self._context.metadata
         if metadata is not None and (node, presence.incarnation) in metadata.removed:
             return
-        if role == GATEWAY and self.without_feeds():
+        if role == GATEWAY and self._keeps_out(node):
             return
         self._meta.admit(
             NodeInfo(
@@ -80,7 +83,18 @@ class MetadataProposer:
             now,
         )
 
-    def without_feeds(self) -> list[str]:
+    def _keeps_out(self, gateway: str) -> bool:
+        """Whether other nodes keep a gateway out, which is logged when it changes."""
+        nodes = self._without_feeds()
+        if nodes and self._kept_out.get(gateway) != nodes:
+            text = "upgrade these nodes, start them, or remove them"
+            self._state.note(
+                "warning", "gateway_waits", {"node": gateway, "for": nodes, "text": text}
+            )
+        self._kept_out[gateway] = nodes
+        return bool(nodes)
+
+    def _without_feeds(self) -> list[str]:
         """The nodes that keep a gateway out: an older version cannot apply the entry of one, and
         the version of a node that was not connected yet is not known."""
         metadata = self._context.metadata

@@ -54,7 +54,7 @@ from holdfast.node.features import (
 )
 from holdfast.node.metadata import generation
 from holdfast.node.metadata.commands import PutGeneration, Resize
-from holdfast.node.metadata.model import AUTOMATIC, NOT_RESTORED, WITNESS, ClusterMetadata
+from holdfast.node.metadata.model import AUTOMATIC, GATEWAY, NOT_RESTORED, WITNESS, ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.metadata.store import MetaStore
@@ -65,7 +65,7 @@ from holdfast.node.placement.controller import ControllerConfig
 from holdfast.node.replicate import disk_position
 from holdfast.node.replicate.config import ReplicationConfig
 from holdfast.node.replicate.incomplete import FEATURE as BEGAN_INCOMPLETE
-from holdfast.node.runtime.peer_check import PeerCheck
+from holdfast.node.runtime.peer_check import PeerCheck, role_text
 from holdfast.node.runtime.replacement import Replacement
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
@@ -221,6 +221,11 @@ class ClusterMembership:
         given_up = older_copy.nodes_given_up(self.storage.directory.files)
         if given_up is not None:
             made.attendance.recover(given_up)
+        try:
+            self._check_role(meta.metadata)
+        except StorageError:
+            self.storage.close()
+            raise
         made.awaits_generation = self.storage.directory.manifest.restored != 0
         if not config.cluster.peer_bind:
             try:
@@ -229,6 +234,16 @@ class ClusterMembership:
                 self.storage.close()
                 raise
         return made
+
+    def _check_role(self, metadata: ClusterMetadata | None) -> None:
+        """Checks that the directory is one of this role. Raises `StorageError`."""
+        node, root = self.config.node.id, self.config.node.data
+        role = self.config.cluster.node_role()
+        info = None if metadata is None else metadata.nodes.get(node)
+        if info is not None and info.role != role:
+            raise StorageError(f"{root}: {role_text(node, info.role, role)}")
+        if role == GATEWAY and any(self.storage.journal.next_offset):
+            raise StorageError(f"{root} has records, and a gateway stores none: give an empty one")
 
     def _new_links(self, auth: PeerAuth, handler: PeerHandler) -> PeerLinks:
         config = self.config

@@ -134,7 +134,7 @@ NODES_MAX: Final = 32
 ADMIN_DISTANCE: Final = 100
 PEER_DISTANCE: Final = 200
 """The distance from a node's port for clients to its peer port, with a base port."""
-BASE_PORT_MAX: Final = 65535 - PEER_DISTANCE - NODES_MAX
+BASE_PORT_MAX: Final = 65535 - PEER_DISTANCE - 2 * NODES_MAX
 FREE_PORTS: Final = range(10_000, 32_000)
 """The ports to choose from.
 
@@ -156,13 +156,17 @@ class LocalNode(msgspec.Struct, frozen=True):
     port: int
     admin: int
     peer: int
+    role: str = "data"
 
     def ports(self) -> tuple[int, int, int]:
         return self.port, self.admin, self.peer
 
 
-def plan(directory: Path, count: int | None, base_port: int | None) -> list[LocalNode]:
-    """Returns the nodes of the directory, with new ones up to `count`, and saves them.
+def plan(
+    directory: Path, count: int | None, base_port: int | None, gateways: int | None = None
+) -> list[LocalNode]:
+    """Returns the nodes of the directory, with new ones up to `count` nodes with data and
+    `gateways`, and saves them.
 
     Raises `LayoutError` if the arguments contradict the directory, `OSError` if it fails.
     """
@@ -170,19 +174,23 @@ def plan(directory: Path, count: int | None, base_port: int | None) -> list[Loca
     nodes = _read(path)
     if nodes and base_port not in (None, nodes[0].port):
         raise LayoutError(f"{directory} has its ports already, see {path}: leave out --base-port")
-    if count is not None and count < len(nodes):
-        raise LayoutError(
-            f"{directory} has a cluster of {len(nodes)} nodes: give --nodes {len(nodes)}, or"
-            " another directory"
-        )
     taken = {port for node in nodes for port in node.ports()}
-    for index in range(len(nodes), count or len(nodes) or NODES):
-        if base_port is None:
-            ports = [_free_port(taken) for _ in range(3)]
-        else:
-            first = base_port + index
-            ports = [first, first + ADMIN_DISTANCE, first + PEER_DISTANCE]
-        nodes.append(LocalNode(f"n{index + 1}", *ports))
+    for role, wanted, least in (("data", count, NODES), ("gateway", gateways, 0)):
+        present = sum(each.role == role for each in nodes)
+        if wanted is not None and wanted < present:
+            kind = "nodes" if role == "data" else "gateways"
+            raise LayoutError(
+                f"{directory} has a cluster of {present} {kind}: give --{kind} {present}, or"
+                " another directory"
+            )
+        for index in range(present, wanted or present or least):
+            if base_port is None:
+                ports = [_free_port(taken) for _ in range(3)]
+            else:
+                first = base_port + len(nodes)
+                ports = [first, first + ADMIN_DISTANCE, first + PEER_DISTANCE]
+            name = f"{'n' if role == 'data' else 'g'}{index + 1}"
+            nodes.append(LocalNode(name, ports[0], ports[1], ports[2], role))
     _write(path, json.dumps(msgspec.to_builtins(nodes), indent=1) + "\n", 0o644)
     return nodes
 
@@ -262,6 +270,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"how many (default {NODES}, or as many as DIR has)",
     )
     parser.add_argument(
+        "--gateways",
+        type=lambda text: _option_number(text, NODES_MAX),
+        metavar="N",
+        help="further nodes, which serve clients and store no messages (default: none)",
+    )
+    parser.add_argument(
         "--data", type=Path, metavar="DIR", help="keep the data here (default: a temporary one)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per node, when ready")
@@ -332,7 +346,7 @@ class LocalCluster:
         self._directory = directory
         self._args = args
         self._signals = signals
-        self._nodes = plan(directory, args.nodes, args.base_port)
+        self._nodes = plan(directory, args.nodes, args.base_port, args.gateways)
         self._secret_file = secret_file(directory)
         self._children: list[Child] = []
 
@@ -363,6 +377,8 @@ class LocalCluster:
             *["--admin", f"127.0.0.1:{node.admin}", "--peer-bind", f"127.0.0.1:{node.peer}"],
             *["--cluster-secret-file", str(self._secret_file)],
         ]
+        if node.role != "data":
+            arguments += ["--role", node.role]
         if others:
             arguments += ["--join", ",".join(others)]
         if self._args.config is not None:

@@ -15,6 +15,14 @@ def older_text(node: str, used: str = "`cluster resize`") -> str:
     return f"the version of {node} does not know {used}, which this cluster uses: upgrade it"
 
 
+def role_text(node: str, role: str, other: str) -> str:
+    """The reason why a node of one role is refused as one of another role."""
+    return (
+        f"{node} is a {role} node of the cluster, not a {other} node: remove it, and join it again"
+        " with an empty data directory"
+    )
+
+
 class PeerCheck:
     """The decision whether a node with its disk may be linked with this one."""
 
@@ -46,6 +54,8 @@ class PeerCheck:
             return Refusal("older", older_text(peer.node_id, "gateways"))
         if info is None:
             return None
+        if info.role != peer.role:
+            return Refusal("role", role_text(peer.node_id, info.role, peer.role))
         lost = ""
         if RECOVERS not in features_in(peer.features):
             generations = self._cluster_node.disk_memory.generations
