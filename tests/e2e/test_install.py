@@ -1,7 +1,8 @@
 """`pip install .` as a user runs it: in a fresh environment, isolated, with any C compiler.
 
-Compiling everything takes minutes. So the fast tests check the types of all hot modules in pip's
-isolated environment, and compile two modules. `make test-packages` compiles all, on each Python.
+Compiling everything takes minutes. So the fast tests compile two modules. `make long` checks the
+types of all hot modules in pip's isolated environment, and `make test-packages` compiles them all,
+on each Python.
 """
 
 import os
@@ -104,6 +105,7 @@ def skip_without_an_index(done: subprocess.CompletedProcess[str]) -> None:
         pytest.skip("pip reaches no package index")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_S)
 def test_pip_install(tmp_path: Path) -> None:
     """The types of all hot modules are right with the packages that pip installs for the build: it

@@ -15,6 +15,7 @@ from functools import partial
 
 from tests.sim.casts import ALL_CASTS
 from tests.sim.faults import ALL, DECAY, HOSTILE
+from tests.sim.invariants import check_each_turn
 from tests.sim.running import Result, run
 
 FRESH_SEEDS = 100
@@ -40,6 +41,7 @@ def main() -> int:
     )
     parser.add_argument("-v", action="store_true", help="print every event; one seed at a time")
     options = parser.parse_args()
+    check_each_turn()
     first = options.seed
     count = options.seeds
     if first is None:
@@ -59,7 +61,7 @@ def _run_many(options: argparse.Namespace, first: int, count: int) -> int:
     results: list[Result] = []
     # Each process begins anew: a run is to depend on its seed alone.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(max(1, min(options.jobs, count))) as pool:
+    with context.Pool(max(1, min(options.jobs, count)), check_each_turn) as pool:
         try:
             for result in pool.imap_unordered(partial(run, options), range(first, first + count)):
                 results.append(result)

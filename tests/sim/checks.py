@@ -83,6 +83,7 @@ class Checks:
         self.waited: set[str] = set()
         self.retained: dict[str, str] = {}
         self.records = 0
+        self._turns = 0
         self._newest: dict[tuple[str, str], int] = {}
         # (partition, epoch, first offset) -> checksum and who wrote it first.
         self._written: dict[tuple[int, int, int], tuple[int, str]] = {}
@@ -139,7 +140,8 @@ class Checks:
 
     def turn_ended(self, process: "Process") -> None:
         self._note_down(process)
-        check_invariants(process)
+        self._turns += 1
+        check_invariants(process, self._turns)
         if process.cluster_node.meta.diverged:
             self.fail(f"{process.host.name}: {process.cluster_node.meta.diverged}")
         journal = process.journal
@@ -388,6 +390,7 @@ class Checks:
         name = ""
         for host in self._world.client_hosts:
             assert host.process is not None
+            check_invariants(host.process)
             image = image_of(host.process)
             if first is None:
                 first, name = image, host.name

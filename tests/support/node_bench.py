@@ -175,10 +175,14 @@ class NodeBench:
         return [record for record in self.records() if record.kind == MESSAGE]
 
     def _stored(self) -> list[Record]:
-        """The messages of the log, parsed once for each of its lengths."""
-        if self._parsed[0] is not self.log or self._parsed[1] != len(self.log):
-            self._parsed = (self.log, len(self.log), self.messages())
-        return self._parsed[2]
+        """The messages of the log, of which each batch is parsed once."""
+        log, count, found = self._parsed
+        if log is not self.log or count > len(self.log):
+            count, found = 0, []
+        for data in self.log[count:]:
+            found += [record for record in Batch(data).records() if record.kind == MESSAGE]
+        self._parsed = (self.log, len(self.log), found)
+        return found
 
     def snapshot(self) -> list[tuple[int, bytes]]:
         return list(self.core.cluster.replicated.snapshot())
