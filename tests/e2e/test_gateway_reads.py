@@ -2,6 +2,9 @@
 where the log is."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +37,8 @@ class Site:
         return list(self.cluster.nodes.values())
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    directory = tmp_path_factory.mktemp("site")
-    settings = {"cluster": {"partitions": 6}}
+@contextmanager
+def site_in(directory: Path, settings: dict[str, dict[str, Any]]) -> Iterator[Site]:
     with ClusterProcesses(directory, 3, settings) as cluster:
         gateway = Gateway(directory / "g1", "g1", cluster.secret_file, settings)
         gateway.join = [node.peer_address for node in cluster.nodes.values()]
@@ -51,14 +52,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         assert "Traceback" not in log, log[-6000:]
 
 
-def publish(port: int, topics: list[str], count: int) -> None:
-    """QoS 1, many at a time. The payloads count from 0."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site_in(tmp_path_factory.mktemp("site"), {"cluster": {"partitions": 6}}) as found:
+        yield found
+
+
+def publish(port: int, topics: list[str], count: int, rest: bytes = b"") -> None:
+    """QoS 1, many at a time. The payloads count from 0, with `rest` behind a blank."""
     with Wire(port, 5, WAIT_S) as one:
         one.connect("meter")
         for begin in range(0, count, PIECE):
             end = min(count, begin + PIECE)
             frames = [
-                wire.publish(topics[number % len(topics)], b"%d" % number, 1, number - begin + 1)
+                wire.publish(
+                    topics[number % len(topics)], b"%d %b" % (number, rest), 1, number - begin + 1
+                )
                 for number in range(begin, end)
             ]
             one.send(b"".join(frames))
@@ -67,7 +76,7 @@ def publish(port: int, topics: list[str], count: int) -> None:
 
 
 def receive(one: Wire, count: int) -> list[int]:
-    return [int(one.message(WAIT_S).payload) for _ in range(count)]
+    return [int(one.message(WAIT_S).payload.split(b" ")[0]) for _ in range(count)]
 
 
 def ordered(numbers: list[int], topics: int) -> bool:
@@ -127,7 +136,7 @@ def test_a_replay_goes_over_to_what_is_new(site: Site, start: str, expected: lis
 def test_the_admin_port_says_which_node_has_the_log(site: Site) -> None:
     api = Api(site.gateway.admin_port)
     ports = [node.admin_port for node in site.nodes]
-    for path in ("log", "log/0", "log/records", "log/offsets"):
+    for path in ("log", "log/0", "log/offsets"):
         parameters = {"start": 0} if path == "log/0" else {}
         if path == "log/offsets":
             parameters = {"timestamp_us": 0}
@@ -137,8 +146,65 @@ def test_the_admin_port_says_which_node_has_the_log(site: Site) -> None:
         assert all(f":{port}" in refused.value.text for port in ports)
 
 
+def test_the_console_of_a_gateway_shows_the_log(site: Site) -> None:
+    """A node with the log replies in its place, also with its refusals."""
+    publish(site.nodes[0].port, ["shown/x"], 30)
+    with Wire(site.gateway.port, 5, WAIT_S) as one:
+        one.connect("shown", False, EXPIRY_S)
+    gateway, node = Api(site.gateway.admin_port), Api(site.nodes[1].admin_port)
+    query: dict[str, object] = {"filter": "shown/#", "limit": 40}
+    for each in (gateway, *(Api(other.admin_port) for other in site.nodes)):
+        # A node may apply a record after its publisher has the PUBACK.
+        until(lambda: len(each.get("log/records", **query)["records"]) == 30, "all is applied")  # noqa: B023
+    page = gateway.get("log/records", **query)
+    assert page["records"] == node.get("log/records", **query)["records"]
+    place = {each: page["records"][0][each] for each in ("partition", "offset")}
+    assert gateway.get("log/record", **place) == node.get("log/record", **place)
+    assert gateway.get("topics", prefix="shown")["topics"]
+    events = gateway.get("session/history", client="shown")["events"]
+    assert {"log", "memory"} >= {each["source"] for each in events} != set()
+    with pytest.raises(Refused) as refused:
+        gateway.get("log/record", partition=0, offset=1 << 40)
+    assert refused.value.status == 404
+    with pytest.raises(Refused) as refused:
+        gateway.get("log/records", limit=0)
+    assert refused.value.status == 400
+
+
 def test_a_program_that_knows_the_gateway_alone_reads_the_log(site: Site) -> None:
     publish(site.nodes[0].port, ["file/x"], 50)
     client = LogClient(f"127.0.0.1:{site.gateway.admin_port}")
     with client.read("file/#") as cursor:
-        assert [int(each.payload) for each in cursor] == list(range(50))
+        assert [int(each.payload.split()[0]) for each in cursor] == list(range(50))
+
+
+def test_retention_waits_for_a_session_of_the_gateway(tmp_path: Path) -> None:
+    """The nodes with the log know how far each session is, whoever serves it."""
+    log = {"segment_bytes": 65_536, "snapshot_bytes": 65_536}
+    settings = {
+        "cluster": {"partitions": 2},
+        "log": log,
+        "log.retention": {"bytes": 131_072},
+    }
+    with site_in(tmp_path, settings) as site:
+        topic = "meter/1"
+        writer = site.nodes[0]
+        partition = site.cluster.partition_of(topic)
+
+        def first() -> int:
+            """Where the partition begins at the node that has removed most."""
+            found = [Api(node.admin_port).get("log")["ranges"][partition][0] for node in site.nodes]
+            return max(found)
+
+        with Wire(site.gateway.port, 5, WAIT_S) as one:
+            one.connect("late", False, EXPIRY_S)
+            one.subscribe((topic, 1))
+        publish(writer.port, [topic], 400, bytes(4000))
+        behind = first()
+        with Wire(site.gateway.port, 5, WAIT_S) as one:
+            assert one.connect("late", False, EXPIRY_S).session_present
+            assert receive(one, 400) == list(range(400))
+            # Without the session, the log would have been shortened before.
+            publish(writer.port, ["other"], 100, bytes(4000))
+            until(lambda: first() > behind + 100, "retention goes on behind the session")
+        assert behind <= 1

@@ -44,6 +44,7 @@ from holdfast.api.log_sender import LogConnections, LogSender, RequestChecks
 from holdfast.api.metrics.node import registry_for
 from holdfast.api.metrics.scrape import render
 from holdfast.api.nodes.fan_out import Everywhere
+from holdfast.api.nodes.log_elsewhere import LogElsewhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles, stop_obstacles
@@ -81,7 +82,8 @@ class AdminRoutes:
         everywhere = Everywhere(server)
         node = OwnNode(server)
         self.clients = ClientRoutes(node, everywhere)
-        self._resources = resource_endpoints(node, everywhere, self.figures, self.clients)
+        resources = resource_endpoints(node, everywhere, self.figures, self.clients)
+        self._resources = LogElsewhere(node, everywhere).wrap(resources)
         if access is not None:
             access.share(everywhere)
         self._federation = FederationRoutes(

@@ -31,13 +31,13 @@ def check_log(broker: Broker) -> None:
     if not broker.runtime.believes_disk:
         raise ApiRefusal(503, "the log of this node is damaged: ask another node")
     if not broker.node.state.has_whole_log():
-        servers = _log_servers(broker)
+        servers = log_servers(broker)
         listing = ", ".join(f"{name} ({address})" for name, address in servers) or "another node"
         text = f"this node does not store the log: ask {listing}"
         raise ApiRefusal(421, text, {LOG_SERVERS: " ".join(address for _, address in servers)})
 
 
-def _log_servers(broker: Broker) -> list[tuple[str, str]]:
+def log_servers(broker: Broker) -> list[tuple[str, str]]:
     """The other data nodes that are up, with their admin ports. Those that lead fewer partitions
     come first."""
     metadata = broker.runtime.cluster_node.context.metadata
