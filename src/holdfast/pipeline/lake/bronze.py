@@ -111,7 +111,8 @@ class Bronze:
         # later at each attempt, and records between two attempts would be lost.
         # A commit without rows also notes that the table goes on in another generation of the log.
         goes_on = step.last is not None and step.last.log in ("", step.log)
-        if end == begin and (goes_on or (step.last is None and not self._starts_elsewhere())):
+        starts = (self.options.starting_offsets, self.options.starting_timestamp_us)
+        if end == begin and (goes_on or (step.last is None and starts == (None, None))):
             return None
         skipped: list[OffsetRange] = []
         ranges = self._access.ranges(begin, end, bounds, skipped=skipped)
@@ -231,10 +232,6 @@ class Bronze:
                 "a new lake"
             )
         step.log = now or before
-
-    def _starts_elsewhere(self) -> bool:
-        options = self.options
-        return (options.starting_offsets, options.starting_timestamp_us) != (None, None)
 
     def _begin(self, step: Step, bounds: Mapping[int, PartitionBounds]) -> Offsets:
         """Returns the position at which the step begins. Raises LakeError if the table has messages

@@ -10,7 +10,6 @@ from functools import reduce
 from typing import Final
 
 import msgspec
-from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, functions
 
 from holdfast.pipeline.lake.backfill.parts import TablePart, quarantined_files
@@ -320,9 +319,6 @@ def cast_to(frame: DataFrame, columns: Names, what: str) -> DataFrame:
             f"table {what}: build returned no column {', '.join(missing)}; it returned "
             f"{', '.join(frame.columns)}"
         )
-    return frame.select(*[_cast(name, kind) for name, kind in columns])
-
-
-def _cast(name: str, kind: str) -> SparkColumn:
     # A value that does not fit becomes null, whatever rules of casts the session has.
-    return functions.col(f"`{name}`").try_cast(spark_type(kind)).alias(name)
+    return frame.select(*[functions.col(f"`{name}`").try_cast(spark_type(kind)).alias(name)
+                          for name, kind in columns])  # fmt: skip

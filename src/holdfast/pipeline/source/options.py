@@ -180,7 +180,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         server_wait_s=_wait_s(given.get("serverwait")),
         topics=_topics(given.get("topics")),
         push_filters=option_flag(given, "pushFilters", default=False),
-        tasks=_option_number(given, "tasks", TASKS_MAX) or _processors(),
+        tasks=_option_number(given, "tasks", TASKS_MAX) or os.cpu_count() or 1,
         columns=_columns(given.get("columns")),
         starting_generation=parse_generation(
             "startingOffsets", given.get("startingoffsets", EARLIEST)
@@ -300,8 +300,3 @@ def _columns(text: str | None) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise OptionError(f"columns is {text!r}: each at most once")
     return names
-
-
-def _processors() -> int:
-    """Returns the number of processors of the driver, the default of Spark's local mode."""
-    return os.cpu_count() or 1

@@ -268,7 +268,8 @@ def _by_levels(topics: Sequence[_Topic], zone: str) -> list[_Draft]:
             first = "+" if each.levels[0] in crossing else each.levels[0]
             groups[first, len(each.levels)].append(each)
     for number, (_, group) in enumerate(sorted(groups.items())):
-        binary = [each for each in group if _is_binary(each)]
+        plain = Topics(DEFAULT_RULES)
+        binary = [each for each in group if _read(plain, each).unread == len(each.messages)]
         drafts += [
             _Draft({"filter": each.name, "decode": "ignore"}, "binary payloads") for each in binary
         ]
@@ -298,11 +299,6 @@ def _same_below(topics: Sequence[_Topic]) -> set[str]:
 
 
 _Levels = tuple[str, ...]
-
-
-def _is_binary(topic: _Topic) -> bool:
-    """Returns whether the default rules can read no message of a topic."""
-    return _read(Topics(DEFAULT_RULES), topic).unread == len(topic.messages)
 
 
 def _of_group(group: Sequence[_Topic], zone: str) -> _Draft | None:

@@ -48,14 +48,13 @@ class ProfileEvidence:
     def base_of(self, topic: str, payloads: Sequence[bytes]) -> str | None:
         """Returns the base of a topic, empty if the profile has none. None: it is no evidence."""
         match = self.topic.fullmatch(topic)
-        if match is None or not any(map(self._is_shown, payloads)):
+        if match is None or not any(
+            re.fullmatch(self.text or ".*", payload.decode(errors="replace"), re.DOTALL)
+            and (not self.fields or _has_all(payload, self.fields))
+            for payload in payloads
+        ):
             return None
         return match["base"] if "base" in self.topic.groupindex else ""
-
-    def _is_shown(self, payload: bytes) -> bool:
-        if self.text and not re.fullmatch(self.text, payload.decode(errors="replace")):
-            return False
-        return not self.fields or _has_all(payload, self.fields)
 
 
 @dataclass(frozen=True)

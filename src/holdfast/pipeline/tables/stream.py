@@ -264,7 +264,8 @@ def read_edge(
     """Reads one message of an edge node. Raises DecodeError."""
     levels = topic.split("/")
     if len(levels) == 3 and levels[1] == "STATE":
-        return [Emission(f"STATE/{levels[2]}", _host_state(payload))], NOWHERE
+        state_of_host = decode_status(payload, Fields(time=("timestamp",), sent=("timestamp",)))
+        return [Emission(f"STATE/{levels[2]}", state_of_host)], NOWHERE
     if len(levels) < 4 or len(levels) > 5 or levels[2] not in _TYPES | _COMMANDS:
         raise DecodeError("no topic of Sparkplug B: spBv1.0/group/type/edge node[/device]")
     kind, node = levels[2], f"{levels[1]}/{levels[3]}"
@@ -299,10 +300,6 @@ def edge_device(topic: str) -> str | None:
     if len(levels) not in (4, 5) or levels[2] not in _TYPES:
         return None
     return "/".join([levels[1], *levels[3:]])
-
-
-def _host_state(payload: bytes) -> Decoded:
-    return decode_status(payload, Fields(time=("timestamp",), sent=("timestamp",)))
 
 
 def _continue_number(state: StreamState, kind: str, found: Payload, at: At) -> StreamPosition:
