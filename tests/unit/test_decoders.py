@@ -454,3 +454,13 @@ def test_csv_lines_of_several_devices_are_not_mixed() -> None:
         "line 4: no device: dev is None"
     )
     assert found.times == [None, None]
+
+
+@pytest.mark.parametrize("text", [rb'{"s":"\ud800"}', rb'["\udc00x"]', rb'{"\ud83dx":1}'])
+def test_half_of_a_surrogate_pair_is_told(text: bytes) -> None:
+    with pytest.raises(DecodeError, match="no JSON: a text has half of a surrogate pair"):
+        decode_json(text, NONE)
+    with pytest.raises(DecodeError, match=r"truncated|malformed"):
+        decode_json(text[:-1], NONE)
+    with pytest.raises(DecodeError, match="no JSON: JSON is malformed"):
+        decode_json(text.decode().encode("utf-16-le"), NONE)

@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -164,8 +165,11 @@ def parse_json(payload: bytes) -> Any:
             return _with_no_numbers(payload)  # Python's json writes them by default
         if not payload.strip():
             raise DecodeError("only white space") from None
-        utf8(payload)
-        raise DecodeError(f"no JSON: {error}") from None
+        text, why = utf8(payload), str(error)
+        with suppress(ValueError, RecursionError):
+            json.loads(text)  # this library accepts what no table can store
+            why = "a text has half of a surrogate pair, such as \\ud800"
+        raise DecodeError(f"no JSON: {why}") from None
 
 
 def _with_no_numbers(payload: bytes) -> Any:
