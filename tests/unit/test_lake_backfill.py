@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -91,7 +92,8 @@ def site(
         yield Site(tmp_path, spark, str(tmp_path))
         return
     with small_s3(monkeypatch):
-        yield Site(tmp_path, spark, f"s3://{BUCKET}")
+        # The locks of this machine know a lake by its name: not that of another worker's test.
+        yield Site(tmp_path, spark, f"s3://{BUCKET}/{os.getpid()}")
 
 
 def quarantine(lake: Lake) -> dict[str, int]:
