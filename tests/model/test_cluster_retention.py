@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.node.state.transfer import Transfer
+from tests.sim.casts import LOG
 from tests.sim.faults import KILL, PAUSE, POWER, WIPE
 from tests.sim.plans import settings_for
 from tests.sim.world import World
@@ -29,6 +30,45 @@ def test_images_of_a_lost_disk_come_back(seed: int) -> None:
     except Exception as error:
         trace = "\n".join(world.schedule.trace)
         raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_gateway_that_was_away_gets_the_state(seed: int) -> None:
+    """Its mark is below the start of the leaders' logs when it is back."""
+    settings = replace(
+        settings_for(seed, 3, (), duration_s=4.0, casts=(LOG,), gateways=1),
+        snapshot_s=0.3,
+        segment_bytes=2048,
+        retention_bytes=2048,
+        loses_one=False,
+    )
+    world = World(seed, settings)
+    network, nodes = world.network, ("n1", "n2", "n3")
+    begun: list[int] = []
+
+    def cut() -> None:
+        process = world.hosts["g1"].process
+        assert process is not None
+        effects = process.cluster_node.effects
+        restart = effects.restart
+
+        def note(partition: int, offset: int) -> None:
+            begun.append(partition)
+            restart(partition, offset)
+
+        process.cluster_node.feeds.receiver.on_begins = note
+        for node in nodes:
+            network.cut("g1", node)
+            network.cut(node, "g1")
+
+    world.schedule.after(1.5, cut)
+    world.schedule.after(3.5, network.heal)
+    try:
+        world.run()
+    except Exception as error:
+        trace = "\n".join(world.schedule.trace)
+        raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+    assert begun
 
 
 def test_a_log_that_begins_later_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:

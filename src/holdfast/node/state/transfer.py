@@ -149,6 +149,8 @@ class Transfer:
         elif partition not in self.missing:
             self._received(partition)
         self._state.delivered[partition] = offset
+        if not self._context.is_stored(partition):
+            self._context.journal.place(partition, offset)
 
     def abandon(self, partition: int) -> None:
         """Stops waiting for the state of the partition: no node has it."""
