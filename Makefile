@@ -32,7 +32,7 @@ INTERPRETED := model/test_*planted* model/test_cluster_retention* model/test_clu
   unit/test_cluster_refusals* unit/test_cluster_slices* unit/test_config* unit/test_console_files* \
   unit/test_decoders* unit/test_deploy* unit/test_device_payloads* unit/test_dispensable* \
   unit/test_documents* unit/test_edge_broker.py unit/test_edge_mqtt* unit/test_examples_typed* \
-  unit/test_experiment_* unit/test_federation* unit/test_federator.py unit/test_federator_[!l]* \
+  unit/test_experiment_* unit/test_federation* unit/test_federator.py unit/test_federator_[!l]* unit/test_feeds* \
   unit/test_imports* unit/test_jobs* unit/test_kept_lakes* unit/test_lake_* unit/test_lease* \
   unit/test_limits_documented* unit/test_meta* unit/test_node_refusals* unit/test_paid_records* \
   unit/test_paper* unit/test_pipeline_* unit/test_pubqueue* unit/test_raft* \
