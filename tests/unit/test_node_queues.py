@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.node.config import NodeConfig
 from holdfast.node.connections.input import mount_filters
-from holdfast.node.groups.queue_changes import delete_queue
+from holdfast.node.groups.queue_changes import create_queue, delete_queue
 from holdfast.node.state.retention_pins import pins_of
 from holdfast.protocol.mqtt import packets as m
 from holdfast.security.acl import AclFile
@@ -288,3 +288,44 @@ def test_a_subscribe_begins_each_of_its_queues_once() -> None:
     for filters in (["$queue/a"] * 5000, [f"$queue/{number}" for number in range(2500)]):
         reader.send(m.Subscribe(1, [m.SubscriptionRequest(each, 1) for each in filters], {}))
     assert list(bench.recorded().queues) == ["$share/$queue/a"]
+
+
+@pytest.mark.parametrize("crashes", ["before", "after"])
+def test_a_crash_after_a_deletion_brings_no_old_message_back(
+    bench: NodeBench, crashes: str
+) -> None:
+    """The log has the end of the queue, and not yet the one of its group, and perhaps the beginning
+    of the next queue."""
+    publisher = bench.connect("p")
+    reader = bench.connect("r")
+    subscribe(reader, "$queue/a/#")
+    publish(bench, publisher, "a/1", "1")
+    assert drain(reader) == ["1"]
+    bench.advance(10)
+    reader.send(m.Disconnect(0, {}))
+    reader.lose()
+    publish(bench, publisher, "a/1", "old")
+    bench.advance(10)
+    bench.auto_commit = False
+    delete_queue(bench.node.state, KEY, lambda text: None)
+    bench.commit()
+    assert KEY not in bench.recorded().queues
+    if crashes == "after":
+        create_queue(bench.node.state, reader.connection, KEY, bench.journal.high_watermark, "r")
+        bench.take()
+    bench.crash(keep_uncommitted=crashes == "after")
+    assert (KEY in bench.recorded().queues) == (crashes == "after")
+    bench.auto_commit = True
+    reader = bench.connect("r")
+    subscribe(reader, "$queue/a/#")
+    bench.advance(10)
+    assert drain(reader) == []
+    publish(bench, bench.connect("p"), "a/1", "new")
+    assert drain(reader) == ["new"]
+    reader.lose()
+    publish(bench, bench.connect("p"), "a/1", "newer")
+    bench.crash()
+    reader = bench.connect("r")
+    subscribe(reader, "$queue/a/#")
+    bench.advance(1)
+    assert drain(reader) == ["newer"]

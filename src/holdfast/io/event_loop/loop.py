@@ -117,7 +117,8 @@ class Collector:
             began_s = time.thread_time()
             gc.collect(generation)
             took_s = time.thread_time() - began_s
-            self._object_s = max(OBJECT_S, took_s / max(1000, count))
+            speed_s = took_s / max(1000, count)
+            self._object_s = max(OBJECT_S, speed_s, 0.9 * self._object_s)
         return count
 
 

@@ -147,7 +147,13 @@ class Coordinator:
             self._unopened[coordination] = None
             return
         elif is_certain or not home.is_certain:
-            coordination.open(logged.positions.get(coordination.key), logged)
+            positions = logged.positions.get(coordination.key)
+            if positions is not None:
+                # Positions below the start of the queue are those of an earlier one.
+                positions = list(
+                    map(max, positions, logged.queue_start(coordination.key, positions))
+                )
+            coordination.open(positions, logged)
             coordination.is_certain = is_certain
         else:
             return
@@ -397,12 +403,16 @@ class Coordinator:
             return False
         if not self.homes.all_reported(home) or self._may_have_older_members(home, coordination):
             return False
-        self.homes.remove(home, key)
+        self._end(coordination)
+        return True
+
+    def _end(self, coordination: Coordination) -> None:
+        home = self.homes.led[coordination.home]
+        self.homes.remove(home, coordination.key)
         self._forget(coordination)
         if coordination.logged is not None:
-            home.ended.add(key)
+            home.ended.add(coordination.key)
             self._progress.log_end(coordination)
-        return True
 
     def _may_have_older_members(self, home: Home, coordination: Coordination) -> bool:
         """True if the group may have a durable member without a member record.
@@ -419,10 +429,23 @@ class Coordinator:
 
     def queue_changed(self, key: str) -> None:
         """Lets a group whose queue has ended end in this turn. Counter-example of an end that waits
-        for `tidy`: the queue begins again before, and goes on at its old position."""
+        for `tidy`: the queue begins again before, and goes on at its old position.
+
+        A queue that begins ends the group of an earlier one, unless that has members. It is there
+        after a crash between the records of both ends.
+        """
         coordination = self.homes.find(key)
-        if coordination is not None and key not in self._replicated.state.queues:
+        if coordination is None:
+            return
+        is_kept = key in self._replicated.state.queues
+        is_new = is_kept and not coordination.is_kept
+        coordination.is_kept = is_kept
+        if not is_kept:
             self._dirty[coordination] = None
+        elif is_new and key not in self._replicated.group_members.recorded:
+            holders = coordination.holders
+            if not (coordination.weights.member_count() or holders.assigned or holders.doubtful):
+                self._end(coordination)
 
     # Progress
 

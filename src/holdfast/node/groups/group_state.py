@@ -67,6 +67,8 @@ class Coordination:
         self.cursor.coordination = self
         self.cursor.tailing = False
         self.is_open = False
+        # Whether it is the group of a queue that has not been deleted.
+        self.is_kept = False
         # False while sessions may have kept QoS 2 records that the log here does not show.
         self.is_certain = False
         # QoS 2 records that wait until that is certain.
