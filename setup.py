@@ -188,6 +188,7 @@ HOT = [
     "node/part_effects.py",
     "node/position_reports.py",
     "node/runtime/fitness.py",
+    "node/runtime/node_links.py",
     "node/runtime/runtime.py",
     "node/reads/read_index.py",
     "node/broker_port.py",

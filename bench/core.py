@@ -32,7 +32,7 @@ from holdfast.node.effects import Effect, ReadLog, ResumeInput
 from holdfast.node.failure.detector import DetectorConfig
 from holdfast.node.failure.health import Presence
 from holdfast.node.features import RECORD_FEATURES
-from holdfast.node.metadata.model import DATA, NodeInfo
+from holdfast.node.metadata.model import NodeInfo
 from holdfast.node.metadata.store import MetaStore
 from holdfast.node.node import Node
 from holdfast.node.ownership import releases
@@ -50,6 +50,7 @@ from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish
+from holdfast.security.peer_identity import PeerIdentity
 
 PARTITIONS: Final = 16
 MESSAGES: Final = 20
@@ -170,6 +171,9 @@ class Machine:
         the cluster."""
         node, core, name = self.node, self.core, self.name
         features = ",".join((*RECORD_FEATURES, releases.FEATURE))
+        self.identity = PeerIdentity(
+            name, name, peer_address=f"{name}:1", client_address=f"{name}:2", features=features
+        )
         self.presence = Presence(name, f"{name}:1", f"{name}:2", "", features)
         meta = MetaStore(name, name, RaftState(), nonce=name, random=lambda: 0.5, now=core.now)
         cluster_node = ClusterNode(
@@ -194,7 +198,7 @@ class Machine:
 
     def connect_to(self, other: "Machine") -> None:
         """Handle the link to another node."""
-        self.runtime.link_up(other.name, other.presence, DATA)
+        self.runtime.links.link_up(other.identity)
 
     # The ports
 
@@ -247,7 +251,7 @@ class Machine:
             runtime.group_written(group)
         for _ in range(len(self.frames)):
             name, kind, data = self.frames.popleft()
-            runtime.handle_frame(name, kind, data, self.core.now)
+            runtime.links.handle_frame(name, kind, data, self.core.now)
         while self.raft_writes:
             self.raft_writes -= 1
             runtime.raft_written()
@@ -289,6 +293,12 @@ class _Links:
         core.frame_bytes += len(data)
         core.machine(node_id).frames.append((self._machine.name, kind, data))
         return True
+
+    def pending_bytes(self, node_id: str) -> int:
+        return 0
+
+    def close(self, node_id: str, text: str) -> None:
+        """No link is closed."""
 
     def flush(self) -> None:
         """Everything has left already."""

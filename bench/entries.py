@@ -25,6 +25,7 @@ from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.own_reports import OWNED_MAX
 from holdfast.node.routing.interest_frames import Interest
 from holdfast.node.routing.qos0_routing import ANNOUNCED_MAX
+from holdfast.node.runtime.node_links import NodeLinks
 from holdfast.node.runtime.runtime import Runtime
 from holdfast.node.session.connection import OPENING, Connection
 from holdfast.node.session.listener_rules import ListenerRules
@@ -49,22 +50,31 @@ KINDS: Final = {
 CALLED_BY_CORE: Final = frozenset(
     {
         "accept_publishes",
+        "drain",
         "recorded_state",
         "refuse_publishes",
+        "review",
+        "send",
+        "step",
         "waits_s",
         "when_written",
         "write_journal",
         "writer_full",
     }
 )
-"""The methods of the runtime that another entry calls, or that only return a value."""
+"""The methods of the runtime and of its links that another entry calls, or that only return a
+value."""
 
 
 def entries() -> set[str]:
     """Every entry of the core: each method of the runtime, and each frame."""
-    methods = {name for name in dir(Runtime) if not name.startswith("_")}
-    found = {name for name in methods if callable(getattr(Runtime, name))}
-    called = {f"runtime.{name}" for name in found - CALLED_BY_CORE - {"handle_frame"}}
+    called = {
+        f"{part}.{name}"
+        for part, owner in (("runtime", Runtime), ("links", NodeLinks))
+        for name in dir(owner)
+        if not name.startswith("_") and callable(getattr(owner, name))
+        if name not in CALLED_BY_CORE | {"handle_frame"}
+    }
     return called | {f"frame {kind}" for kind in KINDS.values()}
 
 
@@ -127,6 +137,8 @@ class Measured:
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self._measured, name)
+        if isinstance(found, NodeLinks):
+            return Measured(found, "links", self._clock)
         if not callable(found) or isinstance(found, type):
             return found
 
@@ -267,7 +279,7 @@ class Site:
             self.schedule.run(0.1)
 
     def frame(self, node: str, kind: int, payload: bytes) -> None:
-        self.runtime.handle_frame(node, kind, payload, self.world.hosts["n1"].clock())
+        self.runtime.links.handle_frame(node, kind, payload, self.world.hosts["n1"].clock())
 
     def play(self, name: str, scenario: Callable[["Site"], None]) -> Row:
         self.clock.begin()
@@ -454,7 +466,7 @@ def fill_disk(site: Site) -> None:
 
 
 def refused_link(site: Site) -> None:
-    site.runtime.link_refused("n2")
+    site.runtime.links.link_refused("n2")
 
 
 def publish_sys(site: Site) -> None:

@@ -18,17 +18,15 @@ from holdfast.io.disk import older_copy
 from holdfast.log.journal.recovery import OpenedJournal
 from holdfast.node.delivery.log_replay import message_of
 from holdfast.node.failure.cluster_clock import ClusterClock
+from holdfast.node.failure.detector import Detector
 from holdfast.node.groups import group_state
 from holdfast.node.groups.coordinator import Coordinator
 from holdfast.node.groups.group_state import Coordination
 from holdfast.node.groups.groups import Groups
 from holdfast.node.groups.homes import Home, LedHomes
-from holdfast.node.metadata.model import PartitionInfo
 from holdfast.node.ownership.closings import Closings
 from holdfast.node.ownership.epochs import EpochReservations
 from holdfast.node.ownership.lease import FOREVER, OwnershipLease
-from holdfast.node.placement import controller
-from holdfast.node.placement.planning import NodeConditions
 from holdfast.node.position_reports import PositionReports
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.producers import ProducerTable
@@ -36,6 +34,8 @@ from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.replicate.disk_position import DiskPosition
 from holdfast.node.routing.peer_filters import PeerFilters
 from holdfast.node.routing.qos0_routing import Qos0Routing
+from holdfast.node.runtime import relayed_links
+from holdfast.node.runtime.relayed_links import RelayedLinks
 from holdfast.node.session.message import Message
 from holdfast.node.state.group_members import GroupMembers
 from holdfast.node.state.groups import GroupPositions
@@ -57,6 +57,7 @@ from tests.unit import test_cluster_lost_link as lost_link
 from tests.unit import test_cluster_many_sessions as many_sessions
 from tests.unit import test_cluster_peer_filters as peer_filters
 from tests.unit import test_cluster_position_reports as position_reports
+from tests.unit import test_relayed_links
 
 MANY = 1 << 30
 
@@ -160,14 +161,23 @@ def finished_offsets_are_forgotten() -> AbstractContextManager[object]:
     return patch.object(FinishedOffsets, "add", add_some)
 
 
-def a_leader_keeps_what_it_cannot_commit() -> AbstractContextManager[object]:
-    """Though a replica in sync does not hear it, and another node hears both."""
-    relieved = controller.relieved
+def a_node_asks_nobody_for_a_way() -> AbstractContextManager[object]:
+    """Though another node hears the silent one."""
+    return patch.object(Detector, "unheard", lambda detector, now: {})
 
-    def relieve_the_retiring(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
-        return relieved(info, standing) if info.leader in standing.retiring else info
 
-    return patch.object(controller, "relieved", relieve_the_retiring)
+def an_end_takes_frames_of_an_earlier_link() -> AbstractContextManager[object]:
+    handle = RelayedLinks._handle
+
+    def handle_any(
+        links: RelayedLinks, through: str, kind: int, epoch: int, peer: str, *rest: object
+    ) -> None:
+        link = links.links.get(peer)
+        if link is not None and kind == relayed_links.DATA:
+            through, epoch = link.through, link.epoch
+        handle(links, through, kind, epoch, peer, *rest)  # type: ignore[arg-type]
+
+    return patch.object(RelayedLinks, "_handle", handle_any)
 
 
 def a_lost_node_keeps_what_it_had() -> AbstractContextManager[object]:
@@ -338,9 +348,13 @@ def patching(test: Callable[..., None], **arguments: object) -> Callable[[], Non
 
 
 PLANTED: dict[str, tuple[Plant, Callable[[], object]]] = {
-    "a leader keeps what it cannot commit": (
-        a_leader_keeps_what_it_cannot_commit,
+    "a node asks nobody for a way": (
+        a_node_asks_nobody_for_a_way,
         partial(lost_link.test_every_partition_acknowledges_through_every_node, "ab", False),
+    ),
+    "an end takes frames of an earlier link": (
+        an_end_takes_frames_of_an_earlier_link,
+        test_relayed_links.test_frames_through_an_earlier_relay_are_dropped,
     ),
     "a group ends by what is applied": (
         a_group_ends_by_what_is_applied,

@@ -46,7 +46,8 @@ LEAVE: Final = "leave"
 DAMAGE: Final = "damage"
 """A byte of a log changes, unnoticed until it is read."""
 SEVER: Final = "sever"
-"""One link between two nodes, both directions, from the first fault to the end of all faults."""
+"""One link between two nodes, two of five, both directions, from the first fault to the end of all
+faults."""
 LAG: Final = "lag"
 """One node does not follow one partition from the first fault to the end of all faults."""
 LASTING: Final = (SEVER, LAG)
@@ -276,11 +277,15 @@ class Faults:
         self._for_a_while()
 
     def _sever(self) -> None:
-        first, second = self._chance.sample(list(self._world.hosts), 2)
-        self._world.schedule.note("faults", f"{first} - {second} is severed")
-        for source, target in ((first, second), (second, first)):
-            self._world.network.cut(source, target)
-            self._world.network.severed.add((source, target))
+        pairs = [tuple(self._chance.sample(list(self._world.hosts), 2))]
+        # Each pair of five nodes has a third node that hears both, whichever two links are lost.
+        chance = self._world.schedule.chance("second link")
+        pairs += [tuple(chance.sample(list(self._world.hosts), 2))] * (len(self._world.hosts) > 4)
+        for first, second in pairs:
+            self._world.schedule.note("faults", f"{first} - {second} is severed")
+            for source, target in ((first, second), (second, first)):
+                self._world.network.cut(source, target)
+                self._world.network.severed.add((source, target))
 
     def _lag(self) -> None:
         self._laggard = self._chance.choice(self._world.data_hosts)

@@ -8,6 +8,7 @@ from holdfast.io.disk.journal_writer import DiskFullError
 from holdfast.log.files.layout import JOURNAL
 from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata
 from tests.sim.disk import Crash, SimDisk
+from tests.sim.links import identity_of
 from tests.sim.mirror import Mirror
 from tests.sim.network import PeerConnection
 from tests.sim.process import Process
@@ -317,7 +318,7 @@ class Host:
         process = self.process
         peer = self.world.hosts[other].process
         if process is not None and peer is not None:
-            process.link_up(connection, other, peer.presence, peer.role)
+            process.link_up(connection, other, identity_of(other, peer))
 
     def link_down(self, connection: PeerConnection, other: str) -> None:
         if self.process is not None:
@@ -329,4 +330,4 @@ class Host:
 
     def refused(self, other: str) -> None:
         if self.process is not None:
-            self.process.runtime.link_refused(other)
+            self.process.runtime.links.link_refused(other)

@@ -21,6 +21,7 @@ def check_invariants(process: "Process", turn: int = 0) -> None:
     try:
         cluster_node.meta._raft.check()
         process.journal.check()
+        process.runtime.links.relayed.check()
         if not process.host.is_witness:
             cluster_node.replication.check()
             cluster_node.applier.check()

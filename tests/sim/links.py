@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.node.replicate.disk_position import Known
+from holdfast.node.runtime.relayed_links import DATA, FORWARDED, HEAD_BYTES
 from holdfast.security.peer_handshake import OLDER_COPY, OLDER_COPY_WAITS
 from holdfast.security.peer_identity import STANDS_APART, PeerIdentity, Refusal
 
@@ -18,6 +19,8 @@ class SimLinks:
 
     def __init__(self, process: "Process") -> None:
         self._process = process
+        self.pending: dict[str, int] = {}
+        """The unsent bytes of links that a test makes busy."""
 
     def send(self, node_id: str, kind: int, payload: bytes | Sequence[bytes]) -> bool:
         link = self._process.links.get(node_id)
@@ -29,6 +32,13 @@ class SimLinks:
 
     def flush(self) -> None:
         """Everything has left already."""
+
+    def pending_bytes(self, node_id: str) -> int:
+        return self.pending.get(node_id, 0)
+
+    def close(self, node_id: str, text: str) -> None:
+        if node_id in self._process.links:
+            self._process.close(node_id)
 
     def review(self) -> None:
         hosts = self._process.host.world.hosts
@@ -65,12 +75,25 @@ class SimLinks:
         peer = other.process
         if peer is None:
             return None
-        identity = PeerIdentity(
-            other.name,
-            peer.cores.incarnation,
-            role=other.role,
-            process=str(peer.number),
-            features=f"{peer.presence.features}{f',{STANDS_APART}' * peer.is_isolated}",
-            disk=peer.peers.own_disk(),
-        )
-        return self._process.peers.objection(identity, known)
+        return self._process.peers.objection(identity_of(other.name, peer), known)
+
+
+def relayed_kind(data: bytes) -> int:
+    """The kind of the frame in a RELAYED of the link's end; 0: it contains none."""
+    is_data = data[:1] == bytes([DATA | FORWARDED])
+    return data[HEAD_BYTES + data[HEAD_BYTES - 1]] if is_data else 0
+
+
+def identity_of(name: str, process: "Process") -> PeerIdentity:
+    """The description of a node in the handshake."""
+    presence = process.presence
+    return PeerIdentity(
+        name,
+        process.cores.incarnation,
+        role=process.role,
+        peer_address=presence.peer_address,
+        client_address=presence.client_address,
+        process=str(process.number),
+        features=f"{presence.features}{f',{STANDS_APART}' * process.is_isolated}",
+        disk=process.peers.own_disk(),
+    )

@@ -9,16 +9,16 @@ from holdfast.log.journal.group_commit_delay import JournalWaits
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.scan import Damage
 from holdfast.node.effects import Note
-from holdfast.node.failure.health import Presence
-from holdfast.node.frame_kinds import IMAGE, BadFrame
+from holdfast.node.frame_kinds import IMAGE, RELAYED, BadFrame
 from holdfast.node.metadata.model import DATA, ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.runtime.peer_check import PeerCheck
 from holdfast.node.runtime.ports import RuntimePorts
 from holdfast.node.runtime.replacement import Replacement
 from holdfast.node.runtime.runtime import Runtime
+from holdfast.security.peer_identity import PeerIdentity
 from tests.sim.cores import Cores
-from tests.sim.links import SimLinks
+from tests.sim.links import SimLinks, relayed_kind
 from tests.sim.loop import EventLoop
 from tests.sim.network import PeerConnection
 from tests.sim.reads import SimReads
@@ -109,6 +109,8 @@ class Process(EventLoop):
 
     def noted(self, note: Note) -> None:
         self.host.world.checks.noted(self, note)
+        if note.event == "relayed_link_ended" and "cannot be read" in str(note.fields["text"]):
+            self.host.world.checks.fail(f"{self.host.name} {note.fields}")
 
     def write_watermarks(self, watermarks: Checkpoint) -> None:
         """By the thread that writes the journal."""
@@ -119,29 +121,27 @@ class Process(EventLoop):
 
     # The links
 
-    def link_up(
-        self, connection: PeerConnection, other: str, presence: Presence, role: str
-    ) -> None:
+    def link_up(self, connection: PeerConnection, other: str, identity: PeerIdentity) -> None:
         if other in self.links:
             self.close(other)
         self.links[other] = connection
         self.schedule.note(self.host.name, f"connected to {other}")
-        self.runtime.link_up(other, presence, role)
+        self.runtime.links.link_up(identity)
 
     def link_down(self, connection: PeerConnection, other: str) -> None:
         del self.links[other]
         self.schedule.note(self.host.name, f"lost {other}")
-        self.runtime.link_down(other)
+        self.runtime.links.link_down(other)
         if any(node == other for node, _, _ in self.cluster_node.context.outgoing):
             # They would leave on the next link, whose other end may be another process.
             checks = self.host.world.checks
             checks.fail(f"{self.host.name} keeps frames of a lost link to {other}")
 
     def frame(self, connection: PeerConnection, other: str, kind: int, data: bytes) -> None:
-        if kind == IMAGE:
+        if kind == IMAGE or (kind == RELAYED and relayed_kind(data) == IMAGE):
             self.host.world.images_watch.begin(self)
         try:
-            self.runtime.handle_frame(other, kind, data, self.host.clock())
+            self.runtime.links.handle_frame(other, kind, data, self.host.clock())
         except BadFrame as error:
             self.host.world.checks.fail(f"{self.host.name} got a bad frame of {other}: {error}")
 

@@ -191,11 +191,11 @@ class World:
         self.schedule.note("world", "done")
 
     def _calm(self) -> None:
-        """While one fault lasts, and all else is well, everything published is acknowledged.
+        """While faults last, and all else is well, everything published is acknowledged.
 
-        Two may leave a leader without followers: it does not hear one, and the other lags. Of two
-        nodes with data, one that lags leaves one replica, and the lost link of two nodes leaves no
-        majority. What is published meanwhile waits then, and a client may wait for its session.
+        Of two nodes with data, one that lags leaves one replica, and the lost link of two nodes
+        leaves no majority. What is published meanwhile waits then, and a client may wait for its
+        session.
         """
         settings = self.settings
         lasting = {SEVER, LAG} & {*settings.faults}
@@ -211,7 +211,7 @@ class World:
 
         follow = len(self.data_hosts) - (LAG in lasting)
         is_split = SEVER in lasting and len(self.hosts) == 2
-        if len(lasting) == 1 and follow >= settings.min_insync and not is_split:
+        if follow >= settings.min_insync and not is_split:
             self._wait(GOES_ON_S, unsettled, "not settled while a fault lasts")
         else:
             self.schedule.run(GOES_ON_S)

@@ -41,11 +41,13 @@ from holdfast.node.routing.interest_frames import (
     Interest,
     InterestAck,
 )
+from holdfast.node.runtime import relayed_links
+from holdfast.node.runtime.relayed_links import decode_relayed, encode_relayed
 from holdfast.node.session.message import Message
 from holdfast.node.state import transfer
 from holdfast.node.state.session_records import SessionEntry, WillEntry
 from holdfast.security import peer_handshake as handshake
-from holdfast.security.peer_identity import PeerIdentity
+from holdfast.security.peer_identity import PeerIdentity, encode_identity
 from tests.support.format_samples import (
     ENTRIES,
     NUMBERS,
@@ -134,6 +136,17 @@ def _nodes() -> Iterator[Sample]:
     answers = msgspec.json.Decoder(questions.PeerAnswer)
     data = msgspec.json.encode(answer)
     yield _frame("ANSWER", "all", _told(answer), data, lambda d: _told(answers.decode(d)))
+    forwarded = relayed_links.FORWARDED
+    for name, kind, body in (
+        ("open", relayed_links.OPEN, b""),
+        ("accept", relayed_links.ACCEPT, b"1.2.3"),
+        ("confirm", relayed_links.CONFIRM | forwarded, encode_identity(PeerIdentity("n1", "i1"))),
+        ("data", relayed_links.DATA | forwarded, bytes((kinds.COMMIT, 1)) + b"piece"),
+        ("credit", relayed_links.CREDIT, b"\0\x08\0\0"),
+        ("close", relayed_links.CLOSE, b""),
+    ):
+        relayed = (kind, (1 << 40) + 1, "n3", body)
+        yield _frame("RELAYED", name, relayed, encode_relayed(*relayed), decode_relayed)
     interest = Interest(1, True, ["a/ä"], ["b"])
     data = msgspec.json.encode(interest)
     yield _frame("INTEREST", "all", interest, data, INTEREST_DECODER.decode)

@@ -191,6 +191,8 @@ def test_metrics() -> None:
         leaderless=2,
         moving=1,
         peers={"n2": True, "n3": False},
+        relayed={"n2"},
+        relayed_bytes=5,
         lag_records={"n2": 12},
         failovers=3,
         forwarded_publishes=77,
@@ -221,6 +223,9 @@ def test_metrics() -> None:
         ("holdfast_publish_forwarded_total", "n1"): 77,
         ("holdfast_peer_connected", "n1", "n2"): 1,
         ("holdfast_peer_connected", "n1", "n3"): 0,
+        ("holdfast_peer_relayed", "n1", "n2"): 1,
+        ("holdfast_peer_relayed", "n1", "n3"): 0,
+        ("holdfast_peer_bytes_relayed_total", "n1"): 5,
         ("holdfast_replication_lag_records", "n1", "n2"): 12,
     }
 

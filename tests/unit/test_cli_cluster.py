@@ -144,6 +144,18 @@ def test_verdicts_about_nodes(cluster: FakeCluster, cli: Cli) -> None:
     assert cli.lines[0] == "degraded: n2 is down; n1 has no link to n3"
 
 
+def test_a_link_through_another_node_is_no_defect(cluster: FakeCluster, cli: Cli) -> None:
+    cluster.nodes[2]["through"] = "n2"
+    assert cli("status") == 0
+    assert cli.lines[0].endswith("all with 3 in sync, n1 reaches n3 through n2")
+    assert cli.lines[5].split()[:8] == ["n3", "up", "data", "yes", "through", "n2", "-", "2"]
+    before = msgspec.convert(cluster.status(), ClusterStatus)
+    cluster.nodes[2]["through"] = ""
+    now = msgspec.convert(cluster.status(), ClusterStatus)
+    assert changes(before, now) == ["link to n3 no longer through another node"]
+    assert changes(now, before) == ["link to n3 through n2"]
+
+
 def test_moving_and_draining_are_no_defect(cluster: FakeCluster, cli: Cli) -> None:
     cluster.fields["moving"] = 3
     cluster.nodes[2]["state"] = "draining"

@@ -11,7 +11,6 @@ from holdfast.log import record as log_record
 from holdfast.log.journal.group_commit_delay import CommitPace
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.record import Record
-from holdfast.node.failure.health import Presence
 from holdfast.node.metadata.model import WITNESS
 from holdfast.node.ownership.acquisition import WAKES_MAX
 from holdfast.node.publish.admission import REPEATED
@@ -22,6 +21,7 @@ from holdfast.node.session.connection import CLOSED, OPEN, OPENING
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish
+from holdfast.security.peer_identity import PeerIdentity
 from tests.transcripts.stage import ONE, THREE, Setup, Stage
 
 
@@ -30,6 +30,12 @@ class Links:
 
     def send(self, node_id: str, kind: int, payload: object) -> bool:
         return True
+
+    def pending_bytes(self, node_id: str) -> int:
+        return 0
+
+    def close(self, node_id: str, text: str) -> None:
+        """No link is closed."""
 
     def flush(self) -> None:
         """Nothing is queued."""
@@ -47,7 +53,7 @@ class Held:
     def __init__(self, row: Row) -> None:
         self.core = Core(row, "one")
         self.machine = self.core.machines[0]
-        self.node._links = Links()
+        self.node._links = self.node.links._links = Links()
         self.expected = 0
         self.group = self._publish()
         self.machine.disk.group = None
@@ -78,7 +84,7 @@ class Held:
 
     def meet(self) -> None:
         """Connect a second node, which sends nothing."""
-        self.node.link_up("n2", Presence("n2", "n2:1", "n2:2", ""), WITNESS)
+        self.node.links.link_up(PeerIdentity("n2", "n2", role=WITNESS))
 
     def is_answered(self) -> bool:
         connections = [each.connection for each in self.core.publishers]

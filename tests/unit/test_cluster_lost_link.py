@@ -1,16 +1,17 @@
-"""A link between two nodes that is lost for good, while both hear the third.
+"""Links between two nodes that are lost for good, while a third node hears both.
 
-Every partition acknowledges through every node while the link is down. The link may be the one
-between the Raft leader and the leader of a partition, which would otherwise wait for each other.
+Every partition acknowledges through every node while they are down. One may be the link between the
+Raft leader and the leader of a partition, which would otherwise wait for each other.
 """
 
 import itertools
+import random
 from itertools import combinations
 
 import pytest
 
 from holdfast.log.partition import partition_of
-from holdfast.node.metadata.model import PartitionInfo
+from holdfast.node.metadata.model import NodeInfo, NodePhase, PartitionInfo
 from holdfast.protocol.mqtt import packets as m
 from tests.sim.checks import Message
 from tests.unit.test_rights_cluster import Peer, Stage
@@ -108,12 +109,77 @@ def test_every_partition_acknowledges_through_every_node(pair: str, one_way: boo
 def test_five_nodes_go_on_without_a_link(pair: tuple[str, str]) -> None:
     """Each node still hears three of the four others."""
     stage = voting_stage(5)
-    first, second = (stage.names[each] for each in pair)
-    stage.world.network.cut(first, second)
-    stage.world.network.cut(second, first)
+    cut(stage, pair)
     acknowledge_all(stage, 1)
     stage.run(20.0)
     acknowledge_all(stage, 2)
+
+
+@pytest.mark.parametrize("first", list(combinations("abcde", 2)))
+def test_five_nodes_go_on_without_two_links(first: tuple[str, str]) -> None:
+    """With each later link, so that the ten tests have all 45 pairs."""
+    links = list(combinations("abcde", 2))
+    stage = voting_stage(5)
+    for number, second in enumerate(links[links.index(first) + 1 :]):
+        for link in (first, second):
+            cut(stage, link)
+        acknowledge_all(stage, number)
+        heal(stage)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_graph_with_a_third_node_for_each_pair(seed: int) -> None:
+    """As many links are lost as there may be, so that most nodes have two that are left."""
+    stage = voting_stage(5)
+    chance = random.Random(seed)
+    links = set(combinations("abcde", 2))
+    for link in chance.sample(sorted(links), len(links)):
+        if all(reaches(links - {link}, *pair) for pair in combinations("abcde", 2)):
+            links.remove(link)
+            cut(stage, link)
+    assert len(links) < 8
+    acknowledge_all(stage, 1)
+    stage.run(20.0)
+    acknowledge_all(stage, 2)
+    assert not any(info.state == NodePhase.DOWN for info in nodes(stage))
+    heal(stage)
+
+
+def reaches(links: set[tuple[str, str]], first: str, second: str) -> bool:
+    """Directly, or through one node."""
+    both = links | {(b, a) for a, b in links}
+    return (first, second) in both or any(
+        (first, each) in both and (each, second) in both for each in "abcde"
+    )
+
+
+def cut(stage: Stage, link: tuple[str, str]) -> None:
+    first, second = (stage.names[each] for each in link)
+    stage.world.network.cut(first, second)
+    stage.world.network.cut(second, first)
+
+
+def heal(stage: Stage) -> None:
+    """And wait until each pair has its own link again, and no other."""
+    stage.world.network.heal()
+
+    def is_whole() -> bool:
+        processes = [each.process for each in stage.world.hosts.values()]
+        return all(
+            each is not None
+            and len(each.links) == len(processes) - 1
+            and not each.runtime.links.relayed.links
+            and not each.runtime.links.relayed.relayed_pairs
+            for each in processes
+        )
+
+    stage.until(is_whole)
+
+
+def nodes(stage: Stage) -> list[NodeInfo]:
+    metadata = stage.world.newest_metadata()
+    assert metadata is not None
+    return [*metadata.nodes.values()]
 
 
 def partitions(stage: Stage) -> tuple[PartitionInfo, ...]:

@@ -137,6 +137,9 @@ class Turns:
     def review(self) -> None:
         """There are no links."""
 
+    def pending_bytes(self, node_id: str) -> int:
+        return 0
+
     def append(self, size: int = 10) -> None:
         self.node.state.append(
             Record(0, MESSAGE, flags=1, timestamp_us=1, topic=b"t", payload=bytes(size))

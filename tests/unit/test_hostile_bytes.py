@@ -72,6 +72,7 @@ from holdfast.node.reads.read_barrier import decode_barrier
 from holdfast.node.replicate import codec as partitions
 from holdfast.node.replicate.disk_position import DiskPosition, decode_position, encode_report
 from holdfast.node.replicate.disk_position import decode_report as decode_disk_report
+from holdfast.node.runtime.relayed_links import decode_relayed, encode_relayed
 from holdfast.node.session.audience import decode_audience
 from holdfast.node.session.state import decode_cursor, encode_cursor
 from holdfast.node.state.ban_records import decode_ban
@@ -287,6 +288,12 @@ def table() -> dict[str, Decoder]:
         decode_disk_report,
         bad_frame,
         (encode_report(5, 6, DiskPosition(1, 2, 3)),),
+    )
+    add(
+        "node/runtime/relayed_links.py:decode_relayed",
+        decode_relayed,
+        bad_frame,
+        (encode_relayed(1, 5, "n1", b""), encode_relayed(0x84, 5, "n1", b"\x0a\0x")),
     )
     add("node/publish/forward_frames.py:decode_forward", decode_forward, bad_frame, of_batch)
     add("node/publish/forward_frames.py:decode_result", decode_result, bad_frame, numbers)

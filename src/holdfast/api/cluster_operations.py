@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -67,6 +67,10 @@ class ClusterFigures:
     """Sessions connected to this node."""
     peers: Mapping[str, bool] = field(default_factory=dict)
     """Other nodes of the cluster, and whether there is a link to each."""
+    relayed: Collection[str] = ()
+    """Those whose link goes through another node."""
+    relayed_bytes: int = 0
+    """The bytes that this node has relayed between two others since its start."""
     lag_records: Mapping[str, int] = field(default_factory=dict)
     """Followers, and the records of partitions led here that each has not stored durably yet."""
     failovers: int = 0
@@ -235,8 +239,10 @@ class ClusterOperations:
             assert isinstance(partitions, list)
             assert isinstance(nodes, list)
             skews_s = cluster_node.clock.skews_s()
+            through = self._runtime.links.relayed.through()
             for node in nodes:
                 node["clock_skew_s"] = round(skews_s.get(node["node"], 0.0), 3)
+                node["through"] = through.get(node["node"], "")
             for number, partition in enumerate(partitions):
                 partition["high_watermark"] = cluster_node.context.journal.high_watermark[number]
         return found
@@ -270,6 +276,8 @@ class ClusterOperations:
                 for other in metadata.nodes
                 if other != node
             },
+            self._runtime.links.relayed.links.keys(),
+            self._runtime.links.relayed.relayed_bytes,
             sum_of_lags(cluster_node.replication.lags()),
             cluster_node.failovers,
             cluster_node.admission.refused,

@@ -86,6 +86,10 @@ FEED: Final = 49
 FEED_ACK: Final = 50
 """The bytes of feeds that the sender has applied."""
 
+RELAYED: Final = 56
+"""A frame for a third node, or from one (`runtime.relayed_links`). Only nodes that announce the
+feature receive it."""
+
 
 class BadFrame(Exception):
     """The error of a payload that does not fit its kind. Its text says what is wrong. The link is

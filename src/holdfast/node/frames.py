@@ -12,6 +12,9 @@ from holdfast.node.state.session_records import SessionEntry, WillEntry
 
 FrameT = TypeVar("FrameT", bound=Struct)
 
+FRAME_BYTES_MAX: Final = 268_435_460 + (1 << 20)
+"""The most bytes of any frame's payload: the largest MQTT packet as a record, with its frame."""
+
 
 class LogEndFrame(Struct, frozen=True):
     """LOG_END: the end of the sender's metadata log, as it is on its disk."""

@@ -138,8 +138,6 @@ class MetadataProposer:
         self.is_changed = False
         for command in controller.step(metadata, self._detector.health(now), now):
             self._propose(command, now)
-        if controller.successors:
-            self._meta.transfer_leadership(now, controller.successors)
 
     def timer(self) -> float | None:
         """Returns the time of the controller's next step, or None."""

@@ -192,6 +192,9 @@ LABELLED_GAUGES: Final = {
         GAUGE, ("node", "partition"), "The first offset that is not committed yet."
     ),
     "peer_connected": Declared(GAUGE, ("node", "peer"), "1 while there is a link to the peer."),
+    "peer_relayed": Declared(
+        GAUGE, ("node", "peer"), "1 while the link to the peer goes through another node."
+    ),
     "clock_skew_seconds": Declared(
         GAUGE,
         ("node", "peer"),
@@ -207,6 +210,7 @@ LABELLED_GAUGES: Final = {
 CLUSTER_COUNTERS: Final = _table(COUNTER, "node", {
     "failovers": "Partitions taken over from a leader that was down.",
     "publish_forwarded": "Publishes sent to the node that leads their partition.",
+    "peer_bytes_relayed": "Bytes passed on between two other nodes without a link of their own.",
 })  # fmt: skip
 
 FEDERATION: Final = {

@@ -32,6 +32,7 @@ GAUGES: Final[dict[str, Read]] = {
 COUNTERS: Final[dict[str, Read]] = {
     "failovers": lambda f: f.failovers,
     "publish_forwarded": lambda f: f.forwarded_publishes,
+    "peer_bytes_relayed": lambda f: f.relayed_bytes,
 }
 
 
@@ -63,6 +64,10 @@ class ClusterCollector(Collector):
         for peer, is_connected in figures.peers.items():
             connected.add_metric([node, peer], int(is_connected))
         yield connected
+        relayed = gauge("peer_relayed")
+        for peer in figures.peers:
+            relayed.add_metric([node, peer], int(peer in figures.relayed))
+        yield relayed
         lag = gauge("replication_lag_records")
         for follower, records in figures.lag_records.items():
             lag.add_metric([node, follower], records)

@@ -48,7 +48,7 @@ def _node_row(node: NodeStatus, is_asked: bool) -> dict[str, str]:
         "state": node.state,
         "role": node.role,
         "votes": "yes" if node.voter else "no",
-        "link": "self" if is_asked else "yes" if node.connected else "no",
+        "link": _link(node, is_asked),
         "version": node.program or "-",
         "leaders": str(node.leaders),
         "replicas": str(node.replicas),
@@ -57,6 +57,12 @@ def _node_row(node: NodeStatus, is_asked: bool) -> dict[str, str]:
         "peers": node.peer_address or "-",
         "admin": node.admin_address or "-",
     }
+
+
+def _link(node: NodeStatus, is_asked: bool) -> str:
+    if is_asked:
+        return "self"
+    return f"through {node.through}" if node.through else "yes" if node.connected else "no"
 
 
 def _partition_row(partition: PartitionStatus) -> dict[str, str]:

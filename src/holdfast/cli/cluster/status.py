@@ -34,6 +34,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has reported that it has no room for more of the log."""
     clock_skew_s: float = 0.0
     """The seconds by which its clock is ahead of the cluster clock."""
+    through: str = ""
+    """The node through which the requested node reaches it; "": directly, or not at all."""
     program: str = ""
     """The version of its program; "": it is not connected, or does not announce it."""
     refused: str = ""
@@ -194,13 +196,22 @@ def verdict(status: ClusterStatus) -> ClusterVerdict:
         parts.append(f"all with {fewest} in sync")
     if status.moving:
         parts.append(f"{status.moving} getting new replicas")
-    parts += [f"{node.node} draining" for node in status.nodes if node.state == "draining"]
-    parts += [
+    return ClusterVerdict(HEALTHY, "healthy: " + ", ".join(parts + _remarks(status)))
+
+
+def _remarks(status: ClusterStatus) -> list[str]:
+    """The conditions of nodes that are no defect."""
+    found = [
+        f"{status.node} reaches {node.node} through {node.through}"
+        for node in status.nodes
+        if node.through
+    ]
+    found += [f"{node.node} draining" for node in status.nodes if node.state == "draining"]
+    return found + [
         f"the clock of {node.node} is off by {node.clock_skew_s:+.0f} s"
         for node in status.nodes
         if abs(node.clock_skew_s) > CLOCK_SKEW_S
     ]
-    return ClusterVerdict(HEALTHY, "healthy: " + ", ".join(parts))
 
 
 def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
@@ -232,6 +243,9 @@ def _node_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
         # Links can be compared only if both statuses come from the same node.
         if was.connected != node.connected and before.node == now.node:
             lines.append(f"link to {node.node} {'made' if node.connected else 'lost'}")
+        if was.through != node.through and before.node == now.node:
+            way = f"through {node.through}" if node.through else "no longer through another node"
+            lines.append(f"link to {node.node} {way}")
         if was.voter != node.voter:
             lines.append(f"node {node.node} {'votes' if node.voter else 'votes no more'}")
     return lines + [f"node {node} removed" for node in old]

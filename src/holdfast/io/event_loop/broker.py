@@ -45,8 +45,7 @@ from holdfast.node.effects import (
     ResumeInput,
     RunCommands,
 )
-from holdfast.node.failure.health import Presence
-from holdfast.node.frame_kinds import ANSWER, QUESTION, BadFrame
+from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.publish.control import CommandPort, finish_commands
 from holdfast.node.relocation.redirection import LEAVE_CLIENTS_S
 from holdfast.node.runtime.ports import ProcessPort, RuntimePorts
@@ -102,7 +101,6 @@ class Broker:
         # Whether the last attempt to write the watermarks failed, which was logged.
         self._is_unwritten = False
         self.links = new_links(self)
-        self.questions = PeerQuestions(loop, self.links.send)
         self.agreement: UserAgreement | None = None
         """The users of dynamic security, once the node is part of its process."""
         self._raft = RaftWriter(
@@ -140,7 +138,10 @@ class Broker:
         self.timer_at = 0.0
         self._collect_at = 0.0
         self.nobody_left: asyncio.Future[None] | None = None
-        ports = RuntimePorts(self.writer, self.reads, self, self._raft, self.links, process)
+        self.questions = PeerQuestions(loop, lambda *frame: self.runtime.links.send(*frame))
+        ports = RuntimePorts(
+            self.writer, self.reads, self, self._raft, self.links, process, self.questions
+        )
         self.runtime = Runtime(
             cluster_node, ports, replacement, disk_stall_s, waits, durable=durable
         )
@@ -353,34 +354,21 @@ class Broker:
     # PeerHandler
 
     def on_connected(self, identity: PeerIdentity) -> None:
-        presence = Presence(
-            identity.incarnation,
-            identity.peer_address,
-            identity.client_address,
-            identity.admin_address,
-            identity.features,
-            identity.program,
-        )
-        self._link_changed(partial(self.runtime.link_up, identity.node_id, presence, identity.role))
-        self.questions.connected(identity.node_id, identity.features)
+        self._link_changed(partial(self.runtime.links.link_up, identity))
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
-        if kind in (QUESTION, ANSWER):
-            self.questions.handle_frame(node_id, kind, payload)
-            return
         try:
-            self.runtime.handle_frame(node_id, kind, payload, self.loop.time())
+            self.runtime.links.handle_frame(node_id, kind, payload, self.loop.time())
         except BadFrame:
             raise
         except Exception as error:  # noqa: BLE001
             self.fail("frame_failed", error)
 
     def on_disconnected(self, node_id: str) -> None:
-        self._link_changed(partial(self.runtime.link_down, node_id))
-        self.questions.disconnected(node_id)
+        self._link_changed(partial(self.runtime.links.link_down, node_id))
 
     def on_refused(self, node_id: str) -> None:
-        self._link_changed(partial(self.runtime.link_refused, node_id))
+        self._link_changed(partial(self.runtime.links.link_refused, node_id))
 
     def on_removed(self) -> None:
         self.runtime.report_removed()

@@ -16,6 +16,7 @@ from holdfast.io.peers.authentication import PeerAuth
 from holdfast.io.peers.dialer import PeerDialer
 from holdfast.io.peers.link import LinkBounds, PeerLink, PeerMetrics
 from holdfast.io.peers.mesh import PeerMesh
+from holdfast.node.frames import FRAME_BYTES_MAX
 from holdfast.node.replicate.disk_position import DiskMemory, Known
 from holdfast.security.peer_handshake import (
     CLUSTER,
@@ -27,8 +28,6 @@ from holdfast.security.peer_identity import STANDS_APART, PeerIdentity, Refusal
 
 __all__ = ["PeerAuth", "PeerHandler", "PeerIdentity", "PeerLinks", "PeerMetrics"]
 
-FRAME_BYTES_MAX: Final = 268_435_460 + (1 << 20)
-"""The most bytes of a frame's payload: the largest MQTT packet as a record, with its frame."""
 BOUNDS: Final = LinkBounds(FRAME_BYTES_MAX, send_bytes_max=FRAME_BYTES_MAX + 67_108_864)
 _NOBODY_THERE: Final = ("nobody", "reset", "unreachable", "timeout", "cancelled")
 """The reasons of a failed dial that do not come from a node at the address."""

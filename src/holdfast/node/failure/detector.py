@@ -17,7 +17,7 @@ paused or not.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +25,9 @@ from holdfast.node.failure.health import Health, Presence
 from holdfast.node.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 
 NEVER: Final = float("-inf")
+UNHEARD: Final = 0.7
+"""The part of the time until suspicion after which the other nodes may be asked for a way to the
+silent one, so that a link through one of them is there before the suspicion."""
 REMEMBERED: Final = 100
 """The number of our heartbeats whose send times are kept."""
 
@@ -98,6 +101,8 @@ class _Peer:
     is_well: bool = True
     suspects: frozenset[str] = field(default_factory=frozenset)
     """The nodes that its last heartbeat suspects."""
+    hears: frozenset[str] = field(default_factory=frozenset)
+    """The nodes that it has a link to, and does not suspect."""
     acknowledged_at: float = NEVER
     """The send time of the newest of our heartbeats that it has confirmed."""
     confirmed: int = 0
@@ -157,7 +162,7 @@ class Detector:
         peer.asks_to_stop = False
         peer.sequence = -1
         peer.confirmed = 0
-        peer.suspects = frozenset()
+        peer.suspects = peer.hears = frozenset()
         self.note_frame(node, now)
 
     def closed(self, node: str, refused: bool, now: float) -> None:
@@ -202,6 +207,7 @@ class Detector:
         peer.asks_to_stop = beat.asks_to_stop
         peer.is_well = beat.is_well
         peer.suspects = beat.suspected
+        peer.hears = frozenset(beat.received.keys() - beat.suspected)
         peer.confirmed = beat.received.get(self._node_id, 0)
         age = self._sequence - peer.confirmed
         if 0 <= age < len(self._sent_at):
@@ -288,6 +294,24 @@ class Detector:
             and (peer.is_refused or now >= self._well_at)
         )
 
+    def unheard(self, now: float) -> dict[str, list[str]]:
+        """The nodes that are silent for most of the time until suspicion, or longer, whatever their
+        link; each with the nodes that hear it by their last heartbeat, and that this one hears.
+        While our own loop is unwell there are none."""
+        if now < self._well_at:
+            return {}
+        suspect_s, contact_s = self._config.suspect_s, self._config.first_contact_s
+        return {
+            node: [
+                name
+                for name, other in self._peers.items()
+                if node in other.hears and other.presence is not None and not other.is_suspected
+            ]
+            for node in sorted(self._members)
+            if not (peer := self._peers[node]).is_leaving
+            and now >= max(peer.received_at + UNHEARD * suspect_s, peer.since + UNHEARD * contact_s)
+        }
+
     def confirmed(self, node: str, now: float) -> bool:
         """True if the node is suspected and needs no further opinion: it is dead."""
         return node in self.suspects(now) and self._is_seconded(node, now)
@@ -318,9 +342,8 @@ class Detector:
         suspected = self.suspects(now)
         dead = frozenset(node for node in suspected if self._is_seconded(node, now))
         ill = (frozenset(stalled), frozenset(damaged), frozenset(full))
-        lost = self._lost_links(suspected - dead, present)
         incomplete = {node: each for node, each in self.incomplete.items() if node in present}
-        stopping = (frozenset(leaving), *ill, lost, incomplete, frozenset(asking))
+        stopping = (frozenset(leaving), *ill, incomplete, frozenset(asking))
         unmet = frozenset(node for node in self._members if self._peers[node].received_at == NEVER)
         if now >= self._alone_at:
             unmet = frozenset()
@@ -328,20 +351,6 @@ class Detector:
         if health != self._health:
             self._health = health
         return self._health
-
-    def _lost_links(
-        self, unheard: frozenset[str], present: Mapping[str, Presence]
-    ) -> frozenset[tuple[str, str]]:
-        """The links that are lost although both ends live: `unheard` nodes, which another node
-        hears, and what the nodes that we hear report of each other."""
-        lost = {(self._node_id, node) for node in unheard}
-        for node in present:
-            if node == self._node_id or not self._peers[node].is_well:
-                continue
-            for other in self._peers[node].suspects:
-                if other in present:
-                    lost.add((node, other))
-        return frozenset((min(pair), max(pair)) for pair in lost)
 
     def _peer(self, node: str, now: float) -> _Peer:
         peer = self._peers.get(node)

@@ -37,8 +37,6 @@ class Health:
     """Present nodes whose disk has lost or changed data."""
     full: frozenset[str] = frozenset()
     """Present nodes whose disk has no room for more of the log."""
-    lost_links: frozenset[tuple[str, str]] = frozenset()
-    """Pairs of live nodes of which one does not hear the other, in order."""
     incomplete: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Per present node the partitions of which it may lack acknowledged records; nodes without one
     are not in it."""

@@ -8,7 +8,7 @@ Inputs take `now`. After an input the caller takes `effects` and carries them ou
 continue while a Persist is being written; `persisted` reports them in the same order.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -193,16 +193,14 @@ class MetaStore:
         known = self.metadata.nodes.get(node_id) if self.metadata is not None else None
         return self.propose(RemoveNode(node_id, known.version if known else 0), now)
 
-    def transfer_leadership(self, now: float, nodes: Collection[str] = ()) -> bool:
-        """Lets another voter lead, one of these nodes if there are any. Returns False if that is
-        impossible."""
+    def transfer_leadership(self, now: float) -> bool:
+        """Lets another voter lead. Returns False if that is impossible."""
         raft = self._raft
-        others = [
+        live = [
             voter
             for voter in raft.membership.voters
-            if voter != raft.peer and (not nodes or node_of(voter) in nodes)
+            if voter != raft.peer and raft.is_caught_up(voter, now)
         ]
-        live = [voter for voter in others if raft.is_caught_up(voter, now)]
         done = bool(live) and raft.transfer(live[self._handed_over % len(live)], now)
         self._handed_over += done
         self._drain(now)

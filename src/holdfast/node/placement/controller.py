@@ -28,7 +28,6 @@ from holdfast.node.metadata.model import (
 from holdfast.node.placement.planning import (
     NodeConditions,
     advanced,
-    better_connected,
     conditions_of,
     is_led_by_another,
     lacks_replica,
@@ -53,10 +52,7 @@ class ControllerConfig:
     replace_after_s: float = 10.0
     """The seconds after which the replicas of a dead node are made elsewhere."""
     balance_after_s: float = 5.0
-    """The seconds that a node that was down must be up, or one that had lost a link must have all
-    of them, before it gets its leaderships back."""
-    lost_link_after_s: float = 1.0
-    """The seconds that a link between two live nodes must be lost before leaderships move."""
+    """The seconds that a node that was down must be up before it gets its leaderships back."""
     moves_max: int = 16
     """The most partitions that have replicas being added at the same time."""
     leader_moves_max: int = 8
@@ -99,9 +95,6 @@ class Controller:
         self._down_since: dict[str, float] = {}
         self._up_since: dict[str, float] = {}
         """The time since which a node that was down is up."""
-        self._lost_since: dict[tuple[str, str], float] = {}
-        """Per pair of live nodes, the time since which they have no link."""
-        self._handed_over_at = -FOREVER
         self._leaders_moved_at = -FOREVER
         self._pending_partitions: dict[int, _Pending] = {}
         self._pending_nodes: dict[str, _Pending] = {}
@@ -109,10 +102,6 @@ class Controller:
         """The time before which no step of the replication is proposed again."""
         self._wanted_for: tuple[frozenset[str], frozenset[str], int] | None = None
         self._wanted: Assignment = ()
-        self.successors: tuple[str, ...] = ()
-        """The voters that have lost fewer links than this node. One of them should lead Raft: this
-        node and the leader of a partition may be the ends of a lost link, and that leader can then
-        not propose to take this node out of its in-sync set."""
 
     def timer(self) -> float | None:
         return self._next_at if self._next_at != FOREVER else None
@@ -130,9 +119,7 @@ class Controller:
         self._forget_pending(metadata, now)
         self._note_states(metadata, now)
         nodes = self._node_changes(metadata, health)
-        lost = self._lost_links(health, now)
-        self.successors = self._successors(metadata, lost, now)
-        standing = conditions_of(metadata, nodes, health, lost)
+        standing = conditions_of(metadata, nodes, health)
         wanted = self._wanted_replicas(metadata, now)
         urgent, ordinary, free = self._changes(metadata, wanted, standing)
         if free:
@@ -203,33 +190,6 @@ class Controller:
         for since in (self._down_since, self._up_since):
             for node in [node for node in since if node not in metadata.nodes]:
                 del since[node]
-
-    def _lost_links(self, health: Health, now: float) -> list[tuple[str, str]]:
-        """The pairs that have had no link for `lost_link_after_s`."""
-        for pair in [each for each in self._lost_since if each not in health.lost_links]:
-            del self._lost_since[pair]
-            self._up_since.update(dict.fromkeys(pair, now))
-        lost: list[tuple[str, str]] = []
-        for pair in health.lost_links:
-            due = self._lost_since.setdefault(pair, now) + self._config.lost_link_after_s
-            if now >= due:
-                lost.append(pair)
-            else:
-                self._wake(due)
-        return lost
-
-    def _successors(
-        self, metadata: ClusterMetadata, lost: list[tuple[str, str]], now: float
-    ) -> tuple[str, ...]:
-        """The voters of which one should lead Raft now. One attempt stops the proposals for up to
-        an election time, so a vain one is repeated after `balance_after_s`."""
-        better = better_connected(self.node_id, metadata, lost)
-        if better and now < self._handed_over_at + self._config.balance_after_s:
-            self._wake(self._handed_over_at + self._config.balance_after_s)
-            return ()
-        if better:
-            self._handed_over_at = now
-        return better
 
     def _node_changes(self, metadata: ClusterMetadata, health: Health) -> dict[str, NodeInfo]:
         """The new entries of nodes: down, up again, or with another disk. A node whose disk does
@@ -311,7 +271,6 @@ class Controller:
             if (
                 info.leader == replicas[0]
                 and info.leader in standing.willing
-                and info.leader not in standing.lost_links
                 and replicas == wanted[number]
                 and not info.adding
                 and lacking.isdisjoint(info.in_sync)
@@ -386,9 +345,9 @@ class Controller:
         return moves
 
     def _steady(self, standing: NodeConditions, now: float) -> set[str]:
-        """The willing nodes that have been up, with all their links, for `balance_after_s`."""
+        """The willing nodes that have been up for `balance_after_s`."""
         steady = set()
-        for node in standing.willing.difference(*self._lost_since):
+        for node in standing.willing:
             at = self._up_since.get(node, -FOREVER) + self._config.balance_after_s
             if now >= at:
                 steady.add(node)

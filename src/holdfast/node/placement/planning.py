@@ -5,8 +5,7 @@ function adds a replica to the in-sync set, because only the partition's leader 
 None makes a node outside that set lead. None takes the last live node out of it.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed_conditions
 
@@ -43,9 +42,6 @@ class NodeConditions:
     retiring: frozenset[str] = frozenset()
     """Live nodes that are draining or leaving. They shall lead nothing that another node can
     lead."""
-    lost_links: Mapping[str, int] = field(default_factory=dict)
-    """The number of live data nodes to which a data node has had no link for a while. Where there
-    is none the node is missing."""
     incomplete: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The partitions in which a live node may be incomplete (`partitions.incomplete`)."""
     unmet: frozenset[str] = frozenset()
@@ -67,13 +63,9 @@ class NodeConditions:
 
 
 def conditions_of(
-    metadata: ClusterMetadata,
-    changes: Mapping[str, NodeInfo],
-    health: Health,
-    lost_links: Collection[tuple[str, str]] = (),
+    metadata: ClusterMetadata, changes: Mapping[str, NodeInfo], health: Health
 ) -> NodeConditions:
-    """The conditions of the nodes. `changes` are the node changes of the same command, `lost_links`
-    the pairs of live nodes that have had no link for a while."""
+    """The conditions of the nodes. `changes` are the node changes of the same command."""
     absent, whole, wiped, willing, retiring = set(), set(), set(), set(), set()
     ill = useless(metadata, health)
     for node, info in metadata.nodes.items():
@@ -105,30 +97,9 @@ def conditions_of(
         frozenset(wiped),
         frozenset(willing),
         frozenset(retiring),
-        _lost_by_node(pair for pair in lost_links if _are_data_nodes(metadata, pair)),
         {node: each for node, each in health.incomplete.items() if each},
         health.unmet,
     )
-
-
-def _are_data_nodes(metadata: ClusterMetadata, pair: tuple[str, str]) -> bool:
-    nodes = metadata.nodes
-    return all(node in nodes and nodes[node].role == DATA for node in pair)
-
-
-def _lost_by_node(links: Iterable[tuple[str, str]]) -> Counter[str]:
-    return Counter(node for pair in links for node in pair)
-
-
-def better_connected(
-    node_id: str, metadata: ClusterMetadata, lost_links: Collection[tuple[str, str]]
-) -> tuple[str, ...]:
-    """The voters that have lost the fewest links, if this node has lost more."""
-    lost = _lost_by_node(lost_links)
-    fewest = min((lost[node] for node in metadata.voters), default=0)
-    if lost[node_id] <= fewest:
-        return ()
-    return tuple(node for node in metadata.voters if lost[node] == fewest)
 
 
 def useless(metadata: ClusterMetadata, health: Health) -> frozenset[str]:
@@ -258,8 +229,8 @@ def _with_arrived(info: PartitionInfo, standing: NodeConditions) -> PartitionInf
 
 
 def next_leader(info: PartitionInfo, standing: NodeConditions) -> str:
-    """The next live in-sync replica on the ring after the leader, willing nodes first, and of those
-    the ones with the fewest lost links; "" without one."""
+    """The next live in-sync replica on the ring after the leader, willing nodes first; "" without
+    one."""
     replicas = info.replicas
     first = replicas.index(info.leader) + 1 if info.leader in replicas else 0
     able = [
@@ -267,8 +238,7 @@ def next_leader(info: PartitionInfo, standing: NodeConditions) -> str:
         for node in (*replicas[first:], *replicas[:first])
         if node in info.in_sync and node not in standing.absent and node != info.leader
     ]
-    lost = standing.lost_links
-    return min(able, key=lambda node: (node not in standing.willing, lost.get(node, 0)), default="")
+    return min(able, key=lambda node: node not in standing.willing, default="")
 
 
 def with_leader(info: PartitionInfo, node: str) -> PartitionInfo:
@@ -277,21 +247,11 @@ def with_leader(info: PartitionInfo, node: str) -> PartitionInfo:
 
 
 def relieved(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
-    """The entry with a willing leader, if the present one is retiring, or has lost a link to a live
-    data node and the other has lost fewer.
-
-    Counter-example: the link between A and B is lost, and C hears both. What A leads waits for B,
-    which is in sync and acknowledges nothing, and clients of B reach no leader at A. C can lead all
-    of it.
-    """
-    lost = standing.lost_links
-    if info.leader not in standing.retiring and info.leader not in lost:
+    """The entry with a willing leader, if the present one is retiring."""
+    if info.leader not in standing.retiring:
         return info
     successor = next_leader(info, standing)
-    is_better = info.leader in standing.retiring or (
-        lost.get(successor, 0) < lost.get(info.leader, 0)
-    )
-    return with_leader(info, successor) if successor in standing.willing and is_better else info
+    return with_leader(info, successor) if successor in standing.willing else info
 
 
 def lacks_replica(info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions) -> bool:

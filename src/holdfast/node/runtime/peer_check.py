@@ -31,6 +31,8 @@ class PeerCheck:
         self._cluster_node = runtime.cluster_node
         self.refused: dict[str, str] = {}
         """Nodes that came back without their disk and were refused, each with the reason."""
+        relayed = runtime.links.relayed
+        relayed.objection, relayed.own_disk = self.objection, self.own_disk
 
     def own_disk(self) -> str:
         """Describes this node's disk for the handshake. A damaged disk describes nothing: what

@@ -96,11 +96,30 @@ class LinkPort(Protocol):
     def flush(self) -> None:
         """Sends what is queued."""
 
+    def pending_bytes(self, node_id: str) -> int:
+        """Returns the bytes queued for a node that the system has not accepted yet."""
+
+    def close(self, node_id: str, text: str) -> None:
+        """Closes the link to a node, and calls `Runtime.link_down` before it returns."""
+
     def review(self) -> None:
         """Closes the links that the metadata does not allow any more."""
 
     def isolate(self, text: str) -> None:
         """Closes all links and allows no new ones."""
+
+
+class QuestionPort(Protocol):
+    """The questions between admin ports, with the nodes that are connected."""
+
+    def connected(self, node: str, features: str) -> None:
+        """Notes a link, with the features of the node."""
+
+    def disconnected(self, node: str) -> None:
+        """Ends the questions to a node whose link is lost."""
+
+    def handle_frame(self, node: str, kind: int, payload: bytes) -> None:
+        """Handles a QUESTION or an ANSWER. Raises `BadFrame` for a malformed one."""
 
 
 class ProcessPort(Protocol):
@@ -151,3 +170,5 @@ class RuntimePorts:
     raft: RaftPort
     links: LinkPort
     process: ProcessPort
+    questions: QuestionPort | None = None
+    """None: frames of questions are bad ones."""

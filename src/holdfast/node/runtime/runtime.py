@@ -30,14 +30,13 @@ from holdfast.node.cluster_node import ClusterNode
 from holdfast.node.delivery.subscribe import handle_starts
 from holdfast.node.effects import Effect, FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.failure.disk_watch import DiskWatch
-from holdfast.node.failure.health import Presence
-from holdfast.node.frame_kinds import HEARTBEAT
 from holdfast.node.metadata.model import NOT_RESTORED, ClusterMetadata
 from holdfast.node.node_state import NodeState
 from holdfast.node.placement.client_shares import obstacle
 from holdfast.node.relocation.redirection import Redirection
 from holdfast.node.replicate.effects import ReadBatches
 from holdfast.node.runtime.fitness import Fitness
+from holdfast.node.runtime.node_links import NodeLinks
 from holdfast.node.runtime.ports import RuntimePorts
 from holdfast.node.runtime.probes import ClusterProbes
 from holdfast.node.runtime.replacement import Replacement
@@ -102,6 +101,7 @@ class Runtime:
         self._raft = ports.raft
         self._links = ports.links
         self._process = ports.process
+        self.links = NodeLinks(cluster_node, ports)
         # True if the news of a turn are looked at though there may be none.
         self._is_watched = True
         self._has_news = False
@@ -168,6 +168,8 @@ class Runtime:
         if self._cluster_at <= now:
             cluster_node.handle_timers(now)
             self._cluster_at = cluster_node.timer()
+            if not cluster_node.context.is_alone:
+                self.links.step(now)
         cluster_node.end_turn(now)
 
     def timer(self) -> float | None:
@@ -177,6 +179,7 @@ class Runtime:
         if flush_at is not None and (when is None or flush_at < when):
             when = flush_at
         cluster_at = self._cluster_at = self.cluster_node.timer()
+        cluster_at = min(cluster_at, self.links.relayed.timer(self.state.now))
         if cluster_at < FOREVER and (when is None or cluster_at < when):
             when = cluster_at
         if self.state.journal.committed_sequence != self._looked_at_sequence:
@@ -194,8 +197,9 @@ class Runtime:
         if outgoing:
             cluster_node.context.outgoing = []
             for node, kind, payload in outgoing:
-                self._links.send(node, kind, payload)
+                self.links.send(node, kind, payload)
             self._links.flush()
+        self.links.drain()
         if effects.persists:
             persists = effects.persists
             effects.persists = []
@@ -252,7 +256,7 @@ class Runtime:
             self._process.take_nodes(metadata)
         if self._reviewed is not metadata:
             self._reviewed = metadata
-            self._links.review()
+            self.links.review()
         self.redirection.review()
         if fitness.is_damaged and self.replacement.step(metadata, cluster_node.is_dispensable()):
             self._process.set_aside(keep=effects.has_diverged)
@@ -543,35 +547,6 @@ class Runtime:
     def _batches_read(self, effect: ReadBatches, batches: list[bytes]) -> None:
         if self.believes_disk:
             self.cluster_node.handle_batches(effect.request, batches, self.state.now)
-
-    # The other nodes
-
-    def link_up(self, node: str, presence: Presence, role: str) -> None:
-        """Handles a new link."""
-        self.clients.touch()
-        self.cluster_node.handle_connected(node, presence, role, self.state.now)
-
-    def link_down(self, node: str) -> None:
-        """Handles the end of a link."""
-        self.clients.touch()
-        self.cluster_node.handle_disconnected(node, self.state.now)
-
-    def link_refused(self, node: str) -> None:
-        """Handles a refused connection: nothing listens at the node's address."""
-        self.clients.touch()
-        self.cluster_node.handle_refused(node, self.state.now)
-
-    def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
-        """Handles a frame at the present time `now`. Raises `BadFrame` when it is malformed.
-
-        The process may have been stopped after the turn began, so the turn's clock may be old.
-        Ownership and heartbeats are judged by the present time.
-        """
-        self.clients.touch()
-        self.cluster_node.tick(now)
-        self.cluster_node.handle_frame(
-            node, kind, payload, now if kind == HEARTBEAT else self.state.now
-        )
 
     # Fitness
 

@@ -75,6 +75,7 @@ export const text = {
     below: (/** @type {number} */ many, /** @type {number} */ min) => `${many} partitions have fewer than ${min} replicas in sync: QoS 1 and 2 are refused there.`,
     under: (/** @type {number} */ many, /** @type {number} */ factor) => `${many} partitions have fewer than ${factor} replicas in sync.`,
     suspected: (/** @type {string} */ node) => `Node ${node} has not been heard.`, isSuspected: "not heard",
+    through: (/** @type {string} */ node, /** @type {string} */ relay) => `The link to node ${node} is lost. Its messages go through node ${relay}.`,
     parts: { leader: "leads", insync: "in sync", behind: "behind", absent: "no replica" },
     partition: "Partition", leader: "Leader", replicas: "Replicas", epoch: "Epoch", committed: "Committed up to", inSync: "in sync", inSyncSet: "In sync",
     adding: "Being added", first: "First offset", end: "End", version: "Version", away: "away", leads1: "Leads", address: "For clients", clock: "Clock ahead",

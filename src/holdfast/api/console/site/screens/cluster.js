@@ -31,6 +31,7 @@ export function verdict(found) {
   for (const each of found.nodes) {
     if (each.state !== "up") warn.push(text.nodeIs(each.node, each.state));
     else if (each.suspected) warn.push(own.suspected(each.node));
+    else if (each.through) warn.push(own.through(each.node, each.through));
   }
   if (found.under_replicated) warn.push(own.under(found.under_replicated, found.replication_factor));
   if (found.replication?.waits_for) warn.push(found.replication.waits_for + ".");
