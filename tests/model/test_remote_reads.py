@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.log.journal.journal import Journal
 from holdfast.log.partition import partition_of
+from holdfast.log.reading.cursor import ReadResult
 from holdfast.log.reading.interest import ReadInterest
 from holdfast.log.reading.starts import FoundStart, StartQuery
 from holdfast.log.record import Record
@@ -22,6 +23,7 @@ from holdfast.node.frame_kinds import FETCH, FETCHED
 from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
 from holdfast.node.node import Node
 from holdfast.node.reads import fetch_frames, read_jobs, remote_reads
+from holdfast.node.reads.fetch_frames import FetchFrame, ReadRange, encode_fetch
 from holdfast.node.reads.fetch_server import FetchServer
 from holdfast.node.reads.remote_reads import ANSWER_S, RemoteReads
 from holdfast.node.replicate.config import ReplicationConfig
@@ -31,6 +33,8 @@ from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.session import Group
 from holdfast.protocol.topics.names import matches
 from tests.sim.disk import SimDisk
+from tests.sim.world import Settings
+from tests.sim.world import World as SimWorld
 from tests.support.journal_port import new_state
 from tests.support.log_bench import LogBench
 
@@ -60,7 +64,14 @@ class Replica:
         self.context.metadata = world.metadata
         self.transfer = Transfers()
         tokens = ReadTokens(ReplicationConfig(read_bytes=1 << 30))
-        self.server = FetchServer(self.state, self.context, tokens, self.transfer)  # type: ignore[arg-type]
+        self.members: set[int] = set()
+        self.server = FetchServer(
+            self.state,
+            self.context,
+            tokens,
+            self.transfer,
+            self.members.__contains__,  # type: ignore[arg-type]
+        )
         self.inbox: deque[bytes] = deque()
         self.is_linked = True
 
@@ -130,8 +141,9 @@ class World:
         )  # fmt: skip
         self.replicas = {name: Replica(self, name) for name in names}
         for replica in self.replicas.values():
-            number = replica.name
-            replica.context.is_stored = lambda p, n=number: n in members[p]  # type: ignore[method-assign]
+            replica.members.update(
+                p for p, names_of in enumerate(members) if replica.name in names_of
+            )
         journal = Journal(PARTITIONS, replicated=True)
         self.node = Reader(NodeConfig(partitions=PARTITIONS), journal)
         self.state = self.node.state
@@ -140,7 +152,7 @@ class World:
         self.context.metadata = self.metadata
         self.context.connected = set(names)
         self.context.features = dict.fromkeys(names, FEEDS)
-        self.reads = RemoteReads(self.node, self.context)
+        self.reads = RemoteReads(self.node, self.context, self.context.is_stored)
         self.starts: dict[FindStarts, list[FoundStart]] = {}
         self.answers: deque[tuple[str, bytes]] = deque()
         self.log: list[list[Record]] = [[] for _ in range(PARTITIONS)]
@@ -500,7 +512,7 @@ def test_a_reader_waits_for_the_only_replica(monkeypatch: pytest.MonkeyPatch) ->
         2,
     )  # fmt: skip
     for replica in world.replicas.values():
-        replica.context.is_stored = lambda p: True  # type: ignore[method-assign]
+        replica.members.update(range(PARTITIONS))
         world.apply(replica, everything=True)
     world.link(world.replicas["n1"], up=False)
     group = Group("g", "#")
@@ -546,3 +558,37 @@ def test_a_reader_waits_for_the_only_replica(monkeypatch: pytest.MonkeyPatch) ->
         world.turn()
     assert results == [(limits, True)]
     assert not world.reads.unreachable
+
+
+def test_a_log_that_is_copied_is_read_elsewhere() -> None:
+    """Its state is ahead of its records: a read here would wait for them, or end too early."""
+    world = SimWorld(1, Settings())
+    for host in world.hosts.values():
+        host.start()
+    while not world.is_in_sync():
+        assert world.schedule.now < 60
+        world.schedule.run(world.schedule.now + 0.1)
+    process = world.hosts["n1"].process
+    assert process is not None
+    node = process.cluster_node
+    assert node.remote_reads.has_whole_log()
+    node.log.fed[2] = 100
+    node.state.delivered[2] = 100
+    group = Group("g", "#")
+    group.start_read()
+    limits = list(node.state.delivered)
+    positions = [*limits[:2], 0, *limits[3:]]
+    read = ReadLog(group, None, positions, limits, [ReadInterest("#", None)], 500, 1 << 20)
+    assert node.remote_reads.take(read)
+    frame = FetchFrame(number=1, ranges=[ReadRange(2, 0, 100)], filters=[("#", -1)])
+    node.context.outgoing.clear()
+    node.fetch_server.handle("n2", encode_fetch(frame))
+    for effect in node.state.effects:
+        assert isinstance(effect, ReadLog)
+        assert effect.done is not None
+        effect.done(ReadResult([], list(effect.positions), True, 0))
+    answers = [payload for to, kind, payload in node.context.outgoing if kind == FETCHED]
+    assert isinstance(answers[0], bytes)
+    head = fetch_frames.decode_fetched(answers[0])[0]
+    assert head.refused == [(2, fetch_frames.NOT_STORED, 0)]
+    assert head.positions == [0]

@@ -160,10 +160,11 @@ class Parts:
 
     def _share_state(self) -> None:
         """Lets the broker's core and the replicated state use the same objects."""
-        self.remote_reads = RemoteReads(self.node, self.context)
+        self.remote_reads = RemoteReads(self.node, self.context, self._has_log)
         self.state.has_whole_log = self.remote_reads.has_whole_log
+        tokens = self.replication.read_tokens
         self.fetch_server = FetchServer(
-            self.state, self.context, self.replication.read_tokens, self.transfer
+            self.state, self.context, tokens, self.transfer, self._has_log
         )
         self.feeds.connect(self.alignment, self.acquisition, self.transfer)
         self.applier.followed = self.interest.followers
@@ -177,6 +178,10 @@ class Parts:
         recorded.stats = self.state.stats
         recorded.repeats = self.state.repeats
         recorded.delivered = self.state.delivered
+
+    def _has_log(self, partition: int) -> bool:
+        """Whether the log here has all records that are applied. One that is copied has not yet."""
+        return self.context.is_stored(partition) and partition not in self.log.fed
 
     def _after_newest(self, partition: int, do: Callable[[], None]) -> None:
         if self.context.is_alone:

@@ -9,6 +9,7 @@ Invariant: at most FETCHES_MAX reads run or wait for each asking node.
 """
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -52,11 +53,13 @@ class FetchServer:
         context: ClusterContext,
         tokens: ReadTokens,
         transfer: Transfer,
+        is_stored: Callable[[int], bool],
     ) -> None:
         self._state = state
         self._context = context
         self._tokens = tokens
         self._transfer = transfer
+        self._is_stored = is_stored
         # The reads of each asking node that run or wait.
         self._running: dict[str, int] = {}
         # Reads that wait for tokens.
@@ -105,7 +108,7 @@ class FetchServer:
         """Returns why this node cannot read a partition from `first` on up to `end`, or None. An
         end that is not reached yet is an obstacle only with `first` at it."""
         start = self._state.journal.start_offsets[partition]
-        if not self._context.is_stored(partition):
+        if not self._is_stored(partition):
             return partition, NOT_STORED, 0
         if first < start:
             return partition, BELOW_START, start

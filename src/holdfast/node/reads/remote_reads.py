@@ -90,11 +90,13 @@ class Fetch:
 class RemoteReads:
     """The jobs of this node."""
 
-    def __init__(self, node: Node, context: ClusterContext) -> None:
+    def __init__(
+        self, node: Node, context: ClusterContext, is_stored: Callable[[int], bool]
+    ) -> None:
         self._node = node
         self._state: NodeState = node.state
         self._context = context
-        self.is_stored: Callable[[int], bool] = context.is_stored
+        self.is_stored = is_stored
         """Whether this node reads a partition itself."""
         self._number = 0
         self._fetches: dict[int, Fetch] = {}
