@@ -10,7 +10,7 @@ import pyarrow as pa
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
 from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS, STATE
 from holdfast.pipeline.tables.columns import INPUT, Piece
-from holdfast.pipeline.tables.fold import Folder
+from holdfast.pipeline.tables.readings import Folder
 from holdfast.pipeline.tables.rules import Rule, with_defaults
 from holdfast.pipeline.tables.stream import REPEATED
 

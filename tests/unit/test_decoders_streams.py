@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
 from holdfast.pipeline.decoders.text_payload import ONLINE
-from holdfast.pipeline.tables.fold import SEQUENCE
+from holdfast.pipeline.tables.readings import SEQUENCE
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import (
     DEVICES_MAX,

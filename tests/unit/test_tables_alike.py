@@ -15,8 +15,8 @@ from holdfast.pipeline.decoders import times
 from holdfast.pipeline.decoders.decoded import DEPTH_MAX
 from holdfast.pipeline.decoders.times import parse_time, parse_times
 from holdfast.pipeline.tables import parse as flat
-from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.parse import GROUP_ROWS_MIN, NAMES_MAX, PARSED_ROWS
+from holdfast.pipeline.tables.readings import Folder
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import GAPS_MAX, JUMP_MAX, REORDER_MAX, SEEN_MAX
 from holdfast.pipeline.tables.topics import Topics, client_stream

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.pipeline.tables import columns as declared
-from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.parse import GROUP_ROWS_MIN, PARSED_ROWS
-from holdfast.pipeline.tables.readings import ReadingsFold, _copy_rows, _slices, _weights
+from holdfast.pipeline.tables.readings import Folder, ReadingsFold, _copy_rows, _slices, _weights
 from holdfast.pipeline.tables.rules import Rule, with_defaults
 from holdfast.pipeline.tables.stream import IDLE_DAYS_MAX
 from holdfast.pipeline.tables.topics import Topics, client_stream

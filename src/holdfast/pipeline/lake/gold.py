@@ -20,7 +20,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantT
 
 from holdfast.pipeline.lake.backfill.parts import Days
 from holdfast.pipeline.lake.engine import Engine, Step, usable
-from holdfast.pipeline.lake.expectations import checked
 from holdfast.pipeline.lake.files.commits import (
     ROWS,
     Commit,
@@ -36,7 +35,7 @@ from holdfast.pipeline.lake.files.parquet import WriteSpec, partition_path, part
 from holdfast.pipeline.lake.fold_tasks import Grains
 from holdfast.pipeline.lake.folding import fold_grains
 from holdfast.pipeline.lake.schema import check_declared, names_of, stored_columns
-from holdfast.pipeline.lake.silver import cast_to, consumed_by
+from holdfast.pipeline.lake.silver import cast_to, checked, consumed_by
 from holdfast.pipeline.lake.table import Grain, GrainFold, StreamFold, Table, TableError
 
 GRAINS_MAX: Final = 300_000
