@@ -23,6 +23,7 @@ from tests.sim.loop import EventLoop
 from tests.sim.network import PeerConnection
 from tests.sim.reads import SimReads
 from tests.sim.storing import ProcessDisk
+from tests.sim.watching import FeedsWatch
 
 if TYPE_CHECKING:
     from tests.sim.host import Host
@@ -57,6 +58,7 @@ class Process(EventLoop):
         if host.world.settings.reads_remotely and host.role == DATA:
             shift = int(host.name[1:])
             self.cluster_node.remote_reads.is_stored = lambda p: (p + shift) % 3 == 0
+        self.feeds_watch = FeedsWatch(self)
         self.presence = self.cores.presence
         self.role = host.role
         self.disk = ProcessDisk(self)

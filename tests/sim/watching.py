@@ -5,6 +5,10 @@ partition. So after the record at one offset it is the same on every node. Count
 that fills in a cursor from the records it has delivered itself differs from the others until the
 session logs a cursor, and a takeover in between resumes at the wrong offset.
 
+`FeedsWatch`: a mark of a gateway passes only records that it was fed, or does not need.
+Counter-example: a client subscribes, and the leader has the filter after a mark that the
+subscription begins at.
+
 `OwnersWatch`: the owner of an open session has it. Counter-example: the leader opens a session for
 a request of a process that has ended. Nobody has the session then, so its will is never published
 and it never expires.
@@ -29,18 +33,22 @@ after its next connection.
 """
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
+from holdfast.node.feeds.frames import FeedPart
 from holdfast.node.publish.apply import Applier
 from holdfast.node.session.message import Message
 from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Inflight, Session, tag_of
 from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.node.state.replicated import ReplicatedState
+from holdfast.protocol.topics.names import is_shared, matches
 
 if TYPE_CHECKING:
     from tests.sim.host import Host
@@ -70,6 +78,75 @@ class AppliedRecords:
         if self.on_applied is not None and record.kind in (log_record.SESSION, log_record.CURSOR):
             self.on_applied(record)
         self._pass_on(record)
+
+
+class FeedsWatch:
+    """Compares the marks of a gateway with the committed log and with what it was fed."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        partitions = process.host.world.settings.partitions
+        self._fed: list[set[int]] = [set() for _ in range(partitions)]
+        self._marks = [0] * partitions
+        # The filters of connected clients, and the marks when each was seen first.
+        self._filters: dict[str, list[int]] = {}
+        self._receiver = process.cluster_node.feeds.receiver
+        self._apply = self._receiver._apply_record
+        self._receiver._apply_record = self._note  # type: ignore[method-assign]
+
+    def _note(self, part: FeedPart, index: int) -> None:
+        assert part.batch is not None
+        self._fed[part.batch.partition].add(part.offsets[index])
+        self._apply(part, index)
+
+    def look(self, committed: list[list[Batch]]) -> None:
+        """After each turn: a mark passes no record that the node needs and was not fed."""
+        process = self._process
+        marks = process.state.delivered
+        starts = process.cluster_node.applier.starts
+        for partition, mark in enumerate(marks):
+            # The state below `starts` came by transfer.
+            begin = max(self._marks[partition], starts[partition])
+            self._look_at(partition, begin, mark, committed[partition])
+        self._marks = list(marks)
+        present = {
+            filter
+            for session in process.state.sessions.values()
+            if session.connection is not None
+            for filter in session.subscriptions
+            if not is_shared(filter)
+        }
+        for gone in self._filters.keys() - present:
+            del self._filters[gone]
+        for filter in present:
+            self._filters.setdefault(filter, list(marks))
+
+    def _look_at(self, partition: int, begin: int, mark: int, committed: list[Batch]) -> None:
+        checks, name = self._process.host.world.checks, self._process.host.name
+        end = committed[-1].end_offset if committed else 0
+        if mark > end:
+            checks.fail(f"{name}: the mark of partition {partition} is {mark}, committed {end}")
+        fed = self._fed[partition]
+        at = max(0, bisect_right(committed, begin, key=lambda each: each.base_offset) - 1)
+        while at < len(committed) and committed[at].base_offset < mark:
+            for record in committed[at].records():
+                is_new = begin <= record.offset < mark
+                if is_new and record.offset not in fed and self._needs(record):
+                    checks.fail(
+                        f"{name}: the mark {mark} of partition {partition} passes offset"
+                        f" {record.offset}, kind {record.kind}, {record.topic!r}"
+                    )
+            at += 1
+        fed.clear()
+
+    def _needs(self, record: Record) -> bool:
+        if record.is_state() or record.kind != log_record.MESSAGE:
+            return record.is_state()
+        topic = record.topic.decode()
+        return any(
+            matches(filter, topic) and start[record.partition] <= record.offset
+            for filter, start in self._filters.items()
+        )
 
 
 class ImagesWatch:
