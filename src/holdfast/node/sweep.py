@@ -24,6 +24,19 @@ class _Pass(Generic[SubjectT]):
         self.done = done
 
 
+class FunctionWork(Work):
+    """A job of which a function makes the slices. A class of a module that is not compiled cannot
+    inherit from `Work`."""
+
+    def __init__(self, run: Callable[[NodeState, int], int]) -> None:
+        super().__init__()
+        self._run = run
+
+    def step(self, state: NodeState, steps: int) -> int:
+        """Makes one slice."""
+        return self._run(state, steps)
+
+
 class Sweep(Work, Generic[SubjectT]):
     """The passes over many subjects of one kind, one pass after the other.
 

@@ -31,9 +31,10 @@ from holdfast.node.feeds.frames import (
 )
 from holdfast.node.feeds.server import WINDOW_BYTES
 from holdfast.node.frame_kinds import FEED_ACK, FEED_FROM
-from holdfast.node.node_state import NodeState, Work
+from holdfast.node.node_state import NodeState
 from holdfast.node.publish.apply import STATE_STEPS, Applier
 from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.sweep import FunctionWork
 
 ACK_BYTES: Final = WINDOW_BYTES // 8
 """The applied bytes after which a leader gets an acknowledgement: fewer use up no window."""
@@ -65,7 +66,7 @@ class FeedSource:
         self.acknowledged_bytes = 0
 
 
-class FeedReceiver(Work):
+class FeedReceiver:
     """The feeds of all partitions to this node."""
 
     def __init__(
@@ -75,7 +76,7 @@ class FeedReceiver(Work):
         applier: Applier,
         forwarding: RecordForwarder,
     ) -> None:
-        super().__init__()
+        self._work = FunctionWork(self.step)
         self._state = state
         self._context = context
         self._applier = applier
@@ -183,10 +184,10 @@ class FeedReceiver(Work):
             source.waiting.append(do)
 
     def _start(self) -> None:
-        if not self.is_queued:
+        if not self._work.is_queued:
             self.step(self._state, self._state.steps_at_once)
-            if self.has_more:
-                self._state.start_work(self)
+            if self._work.has_more:
+                self._state.start_work(self._work)
 
     def step(self, state: NodeState, steps: int) -> int:
         """Applies some of what has arrived, of one link after the other."""
@@ -200,7 +201,7 @@ class FeedReceiver(Work):
                     source.waiting.popleft()
                     done += 1
                     part()
-        self.has_more = any(source.waiting for source in self._sources.values())
+        self._work.has_more = any(source.waiting for source in self._sources.values())
         return done
 
     def _take(self, source: FeedSource, part: FeedPart, steps: int) -> int:
