@@ -19,7 +19,7 @@ from holdfast.io.disk.journal_writer import (
     Worker,
 )
 from holdfast.log.files.data_directory import create
-from holdfast.log.files.filesystem import FileSystem, OsFileSystem
+from holdfast.log.files.filesystem import FileSystem, OsFileSystem, OsWriteFile
 from holdfast.log.files.layout import Manifest
 from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.recovery import open_journal, replay
@@ -263,3 +263,24 @@ def test_worker_without_anyone_to_tell_logs_the_error(caplog: pytest.LogCaptureF
     finally:
         logger.removeHandler(caplog.handler)
     assert "broken" in caplog.text
+
+
+def test_a_file_of_the_system_is_synced_with_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulated disks know only their own syncs, so this one would be missed by no other fast
+    test. `tests/e2e/test_synced_calls.py` traces whole processes."""
+    synced: list[bytes] = []
+    path = tmp_path / "file"
+
+    def fdatasync(descriptor: int) -> None:
+        assert os.path.samestat(os.fstat(descriptor), path.stat())
+        synced.append(path.read_bytes())
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    file = OsWriteFile(path, create=True)
+    file.write(0, [b"durable"])
+    assert synced == []
+    file.sync()
+    file.close()
+    assert synced == [b"durable"]
