@@ -496,7 +496,7 @@ def restart_partition(site: Site) -> None:
     end = cluster_node.log.next_offset[partition] + 1000
     cluster_node.replication.suspend(partition)
     cluster_node.log.reset(partition, end)
-    site.clock.measure("restart", lambda: cluster_node.effects._restart(partition, end))
+    site.clock.measure("restart", lambda: cluster_node.effects.restart(partition, end))
 
 
 ROWS: Final[dict[str, Callable[[Site], None]]] = {

@@ -234,6 +234,7 @@ COPIES: Final = {
     "node/publish/forwarding.py:",
     "node/publish/local_commit.py:",
     "node/publish/pending_records.py:",
+    "node/feeds/server.py:FeedServer._wanted",
     "node/publish/apply.py:",
     "node/publish/uncommitted.py:",
 }
