@@ -131,6 +131,8 @@ def settings_for(
         # One of two is left.
         min_insync = 1
         loses_one = durable and not is_wiped
+    # A node that is alone has everything, and nobody to ask.
+    begins_alone = is_resized and random.Random(f"alone/{seed}").random() < 0.5
     slices = random.Random(f"slices/{seed}")
     slice_steps = slices.randint(1, 3) if slices.random() < SLICED else 0
     return Settings(
@@ -154,6 +156,6 @@ def settings_for(
         retention_bytes=retention_bytes,
         skew_s=TIMED_SKEW_S if {TIMED, DEVICES} & {*casts} and SKEW not in faults else 1.0,
         loses_one=loses_one,
-        reads_remotely=random.Random(f"remote/{seed}").random() < REMOTE_READS,
-        begins_alone=is_resized and random.Random(f"alone/{seed}").random() < 0.5,
+        reads_remotely=not begins_alone and random.Random(f"remote/{seed}").random() < REMOTE_READS,
+        begins_alone=begins_alone,
     )
