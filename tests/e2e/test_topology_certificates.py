@@ -15,7 +15,7 @@ from holdfast.federation.sidecar.manager_client.http import (
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.federation.sidecar.paper.manager import PaperManager
+from holdfast.federation.sidecar.paper.federator import PaperManager
 from holdfast.federation.sidecar.paper.settings import PaperSettings
 from holdfast.io.peers.complaints import Complaints
 from tests.support.certificates import Authority, Certificate

@@ -12,7 +12,7 @@ import pytest
 from holdfast.federation.core.messages.custody import Custody
 from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.messages.local_delivery import LocalDelivery
-from holdfast.federation.core.messages.shared_groups import SharedGroups
+from holdfast.federation.core.messages.origin import SharedGroups
 from holdfast.federation.core.messages.streams import IncomingStreams
 from holdfast.federation.core.messages.streams import _size as size_ahead
 from holdfast.federation.core.retained.anti_entropy import AntiEntropy

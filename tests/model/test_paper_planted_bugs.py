@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
-from holdfast.federation.paper.effects import PublishToNeighbour
+from holdfast.federation.paper.effects import Outbox, PublishToNeighbour
 from holdfast.federation.paper.messages import CORE_ANN
-from holdfast.federation.paper.outbox import Outbox
 from holdfast.federation.paper.topic import OtherRoot, OwnRoot, Topic
 from tests.sim.schedule import Wrong
 from tests.support.paper_worlds import calm_world, rough_world

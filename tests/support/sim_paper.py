@@ -27,8 +27,8 @@ from holdfast.federation.paper.effects import (
     Refused,
 )
 from holdfast.federation.paper.member import PaperMember
-from holdfast.federation.paper.mesh_view import PaperMesh, mesh
 from holdfast.federation.paper.messages import BEACON, FEDERATED, ROUTING, TOPOLOGY_ANN
+from holdfast.federation.paper.topic import PaperMesh, mesh
 from tests.sim.schedule import Wrong
 from tests.support.sim_links import LinkedTime, Weather
 

@@ -12,7 +12,7 @@ from holdfast.addresses import is_loopback
 from holdfast.config.check import warnings
 from holdfast.config.explain import settings_of
 from holdfast.config.load import load
-from holdfast.config.mosquitto.configuration import import_configuration
+from holdfast.config.mosquitto import import_configuration
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 from holdfast.config.values import all_keys

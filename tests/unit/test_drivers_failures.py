@@ -213,8 +213,8 @@ async def test_maintenance_that_fails_is_tried_again(error: Exception) -> None:
 
 HEARD = ("add_done_callback", "asyncio.wait(", "asyncio.shield(")
 EXPLAINED = {
-    "federation/sidecar/edge_mqtt/control.py:start": "returned to the edge, which watches it",
-    "federation/manager/maintenance.py:start": "waited for by manager.server, which ends with it",
+    "federation/sidecar/edge_mqtt/edge.py:start": "returned to the edge, which watches it",
+    "federation/manager/server.py:start": "waited for by manager.server, which ends with it",
 }
 
 

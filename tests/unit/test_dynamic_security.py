@@ -27,8 +27,7 @@ from holdfast.security.dynamic.document import (
 from holdfast.security.dynamic.edit import SecurityChanges, SecurityEdit
 from holdfast.security.dynamic.file import DynamicSecurityFile, write
 from holdfast.security.dynamic.first_user import new_document
-from holdfast.security.dynamic.rules import DynamicRules
-from holdfast.security.dynamic.users import DynamicUsers
+from holdfast.security.dynamic.users import DynamicRules, DynamicUsers
 from holdfast.security.filter_verdict import verdict_on_filter
 
 ADMIN = new_document("admin", "secret")

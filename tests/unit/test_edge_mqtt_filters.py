@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.federation.sidecar.edge_mqtt.subscription_set import (
+from holdfast.federation.sidecar.edge_mqtt.subscriptions import (
     FILTERS_MAX,
     WILDCARDS_MAX,
     covers,

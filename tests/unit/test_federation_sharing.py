@@ -16,7 +16,7 @@ from holdfast.federation.core.frames import (
 from holdfast.federation.core.identity import Identity, MessageId
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.messages.custody import Custody
-from holdfast.federation.core.messages.shared_groups import owner
+from holdfast.federation.core.messages.origin import owner
 from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest
 from tests.support.sim_federation import LAN_EDGES, World, edges_of, node_id
 from tests.unit.test_federation_defects import A, B, C, alone, of

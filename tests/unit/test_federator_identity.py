@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.federation.core.identity import EPOCH_RANDOM_STEP, BadIdentity
-from holdfast.federation.sidecar.edge_broker.log_starts import (
+from holdfast.federation.sidecar.edge_broker.origin_offset import (
     STARTS_MAX,
     LogStart,
     decode_starts,

@@ -27,7 +27,7 @@ from holdfast.client.log.reading.offsets import OffsetError, parse_generation, p
 from holdfast.client.pubqueue.format import parse_paper
 from holdfast.client.servers import Server, parse_references, parse_server
 from holdfast.federation.core.identity import BadIdentity, Identity, decode_identity
-from holdfast.federation.sidecar.edge_broker.log_starts import decode_starts
+from holdfast.federation.sidecar.edge_broker.origin_offset import decode_starts
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.files.json_object import decode_object
 from holdfast.log.journal.watermarks import decode_checkpoint
@@ -333,7 +333,7 @@ def table() -> dict[str, Decoder]:
         (Identity(bytes(16), 3).encode(),),
     )
     add(
-        "federation/sidecar/edge_broker/log_starts.py:decode_starts",
+        "federation/sidecar/edge_broker/origin_offset.py:decode_starts",
         decode_starts,
         (ValueError,),
         (b"[[1,[0,5]],[7,[9,9]]]", *JSON),

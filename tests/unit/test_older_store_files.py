@@ -10,7 +10,7 @@ from holdfast.client.pubqueue.messages import Failed, QueueEntry
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import QueueChange
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.manager.state.sqlite import SqliteStateStore
+from holdfast.federation.manager.state.databases import SqliteStateStore
 from holdfast.federation.sidecar.store.file import MemberStoreChange, MemberStoreError, StoreFile
 from holdfast.protocol.mqtt import properties as pr
 from tests.unit.test_topology_stores import FULL, LINE

@@ -17,7 +17,7 @@ from holdfast.federation.paper.effects import (
     PublishToNeighbour,
 )
 from holdfast.federation.paper.member import PaperMember
-from holdfast.federation.paper.topic_table import TIMES_MAX
+from holdfast.federation.paper.topic import TIMES_MAX
 from tests.support.paper_worlds import grid_edges, lan, settled
 from tests.support.sim_paper import TOPIC, PaperWorld
 

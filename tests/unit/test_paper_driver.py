@@ -16,8 +16,7 @@ import pytest
 from holdfast.config.problem import ConfigError
 from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
 from holdfast.federation.sidecar.paper import outlet as paper_outlet
-from holdfast.federation.sidecar.paper.federator import PaperFederator
-from holdfast.federation.sidecar.paper.manager import PaperManager
+from holdfast.federation.sidecar.paper.federator import PaperFederator, PaperManager
 from holdfast.federation.sidecar.paper.outlet import NeighbourLink, Outlet, options
 from holdfast.federation.sidecar.paper.settings import PaperSettings
 from holdfast.io.peers.complaints import Complaints
@@ -115,7 +114,7 @@ def test_a_join_is_tried_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -
         envelope({**JOINED, "coreAnnInterval": 0}),
         envelope(JOINED),
     ]
-    monkeypatch.setattr("holdfast.federation.sidecar.paper.manager.RETRY_S", 0.01)
+    monkeypatch.setattr("holdfast.federation.sidecar.paper.federator.RETRY_S", 0.01)
 
     async def test() -> None:
         async with manager_of(lambda request, body: answers.pop(0)) as url:

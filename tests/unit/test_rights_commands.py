@@ -21,7 +21,7 @@ from holdfast.security.dynamic.document import (
     SecurityUser,
 )
 from holdfast.security.dynamic.first_user import new_document
-from holdfast.security.dynamic.rules import DynamicRules
+from holdfast.security.dynamic.users import DynamicRules
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_rights import Bench, connack, publication
 

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from holdfast.federation.manager.api import BODY_BYTES_MAX, Api
-from holdfast.federation.manager.maintenance import Rounds
 from holdfast.federation.manager.manager import Manager
 from holdfast.federation.manager.messages import (
     Envelope,
@@ -22,8 +21,9 @@ from holdfast.federation.manager.messages import (
     TopologyView,
     Watched,
 )
+from holdfast.federation.manager.server import Rounds
 from holdfast.federation.manager.settings import ManagerSettings
-from holdfast.federation.manager.state.sqlite import SqliteStateStore
+from holdfast.federation.manager.state.databases import SqliteStateStore
 from tests.support.topology_brokers import FakeBrokers
 
 OPERATOR = "operator-token-of-the-test"

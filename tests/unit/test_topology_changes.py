@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from holdfast.federation.manager.maintenance import Rounds
 from holdfast.federation.manager.manager import Manager
 from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, Report
+from holdfast.federation.manager.server import Rounds
 from holdfast.federation.manager.settings import ManagerSettings
 from holdfast.federation.manager.state import changes
+from holdfast.federation.manager.state import changes as store_thread
 from holdfast.federation.manager.state import postgresql as postgresql_store
-from holdfast.federation.manager.state import thread as store_thread
 from holdfast.federation.manager.state.changes import Changes, TooMany
+from holdfast.federation.manager.state.databases import SqliteStateStore
 from holdfast.federation.manager.state.federation_state import FederationState
 from holdfast.federation.manager.state.postgresql import PostgresqlStore
-from holdfast.federation.manager.state.sqlite import SqliteStateStore
 from holdfast.federation.manager.state.store import (
     AuditLine,
     StateStore,

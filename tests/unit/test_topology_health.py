@@ -2,10 +2,14 @@
 
 import math
 
-from holdfast.federation.manager.graph.health import MemberHealth, MemberState
+from holdfast.federation.manager.graph.health import (
+    UNKNOWN_MS,
+    MemberHealth,
+    MemberState,
+    RoundTrips,
+)
 from holdfast.federation.manager.graph.placement import place
 from holdfast.federation.manager.graph.repair import GraphRules
-from holdfast.federation.manager.graph.round_trips import UNKNOWN_MS, RoundTrips
 
 
 def unreported(node: int) -> bool:

@@ -11,17 +11,16 @@ import pytest
 from holdfast.federation.manager.announcer import PAUSE_MAX_S, TELLINGS, Schedule
 from holdfast.federation.manager.graph.graph import structure_of
 from holdfast.federation.manager.graph.health import MemberState
-from holdfast.federation.manager.maintenance import Rounds
 from holdfast.federation.manager.manager import Manager, NoSuchMember
 from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, LinkReport, Report
+from holdfast.federation.manager.server import Rounds
 from holdfast.federation.manager.settings import ManagerSettings
-from holdfast.federation.manager.state.databases import open_store
+from holdfast.federation.manager.state.databases import SqliteStateStore, open_store
 from holdfast.federation.manager.state.federation_state import (
     ChangeRefused,
     PendingAnnouncement,
     rules_of,
 )
-from holdfast.federation.manager.state.sqlite import SqliteStateStore
 from holdfast.federation.manager.state.store import StateStoreError
 from tests.support.topology_brokers import FakeBrokers
 from tests.support.topology_databases import DATABASES, Database, SqliteDatabase, new_database

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.federation.manager.state import store as store_module
-from holdfast.federation.manager.state.databases import open_store
+from holdfast.federation.manager.state.databases import SqliteStateStore, open_store
 from holdfast.federation.manager.state.federation_state import (
     FederationState,
     JoinToken,
     Member,
     PendingAnnouncement,
 )
-from holdfast.federation.manager.state.sqlite import SqliteStateStore
 from holdfast.federation.manager.state.store import AuditLine, StateStore, StateStoreError
 from tests.support.topology_databases import DATABASES, new_database
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.config.explain import DEFAULT, NoSuchKey, explain, settings_of
 from holdfast.config.load import load
-from holdfast.config.mosquitto.configuration import MosquittoImport, import_configuration
+from holdfast.config.mosquitto import MosquittoImport, import_configuration
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
 from holdfast.security.dynamic.document import parse

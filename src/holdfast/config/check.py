@@ -12,10 +12,10 @@ from typing import Final
 from holdfast.addresses import address_problem, is_any, is_loopback, overlap, split_address
 from holdfast.config.check_cluster import cluster_problems
 from holdfast.config.check_federation import federation_contradictions
+from holdfast.config.check_identity import identity_problems
 from holdfast.config.check_listener import is_network, listener_problems, listener_warnings
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Admin, Config
-from holdfast.config.sections.check_identity import identity_problems
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
 PORT_KEYS: Final = {"cluster": "cluster.peer_port", "federation": "federation.listen"}

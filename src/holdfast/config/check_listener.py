@@ -7,10 +7,10 @@ from re import fullmatch
 from typing import Final
 
 from holdfast.addresses import address_problem
+from holdfast.config.check_identity import has_sources
 from holdfast.config.listener import ANY_ORIGIN, LOOPBACK_ORIGINS, WEBSOCKET_PATH, Listener
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Config
-from holdfast.config.sections.check_identity import has_sources
 
 PACKET_BYTES_MIN: Final = 128
 SOCKET_PATH_BYTES_MAX: Final = 96

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config.check import contradictions
+from holdfast.config.check_identity import has_sources
 from holdfast.config.check_listener import admits_anonymous
 from holdfast.config.listener import LOOPBACK_ORIGINS, Listener
 from holdfast.config.schema import Config
-from holdfast.config.sections.check_identity import has_sources
 from holdfast.config.sources import Overrides, load_settings
 
 

@@ -11,8 +11,8 @@ from msgspec import Meta, Struct, field
 
 from holdfast.addresses import ADDRESS, join_address
 from holdfast.config.federation import Federation
+from holdfast.config.identity import HookSettings, HttpCheck, Jwt
 from holdfast.config.listener import PACKET_BYTES_LIMIT, Count, Listener, Port, Rate
-from holdfast.config.sections.identity import HookSettings, HttpCheck, Jwt
 
 ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
 NODE_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"

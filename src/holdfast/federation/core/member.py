@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.context import MemberContext
-from holdfast.federation.core.departures import Departures
 from holdfast.federation.core.effects import CloseLink, Effect, Message
 from holdfast.federation.core.frames import (
     LINKS_MAX,
@@ -34,7 +33,7 @@ from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.messages.local_delivery import LocalDelivery
 from holdfast.federation.core.messages.origin import Origin
 from holdfast.federation.core.messages.streams import FormerPositions, IncomingStreams, Position
-from holdfast.federation.core.neighbours import Repair
+from holdfast.federation.core.neighbours import Departures, Repair
 from holdfast.federation.core.policy import OPEN, Gate, LinkPolicy
 from holdfast.federation.core.provenance import Provenance
 from holdfast.federation.core.retained.service import RetainedMessages

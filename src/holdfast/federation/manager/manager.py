@@ -17,9 +17,14 @@ from msgspec import UNSET
 from holdfast.federation.manager.announcer import is_confirmed
 from holdfast.federation.manager.brokers import Brokers, broker_url
 from holdfast.federation.manager.graph.graph import Link
-from holdfast.federation.manager.graph.health import HealthVerdict, MemberHealth
-from holdfast.federation.manager.graph.reports import Reports
-from holdfast.federation.manager.graph.round_trips import UNKNOWN_MS, RoundTrips, measured_ms
+from holdfast.federation.manager.graph.health import (
+    UNKNOWN_MS,
+    HealthVerdict,
+    MemberHealth,
+    Reports,
+    RoundTrips,
+    measured_ms,
+)
 from holdfast.federation.manager.messages import Desired, JoinAnswer, JoinRequest, Neighbor, Report
 from holdfast.federation.manager.settings import ManagerSettings
 from holdfast.federation.manager.state import federation_state as desired

@@ -20,9 +20,9 @@ from holdfast.federation.paper.effects import (
     DeliverLocally,
     DisconnectNeighbour,
     Effect,
+    Outbox,
     Refused,
 )
-from holdfast.federation.paper.mesh_view import TopicView
 from holdfast.federation.paper.messages import (
     BEACON,
     CONTROL_BYTES_MAX,
@@ -42,9 +42,14 @@ from holdfast.federation.paper.messages import (
     encode,
     topic_below,
 )
-from holdfast.federation.paper.outbox import Outbox
-from holdfast.federation.paper.topic import OtherRoot, OwnRoot, Topic
-from holdfast.federation.paper.topic_table import TableFull, TopicTable
+from holdfast.federation.paper.topic import (
+    OtherRoot,
+    OwnRoot,
+    TableFull,
+    Topic,
+    TopicTable,
+    TopicView,
+)
 
 NUMBER_BYTES: Final = 8
 TIDY_S: Final = 60.0

@@ -24,9 +24,8 @@ from holdfast.config.schema import Node
 from holdfast.federation.core.graph import FederationGraph, GraphLink, GraphMember
 from holdfast.federation.core.routing.mesh import Mesh
 from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
-from holdfast.federation.sidecar.edge_broker.log_starts import start_of
 from holdfast.federation.sidecar.edge_broker.member_log import MemberLog
-from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX
+from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX, start_of
 from holdfast.federation.sidecar.federator import Federator, FederatorError
 from holdfast.federation.sidecar.store.identity import IN_A_BROKER
 from holdfast.io.event_loop.broker import Broker

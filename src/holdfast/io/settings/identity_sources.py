@@ -5,8 +5,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
+from holdfast.config.identity import HookSettings, HttpCheck, Jwt
 from holdfast.config.schema import Security
-from holdfast.config.sections.identity import HookSettings, HttpCheck, Jwt
 from holdfast.hooks import Hooks
 from holdfast.security.identity.claims import ClaimRules
 from holdfast.security.identity.http_check import HttpSource

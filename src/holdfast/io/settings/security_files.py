@@ -11,9 +11,9 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+from holdfast.config.check_identity import has_sources
 from holdfast.config.listener import Listener
 from holdfast.config.schema import Admin, Config
-from holdfast.config.sections.check_identity import has_sources
 from holdfast.hooks import Hooks
 from holdfast.io.event_loop.hook_runner import HookSource
 from holdfast.io.settings.identity_sources import SourceError, identity_sources, load_hooks

@@ -30,10 +30,10 @@ from holdfast.federation.core.messages.custody_entry import (
     CustodyEntry,
     Grants,
     Place,
+    Stream,
     frame_of,
     message_of,
 )
-from holdfast.federation.core.messages.custody_stream import Stream
 from holdfast.federation.core.messages.retransmit_timer import RetransmitTimer
 
 PROBING: Final = 8

@@ -1,16 +1,144 @@
-"""Publications of this member's clients: their destinations, and the time of sending."""
+"""Publications of this member's clients: their destinations, and the time of sending.
 
-from collections.abc import Callable
+Shared subscriptions over all members: each message goes to one member with the group.
+
+A member announces its groups. The origin prefers its own clients in the group. Otherwise it grants
+the message to one reachable member with the group, the one with the highest weight for the topic.
+So a topic's messages stay together and a group's topics are spread. The message contains the grant
+of each destination. Groups there without a grant do not receive it (`DeliverLocally.granted`).
+
+While databases differ or a member is lost, two members may receive a message; at QoS 1 and 2 none
+is lost. A member whose group has ended refuses the message. Its origin grants it to another member
+once it has received that news. It does the same when the member has left, or is unreachable for
+`group_reassign_s`. The new member may be the origin itself, if its clients have joined the group by
+then. If no member has the group, its clients may be moving from one member to another: the message
+waits at its origin for `group_reassign_s`.
+"""
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
 
 from holdfast.federation.core.context import MemberContext
-from holdfast.federation.core.effects import Message
-from holdfast.federation.core.frames import Data
+from holdfast.federation.core.effects import Dropped, Message
+from holdfast.federation.core.frames import SHARES_MAX, Data
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.custody import Custody
+from holdfast.federation.core.messages.custody_entry import CustodyEntry, Grants
 from holdfast.federation.core.messages.forwarding import FrameForwarder
-from holdfast.federation.core.messages.shared_groups import SharedGroups
 from holdfast.federation.core.retained.service import RetainedMessages
 from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest
+
+
+def weight(share: str, topic: str, node: bytes) -> bytes:
+    return blake2b(f"{share}\0{topic}\0".encode() + node, digest_size=8).digest()
+
+
+def owner(share: str, topic: str, nodes: Iterable[bytes]) -> bytes:
+    """Chooses one of at least one member by highest weight (rendezvous hashing). When a member
+    joins or leaves, only topics that it owns change their owner."""
+    return max(nodes, key=lambda node: (weight(share, topic, node), node))
+
+
+class SharedGroups:
+    """The grants of this origin's messages to members with shared groups."""
+
+    def __init__(
+        self,
+        context: MemberContext,
+        local: LocalInterest,
+        remote: RemoteInterest,
+        custody: Custody,
+        can_reach: Callable[[bytes], bool],
+    ) -> None:
+        self._own = context.node
+        self._patience_s = context.config.group_reassign_s
+        self._local = local
+        self._remote = remote
+        self._custody = custody
+        self._can_reach = can_reach
+        self._effects = context.effects
+        # Unreachable members with grants in custody, and since when.
+        self._unreachable_since: dict[bytes, float] = {}
+        # Entries that wait until a member has their group, and since when.
+        self._waiting_since: dict[MessageId, float] = {}
+
+    def grants(self, message: Message) -> Grants:
+        """Returns the grant of a message of this origin for each member that receives a share."""
+        topic = message.topic
+        wanting = self._remote.wanting(topic)
+        found: dict[bytes, list[str]] = {}
+        for share, nodes in wanting.groups.items():
+            if self._local.has(share) and share not in message.missed_by:
+                continue
+            node = self._chosen(share, topic, nodes)
+            if node is not None and len(found.get(node, ())) >= SHARES_MAX:
+                self._effects.append(Dropped("too many groups", None, node))
+            elif node is not None:
+                found.setdefault(node, []).append(share)
+        return {node: (node in wanting.members, tuple(shares)) for node, shares in found.items()}
+
+    def _chosen(self, share: str, topic: str, nodes: Iterable[bytes]) -> bytes | None:
+        others = [node for node in nodes if node != self._own]
+        near = [node for node in others if self._can_reach(node)]
+        return owner(share, topic, near or others) if others else None
+
+    def review(
+        self, new_id: Callable[[], MessageId], now: float, left: bytes | None = None
+    ) -> None:
+        """Takes back what members do not have the group for any more, or are away with too long,
+        and gives it to others: as a message of its own, so each stream has it once. `left`: a
+        member that is none any more."""
+        granted = self._custody.granted()
+        nodes = {node for entry in granted for node in entry.grants if node != self._own}
+        self._unreachable_since = {
+            node: self._unreachable_since.get(node, now)
+            for node in nodes
+            if not self._can_reach(node)
+        }
+        ids = {entry.id for entry in granted}
+        self._waiting_since = {id: at for id, at in self._waiting_since.items() if id in ids}
+        for entry in granted:
+            for node, (_, shares) in list(entry.grants.items()):
+                self._review(entry, node, shares, new_id, now, left)
+
+    def _review(
+        self,
+        entry: CustodyEntry,
+        node: bytes,
+        shares: tuple[str, ...],
+        new_id: Callable[[], MessageId],
+        now: float,
+        left: bytes | None,
+    ) -> None:
+        topic = entry.message.topic
+        having = self._remote.wanting(topic).groups
+        lost_since = self._unreachable_since.get(node)
+        is_lost = lost_since is not None and now - lost_since >= self._patience_s
+        kept: list[str] = []
+        moved: dict[bytes, list[str]] = {}
+        for share in shares:
+            is_here = self._local.has(share)
+            others = [other for other in having.get(share, ()) if other not in (node, self._own)]
+            others = [other for other in others if other != left]
+            near = [other for other in others if self._can_reach(other)]
+            has_it = is_here if node == self._own else node in having.get(share, ())
+            if has_it and node != left and not (is_lost and (near or is_here)):
+                kept.append(share)
+            elif others and not is_here:
+                moved.setdefault(owner(share, topic, near or others), []).append(share)
+            elif node != self._own:
+                # Each alone: it is not given away again in part, once the broker may have it.
+                given: Grants = {self._own: (False, (share,))}
+                self._custody.regrant(entry, new_id(), given, now)
+            elif now - self._waiting_since.setdefault(entry.id, now) < self._patience_s:
+                kept.append(share)
+            else:
+                self._effects.append(Dropped("group gone", entry.id, node))
+        if len(kept) == len(shares):
+            return
+        for other, shares_of_it in moved.items():
+            self._custody.regrant(entry, new_id(), {other: (False, tuple(shares_of_it))}, now)
+        self._custody.grant_only(entry, node, tuple(kept), now)
 
 
 class Origin:

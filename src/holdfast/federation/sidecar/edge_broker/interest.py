@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
-from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
+from holdfast.federation.sidecar.edge_mqtt.subscriptions import within
 from holdfast.protocol.topics.names import is_shared, split_shared
 from holdfast.protocol.topics.trie import SubscriptionTrie
 

@@ -36,7 +36,7 @@ from holdfast.federation.core.identity import (
     Identity,
 )
 from holdfast.federation.core.messages.streams import FORMER_MAX, FormerPositions, Position
-from holdfast.federation.sidecar.edge_broker.log_starts import (
+from holdfast.federation.sidecar.edge_broker.origin_offset import (
     LogStart,
     decode_starts,
     next_starts,

@@ -6,10 +6,42 @@ so a Holdfast destination recognises the duplicate by it. The offset travels as 
 Only the origin sets it, and a destination that understands it removes it.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from holdfast.protocol.mqtt.fields import string_field
 from holdfast.protocol.mqtt.properties import USER_PROPERTY, user_property_at
+
+STARTS_MAX: Final = 64
+"""The most starts that are kept. Records from before them have the log's name without a start."""
+LogStart = tuple[int, list[int]]
+"""The epoch of a start, and the end of each partition at that time."""
+
+
+def next_starts(starts: Sequence[LogStart], epoch: int, ends: Sequence[int]) -> list[LogStart]:
+    """Returns all starts with this one, the newest last. It replaces the last one if no record was
+    appended since."""
+    kept = starts[:-1] if starts and starts[-1][1] == list(ends) else starts
+    return [*kept, (epoch, list(ends))][-STARTS_MAX:]
+
+
+def decode_starts(data: bytes) -> list[LogStart]:
+    """Decodes the starts. Raises `ValueError` for damaged data."""
+    try:
+        return msgspec.json.decode(data, type=list[LogStart])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the starts of the log: {error}") from None
+
+
+def start_of(starts: Sequence[LogStart], partition: int, offset: int) -> int:
+    """Returns the start in which a record was appended; 0: before all of them."""
+    for epoch, ends in reversed(starts):
+        if ends[partition] <= offset:
+            return epoch
+    return 0
+
 
 NAME: Final = "hf-place"
 LOG_BYTES_MAX: Final = 16

@@ -25,6 +25,7 @@ from holdfast.client.errors import (
     ConnectionLost,
     ConnectionRefused,
     NotConnected,
+    SubscribeRefused,
     TimedOut,
 )
 from holdfast.client.options import LEVEL_5
@@ -33,10 +34,10 @@ from holdfast.client.servers import Server
 from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.edge import EdgeHost
-from holdfast.federation.sidecar.edge_mqtt.control import ControlConnection
 from holdfast.federation.sidecar.edge_mqtt.delivery import ImportDelivery
 from holdfast.federation.sidecar.edge_mqtt.exports import Exports, Replays
 from holdfast.federation.sidecar.edge_mqtt.imports import Imports
+from holdfast.federation.sidecar.edge_mqtt.interest_sources import BadWord, InterestSources
 from holdfast.federation.sidecar.edge_mqtt.loopback_probe import EdgeRefused, OwnTopic, check_echo
 from holdfast.federation.sidecar.edge_mqtt.retained_reader import RetainedReader
 from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
@@ -44,8 +45,112 @@ from holdfast.federation.sidecar.edge_mqtt.state import EdgeMemory
 from holdfast.federation.sidecar.edge_mqtt.subscriptions import EdgeSubscriptions
 from holdfast.io.peers.complaints import Complaints
 from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import SubscriptionRequest
 
 logger = logging.getLogger("holdfast.federator")
+
+CONTROL_RETRY_S: Final = 5.0
+"""The delay in seconds after a permanent refusal by the broker."""
+
+
+class ControlConnection:
+    """Keeps one sessionless client connected and subscribed to the sources of interest."""
+
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        client_id: str,
+        sources: InterestSources,
+        complain: Complaints,
+        on_word: Callable[[], None],
+    ) -> None:
+        """`on_word`: called after `sources` has received a statement of interest."""
+        self._settings = settings
+        self._client_id = client_id
+        self._sources = sources
+        self._complain = complain
+        self._on_message = on_word
+        self._client: Client | None = None
+        self._up = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.is_listening = False
+        """Whether every source of interest that the broker permits is subscribed to."""
+
+    def start(self) -> "asyncio.Task[None]":
+        """Starts the task that runs until `stop`."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self._task
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Publishes at QoS 1, waiting for a connection and the acknowledgement.
+
+        Raises `ClientError` when the broker refuses the message or the connection ends for good.
+        """
+        while True:
+            await self._up.wait()
+            client = self._client
+            if client is not None:
+                await client.publish(topic, payload, qos=1)
+                return
+
+    async def _run(self) -> None:
+        while True:
+            client = Client(
+                servers=self._settings.servers,
+                reconnect=self._settings.reconnect,
+                options=self._settings.options(self._client_id, False, False, self._unreadable),
+                tls=self._settings.tls,
+                request_timeout_s=self._settings.wait_s,
+                on_message=self._handle_message,
+                on_connect=self._connected,
+            )
+            try:
+                await client.connect()
+                self._client = client
+                self._up.set()
+                await self._subscribe(client)
+                self.is_listening = True
+                error = await client.wait_closed()
+            except ClientError as failure:
+                error = failure
+            finally:
+                self._up.clear()
+                self.is_listening = False
+                self._client = None
+                client.abort()
+            self._complain.say("control", str(error), f"receives no interest: {error}")
+            await asyncio.sleep(CONTROL_RETRY_S)
+
+    async def _subscribe(self, client: Client) -> None:
+        for topic in self._sources.topics():
+            try:
+                await client.subscribe(SubscriptionRequest(topic, 0))
+            except SubscribeRefused as error:
+                logger.warning(
+                    "federation_interest_refused topic=%r error=%r text='allow it in the access"
+                    " list of the broker, or leave this source out'", topic, str(error),
+                )  # fmt: skip
+
+    def _connected(self, session_present: bool, server: Server) -> None:
+        self._complain.forget("control")
+
+    def _unreadable(self, text: str) -> None:
+        self._complain.say("unreadable", "", f"passed over what it cannot read: {text}")
+
+    def _handle_message(self, message: Received) -> None:
+        now = asyncio.get_running_loop().time()
+        try:
+            self._sources.handle(message.topic, message.payload, now)
+        except BadWord as error:
+            self._complain.say("word", "", f"refused a message on {message.topic[:200]!r}: {error}")
+        else:
+            self._on_message()
+
 
 RETRY_S: Final = 2.0
 """The delay in seconds before a new client, and before an unanswered step is repeated. A new client

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.federation.core.routing.interest import may_leave
-from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
+from holdfast.federation.sidecar.edge_mqtt.subscriptions import within
 from holdfast.protocol.topics.names import (
     SHARE_PREFIX,
     InvalidFilter,

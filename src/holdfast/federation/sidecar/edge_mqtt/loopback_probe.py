@@ -16,7 +16,7 @@ from holdfast.client.options import LEVEL_5
 from holdfast.client.protocol.effects import Message as Received
 from holdfast.federation.sidecar.edge_mqtt.loop_marker import MARK, is_marked
 from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
-from holdfast.federation.sidecar.edge_mqtt.subscription_set import overlaps
+from holdfast.federation.sidecar.edge_mqtt.subscriptions import overlaps
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.packets import Properties, SubscriptionRequest
 

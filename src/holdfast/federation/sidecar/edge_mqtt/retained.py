@@ -7,7 +7,7 @@ from holdfast.federation.core.effects import Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.edge_mqtt.edge import MqttEdge
 from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
-from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
+from holdfast.federation.sidecar.edge_mqtt.subscriptions import within
 
 
 class RetainingMqttEdge(MqttEdge):

@@ -1,1 +1,0 @@
-"""A Mosquitto configuration in the terms of this broker."""

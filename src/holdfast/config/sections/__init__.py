@@ -1,1 +1,0 @@
-"""Sections of the configuration that are apart from `holdfast.config.schema`."""
