@@ -5,25 +5,23 @@ cluster applies the record, so a node that was away or joins later has the ban t
 the memory of one node. Lifting a name ends its ban and its lock-outs at all nodes that reply.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
+from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import (
-    CURSOR_CHARACTERS_MAX,
+    AFTER,
+    LIMIT,
     PAGE_MAX,
     AbsentNode,
-    BadCursor,
     BestRows,
     Place,
-    decode_place,
-    encode_place,
+    place_after,
 )
 from holdfast.api.views.slices import ITEMS
 from holdfast.node.admission.bans import BANS_MAX, BadBanName, Ban, ban_address
@@ -133,8 +131,6 @@ IP_ADDRESS: Final = Text("address", "an IP address or a network", most=64)
 SCOPE: Final = Text("scope", "of this scope only", choices=(CLIENT, USER, ADDRESS))
 KIND: Final = Text("kind", "of this kind only", choices=(BAN, LOCKOUT))
 SEARCH: Final = Text("search", "a part of the name or the reason", most=256)
-LIMIT: Final = Whole("limit", "the most rows of the page", least=1, most=PAGE_MAX, default=100)
-AFTER: Final = Text("after", "`next` of the page before", most=CURSOR_CHARACTERS_MAX)
 
 
 class BanRoutes:
@@ -164,13 +160,12 @@ class BanRoutes:
     # List
 
     async def _list(self, call: Call) -> BanPage:
-        after = call.get(AFTER)
         query = BanQuery(
             call.get(SCOPE) or "",
             call.get(KIND) or "",
             call.get(SEARCH) or "",
             call[LIMIT],
-            None if after is None else _place_of(after),
+            place_after(call),
         )
         parts: list[BanPage] = []
         missing: list[AbsentNode] = []
@@ -185,10 +180,8 @@ class BanRoutes:
         for part in parts:
             for row in part.bans:
                 best.add(_place(row), row)
-        rows = best.page()
-        following = "" if len(rows) < query.limit else encode_place(rows[-1][0])
         matched = sum(part.matched for part in parts)
-        return BanPage([row for _, row in rows], matched, following, missing)
+        return BanPage(best.page(), matched, best.following(), missing)
 
     async def _lockouts_here(self, query: BanQuery) -> BanPage:
         if not 0 < query.limit <= PAGE_MAX:
@@ -219,7 +212,7 @@ class BanRoutes:
                     best.add(_place(row), row)
 
         await self._view.slices.run(steps())
-        return BanPage([row for _, row in best.page()], best.matched)
+        return BanPage(best.page(), best.matched)
 
     # Changes
 
@@ -299,24 +292,8 @@ class BanRoutes:
 
     async def _recorded(self, change: Callable[[Callable[[str], None]], None]) -> None:
         """Appends a record and waits for its commit. Raises `ApiRefusal` (503)."""
-        broker = self._view.broker
-        done: asyncio.Future[str] = broker.loop.create_future()
-
-        def resolve(failure: str) -> None:
-            if not done.done():
-                done.set_result(failure)
-
-        broker.touch()
-        change(resolve)
-        try:
-            async with asyncio.timeout(WAIT_S):
-                failure = await done
-        except TimeoutError:
-            text = f"not committed within {WAIT_S:g} s; it may still take effect: look at the list"
-            raise ApiRefusal(503, text) from None
-        if failure:
-            raise ApiRefusal(503, f"nothing has changed: {failure}")
-        broker.touch()
+        await self._view.commit(change, "the bans", WAIT_S)
+        self._view.broker.touch()
 
 
 def _target(client: str, user: str, address: str) -> tuple[str, str]:
@@ -352,14 +329,3 @@ def _lockout_row(lockout: LockedName, state: NodeState, node: str) -> BanRow:
 
 def _place(row: BanRow) -> Place:
     return row.name, f"{row.scope} {row.kind} {row.node}"
-
-
-def _place_of(text: str) -> Place:
-    """The place of a cursor. Raises `ApiRefusal` (400)."""
-    try:
-        place = decode_place(text)
-        if not isinstance(place[0], str):
-            raise BadCursor("the cursor is of another list")
-    except BadCursor as error:
-        raise bad_request(f"after={shown(text)}: {error}") from None
-    return place

@@ -1,5 +1,7 @@
 """The node behind an admin port, as the routes read it."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.api.cluster_operations import ClusterOperations
@@ -15,6 +17,8 @@ from holdfast.node.state.recorded_state import RecordedState
 
 LOG_SERVERS: Final = "Holdfast-Log-Servers"
 """The header of a 421 with the admin ports of nodes that store the log."""
+COMMIT_S: Final = 10.0
+"""The most seconds that a request waits for the commit of its change."""
 STANDS_BY: Final = "this node stands by: ask the holder of the lease"
 
 
@@ -108,7 +112,33 @@ class OwnNode:
         """The cluster's part of the broker. Raises `ApiRefusal` (503)."""
         return self.broker.runtime.cluster_node
 
+    async def commit(
+        self, begin: Callable[[Callable[[str], None]], None], what: str, wait_s: float = COMMIT_S
+    ) -> None:
+        """Begins a change, which reports its commit ("") or its failure, and waits for that. Raises
+        `ApiRefusal` (503)."""
+        done: asyncio.Future[str] = self.broker.loop.create_future()
+        self.broker.touch()
+        begin(into(done))
+        try:
+            async with asyncio.timeout(wait_s):
+                failure = await done
+        except TimeoutError:
+            failure = f"not committed within {wait_s:g} s, and may still be"
+        if failure:
+            raise ApiRefusal(503, f"{what}: {failure}")
+
     def find_session(self, client: str) -> Session | None:
         """The session of a client as this node has it, or None."""
         session = self.state.sessions.get(client)
         return session if session is not None else self.recorded.sessions.get(client)
+
+
+def into(future: "asyncio.Future[str]") -> Callable[[str], None]:
+    """The function that resolves the future, once."""
+
+    def done(text: str) -> None:
+        if not future.done():
+            future.set_result(text)
+
+    return done

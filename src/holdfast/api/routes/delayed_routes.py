@@ -1,6 +1,5 @@
 """Lists and cancels the delayed messages that wait. Every node of a cluster tracks all of them."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Final
 
@@ -8,9 +7,7 @@ from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole
 from holdfast.api.nodes.own_node import OwnNode
-from holdfast.api.routes.session_changes import COMMIT_S, into
-from holdfast.api.routes.session_routes import AFTER, LIMIT, place_of
-from holdfast.api.views.pages import BestRows, encode_place
+from holdfast.api.views.pages import AFTER, LIMIT, BestRows, place_after
 from holdfast.api.views.slices import ITEMS
 from holdfast.log.record import FLAG_QOS_MASK, FLAG_RETAIN
 from holdfast.node.connections.operations import OutcomePromise
@@ -64,8 +61,7 @@ class DelayedRoutes:
         ]  # fmt: skip
 
     async def _list(self, call: Call) -> DelayedPage:
-        after = call.get(AFTER)
-        place = None if after is None else place_of(after, is_number=True)
+        place = place_after(call, is_number=True)
         search = (call.get(SEARCH) or "").casefold()
         best: BestRows[DelayedRow] = BestRows(call[LIMIT], place, descending=False)
         waiting = list(self._node.state.delayed.by_place.values())
@@ -79,10 +75,7 @@ class DelayedRoutes:
                     best.add((row.due_us, f"{row.partition}/{row.offset}"), row)
 
         await self._node.slices.run(choose())
-        found = best.page()
-        is_last = len(found) < call[LIMIT]
-        following = "" if is_last else encode_place(found[-1][0])
-        return DelayedPage([row for _, row in found], best.matched, following)
+        return DelayedPage(best.page(), best.matched, best.following())
 
     async def _cancel(self, call: Call) -> DelayedRow:
         node = self._node
@@ -91,16 +84,9 @@ class DelayedRoutes:
         if message is None:
             raise ApiRefusal(404, f"no delayed message waits at {place[0]}/{place[1]}")
         call.before = row = _row(message)
-        outcome: asyncio.Future[str] = node.broker.loop.create_future()
-        node.broker.touch()
-        end_delayed(node.state, place, OutcomePromise(into(outcome)))
-        try:
-            async with asyncio.timeout(COMMIT_S):
-                text = await outcome
-        except TimeoutError:
-            text = "it was not committed in time, and may still be"
-        if text:
-            raise ApiRefusal(503, f"the message was not cancelled: {text}")
+        await node.commit(
+            lambda done: end_delayed(node.state, place, OutcomePromise(done)), "the cancellation"
+        )
         return row
 
 

@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint, Text, Whole, bad_request
-from holdfast.api.nodes.own_node import OwnNode
-from holdfast.api.routes.session_changes import into
+from holdfast.api.nodes.own_node import COMMIT_S, OwnNode, into
 from holdfast.api.views.pages import PAGE_MAX
 from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_RETAIN, RETAINED, Record
@@ -33,8 +32,6 @@ from holdfast.security.http.requests import shown
 
 GROUPS_MAX: Final = 1000
 """The most groups of a log."""
-COMMIT_S: Final = 10.0
-"""The most seconds that a request waits for the commit of its records."""
 VISITS: Final = 256
 """The topics that one step of a scan visits."""
 PREFIX: Final = LOG_PREFIX + "groups/"

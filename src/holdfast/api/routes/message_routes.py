@@ -16,7 +16,7 @@ from msgspec import Struct
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, Whole, bad_request
 from holdfast.api.nodes.loopback import LoopbackClient, LoopbackRefusal
 from holdfast.api.nodes.own_node import OwnNode
-from holdfast.api.routes.session_routes import LIMIT
+from holdfast.api.views.pages import LIMIT
 from holdfast.api.views.payloads import Content, RetainedRow, content_of, retained_row
 from holdfast.log.batch import Batch
 from holdfast.log.record import FLAG_RETAIN, MESSAGE, RETAINED, Record

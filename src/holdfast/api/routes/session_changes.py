@@ -1,7 +1,6 @@
 """An operator's commands for one session: disconnect, end, move in the log."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal
 
@@ -27,7 +26,6 @@ COUNT_RECORDS: Final = 1000
 """The most messages of one such read."""
 AWAY_S: Final = 5.0
 """The time in seconds in which a disconnected session must be released by its node."""
-COMMIT_S: Final = 10.0
 POLL_S: Final = 0.02
 
 
@@ -206,16 +204,9 @@ class SessionChanges:
         if is_connected(session) or session.owner:
             text = "its client has connected again"
             raise ApiRefusal(409, f"the session {shown(session.client_id)} was not moved: {text}")
-        outcome: asyncio.Future[str] = view.broker.loop.create_future()
-        view.broker.touch()
-        move_session(view.state, session, wanted, epoch, into(outcome))
-        try:
-            async with asyncio.timeout(COMMIT_S):
-                text = await outcome
-        except TimeoutError:
-            raise ApiRefusal(503, "the move was not committed in time, and may still be") from None
-        if text:
-            raise ApiRefusal(503, f"the move was refused: {text}")
+        await view.commit(
+            lambda done: move_session(view.state, session, wanted, epoch, done), "the move"
+        )
 
 
 def _count_sent(session: Session, subscriptions: list[Subscription], records: list[Record]) -> int:
@@ -234,13 +225,3 @@ def _count_sent(session: Session, subscriptions: list[Subscription], records: li
             matching[record.topic] = found
         count += subscription_to(found, record, session.done) is not None
     return count
-
-
-def into(future: "asyncio.Future[str]") -> Callable[[str], None]:
-    """The function that resolves the future, once."""
-
-    def done(text: str) -> None:
-        if not future.done():
-            future.set_result(text)
-
-    return done

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text, Whole, bad_request
+from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Text
 from holdfast.api.log.session_history import AGES_MAX, times_of
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
@@ -22,16 +22,7 @@ from holdfast.api.routes.session_changes import (
     MovePlan,
     SessionChanges,
 )
-from holdfast.api.views.pages import (
-    CURSOR_CHARACTERS_MAX,
-    PAGE_MAX,
-    AbsentNode,
-    BadCursor,
-    BestRows,
-    Place,
-    decode_place,
-    encode_place,
-)
+from holdfast.api.views.pages import AFTER, LIMIT, PAGE_MAX, AbsentNode, BestRows, place_after
 from holdfast.api.views.sessions import (
     SORTS,
     SessionDetail,
@@ -47,8 +38,6 @@ from holdfast.node.session.session import Session
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 
-LIMIT: Final = Whole("limit", "the most rows of the page", least=1, most=PAGE_MAX, default=100)
-AFTER: Final = Text("after", "`next` of the page before", most=CURSOR_CHARACTERS_MAX)
 SEARCH: Final = Text("search", "a part of the client id, the user or the address", most=256)
 USER: Final = Text("user", "sessions of this user only")
 WHICH: Final = Text(
@@ -217,7 +206,6 @@ class SessionRoutes:
 
 
 def _query(call: Call, which: str) -> SessionQuery:
-    after = call.get(AFTER)
     sort = call[SORT]
     return SessionQuery(
         which,
@@ -226,19 +214,8 @@ def _query(call: Call, which: str) -> SessionQuery:
         sort,
         call[DESCENDING],
         call[LIMIT],
-        None if after is None else place_of(after, is_number=sort in NUMBERS),
+        place_after(call, is_number=sort in NUMBERS),
     )
-
-
-def place_of(text: str, *, is_number: bool) -> Place:
-    """The place of a cursor. Raises `ApiRefusal` (400)."""
-    try:
-        place = decode_place(text)
-        if isinstance(place[0], str) is is_number:
-            raise BadCursor("the cursor is of a list with another order")
-    except BadCursor as error:
-        raise bad_request(f"after={shown(text)}: {error}") from None
-    return place
 
 
 def _cut(query: SessionQuery, parts: list[SessionPage]) -> SessionPage:
@@ -253,7 +230,4 @@ def _cut(query: SessionQuery, parts: list[SessionPage]) -> SessionPage:
                 continue
             known.add(row.client)
             best.add((getattr(row, query.sort), row.client), row)
-    rows = best.page()
-    is_last = len(rows) < query.limit
-    return SessionPage([row for _, row in rows], matched,
-                       "" if is_last else encode_place(rows[-1][0]))  # fmt: skip
+    return SessionPage(best.page(), matched, best.following())

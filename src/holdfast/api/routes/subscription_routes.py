@@ -4,7 +4,6 @@ Each node lists the subscriptions of its connected clients, and the node that wa
 adds those of the sessions away. A group's position is in the log, so every node knows it.
 """
 
-import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
@@ -14,9 +13,8 @@ from msgspec import Struct
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
-from holdfast.api.routes.session_changes import COMMIT_S, into
-from holdfast.api.routes.session_routes import AFTER, LIMIT, Choice, has_no_owner, place_of
-from holdfast.api.views.pages import AbsentNode, BestRows, encode_place
+from holdfast.api.routes.session_routes import Choice, has_no_owner
+from holdfast.api.views.pages import AFTER, LIMIT, AbsentNode, BestRows, place_after
 from holdfast.api.views.sessions import is_connected
 from holdfast.api.views.slices import ITEMS
 from holdfast.api.views.subscriptions import (
@@ -92,13 +90,12 @@ class SubscriptionRoutes:
         ]  # fmt: skip
 
     async def _list(self, call: Call) -> SubscriptionPage:
-        after = call.get(AFTER)
         query = SubscriptionQuery(
             call.get(SEARCH) or "",
             call.get(TOPIC) or "",
             call.get(CLIENT) or "",
             call[LIMIT],
-            None if after is None else place_of(after, is_number=False),
+            place_after(call),
         )
         node = self._node
         answers, missing = await self._everywhere.ask_others(
@@ -122,8 +119,6 @@ class SubscriptionRoutes:
     # Groups
 
     async def _groups(self, call: Call) -> GroupPage:
-        after = call.get(AFTER)
-        place = None if after is None else place_of(after, is_number=False)
         search = (call.get(SEARCH) or "").casefold()
         node = self._node
         connected = dict((await self._keys_here(GroupQuestion())).members)
@@ -131,7 +126,7 @@ class SubscriptionRoutes:
         for answer in answers:
             for key, count in answer.members.items():
                 connected[key] = connected.get(key, 0) + count
-        best: BestRows[str] = BestRows(call[LIMIT], place, descending=False)
+        best: BestRows[str] = BestRows(call[LIMIT], place_after(call), descending=False)
         keys = [*connected, *(key for key in list(node.recorded.groups) if key not in connected)]
 
         def choose() -> Iterator[None]:
@@ -142,10 +137,8 @@ class SubscriptionRoutes:
                     best.add((key, ""), key)
 
         await node.slices.run(choose())
-        rows = [self._row(key, connected.get(key, 0)) for _, key in best.page()]
-        is_last = len(rows) < call[LIMIT]
-        following = "" if is_last else encode_place((rows[-1].group, ""))
-        return GroupPage(rows, best.matched, following, missing)
+        rows = [self._row(key, connected.get(key, 0)) for key in best.page()]
+        return GroupPage(rows, best.matched, best.following(), missing)
 
     async def _keys_here(self, question: GroupQuestion) -> GroupKeys:
         groups = list(self._node.state.groups.values())
@@ -220,16 +213,9 @@ class SubscriptionRoutes:
         if row.member_count:
             text = f"it has {row.member_count} members, so end their sessions first"
             raise ApiRefusal(409, f"the queue {shown(key)} was not deleted: {text}")
-        outcome: asyncio.Future[str] = node.broker.loop.create_future()
-        node.broker.touch()
-        delete_queue(node.state, key, into(outcome))
-        try:
-            async with asyncio.timeout(COMMIT_S):
-                text = await outcome
-        except TimeoutError:
-            text = "it was not committed in time, and may still be"
-        if text:
-            raise ApiRefusal(503, f"the deletion of the queue {shown(key)}: {text}")
+        await node.commit(
+            partial(delete_queue, node.state, key), f"the deletion of the queue {shown(key)}"
+        )
         return row
 
     async def _part_here(self, question: GroupQuestion) -> GroupPart:
@@ -274,8 +260,5 @@ def _cut(
     for part in parts:
         for row in part.subscriptions:
             best.add((row.filter, row.client), row)
-    rows = [row for _, row in best.page()]
-    following = ""
-    if len(rows) == query.limit:
-        following = encode_place((rows[-1].filter, rows[-1].client))
-    return SubscriptionPage(rows, sum(part.matched for part in parts), following, missing)
+    matched = sum(part.matched for part in parts)
+    return SubscriptionPage(best.page(), matched, best.following(), missing)

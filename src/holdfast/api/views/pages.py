@@ -10,6 +10,9 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import DecodeError, Struct, json
 
+from holdfast.api.endpoints import Call, Text, Whole, bad_request
+from holdfast.security.http.requests import shown
+
 T = TypeVar("T")
 SortKey = str | int | float
 Place = tuple[SortKey, str]
@@ -19,6 +22,8 @@ PAGE_MAX: Final = 1000
 """The most rows of one page."""
 CURSOR_CHARACTERS_MAX: Final = 262_144
 
+LIMIT: Final = Whole("limit", "the most rows of the page", least=1, most=PAGE_MAX, default=100)
+AFTER: Final = Text("after", "`next` of the page before", most=CURSOR_CHARACTERS_MAX)
 _PLACE: Final[json.Decoder[Place]] = json.Decoder(Place)
 
 
@@ -37,6 +42,20 @@ def decode_place(text: str) -> Place:
         return _PLACE.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, binascii.Error, DecodeError) as error:
         raise BadCursor("a cursor is the `next` of an earlier page") from error
+
+
+def place_after(call: Call, *, is_number: bool = False) -> Place | None:
+    """The place behind which a page begins; None: at the start. Raises `ApiRefusal` (400)."""
+    text = call.get(AFTER)
+    if text is None:
+        return None
+    try:
+        place = decode_place(text)
+        if isinstance(place[0], str) is is_number:
+            raise BadCursor("the cursor is of a list with another order")
+    except BadCursor as error:
+        raise bad_request(f"after={shown(text)}: {error}") from None
+    return place
 
 
 class AbsentNode(Struct):
@@ -77,16 +96,17 @@ class BestRows(Generic[T]):
         return one > other if self._descending else one < other
 
     def _cut(self) -> None:
-        self._found.sort(key=_place_of, reverse=self._descending)
+        self._found.sort(key=lambda entry: entry[0], reverse=self._descending)
         del self._found[self._limit :]
         if len(self._found) == self._limit:
             self._bound = self._found[-1][0]
 
-    def page(self) -> list[tuple[Place, T]]:
+    def page(self) -> list[T]:
         """The items of the page, in order."""
         self._cut()
-        return self._found
+        return [item for _, item in self._found]
 
-
-def _place_of(entry: tuple[Place, object]) -> Place:
-    return entry[0]
+    def following(self) -> str:
+        """The cursor of the next page; empty if this is the last one."""
+        self._cut()
+        return encode_place(self._found[-1][0]) if len(self._found) == self._limit else ""

@@ -284,7 +284,7 @@ class SessionScan:
             best.add((key_of(state, session), session.client_id), session)
         self.matched = best.matched
         yield
-        for _, session in best.page():
+        for session in best.page():
             self.rows.append(session_row(state, session, self._node))
             if len(self.rows) % ITEMS == 0:
                 yield

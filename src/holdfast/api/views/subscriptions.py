@@ -95,7 +95,7 @@ class SubscriptionScan:
                 best.add((filter, session.client_id), (session, filter))
         self.matched = best.matched
         yield
-        for _, (session, filter) in best.page():
+        for session, filter in best.page():
             row = self._row(session, filter)
             if row is not None:
                 self.rows.append(row)
