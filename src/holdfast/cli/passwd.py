@@ -9,7 +9,7 @@ import getpass
 import os
 import stat
 import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from holdfast.security import passwords, scram_file
 from holdfast.security.dynamic.document import DynamicSecurityError
 from holdfast.security.dynamic.file import DynamicSecurityFile, write
 from holdfast.security.dynamic.first_user import new_document, set_password
+from holdfast.security.files import replace_file
 from holdfast.security.passwords import PasswordError
 from holdfast.security.scram_file import ScramError
 
@@ -249,23 +250,8 @@ def ask_password() -> str:
 def _replace(path: Path, lines: list[str]) -> None:
     """Writes the file under another name and renames it. Symbolic links are followed."""
     path = Path(os.path.realpath(path))
-    # mkstemp sets mode 0600 with any umask.
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            _keep_owner_and_mode(path, descriptor)
-            os.fsync(descriptor)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    content = [f"{line}\n".encode() for line in lines]
+    replace_file(path, content, partial(_keep_owner_and_mode, path))
 
 
 def _keep_owner_and_mode(path: Path, descriptor: int) -> None:

@@ -18,7 +18,6 @@ import fcntl
 import os
 import re
 import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from holdfast.security.access.scopes import ROLES, Scope
+from holdfast.security.files import replace_file
 
 T = TypeVar("T")
 
@@ -199,24 +199,7 @@ class AccessFile:
 
     def _replace(self, name: str, content: bytes) -> None:
         """Replaces a file. Raises `OSError`."""
-        # mkstemp sets mode 0600 with any umask.
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.directory)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(content + b"\n")
-                file.flush()
-                self._give_owner(descriptor)
-                os.fsync(descriptor)
-            os.replace(temporary, self.directory / name)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(self.directory / name, (content, b"\n"), self._give_owner)
 
     def _give_owner(self, descriptor: int) -> None:
         """Gives a file that this process has just made to the owner of the directory. The broker

@@ -6,8 +6,6 @@ change by another program is never overwritten, and two brokers never share a fi
 
 import os
 import stat
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from holdfast.security.dynamic.document import (
     SecurityDocument,
     parse,
 )
+from holdfast.security.files import replace_file
 
 
 @dataclass(frozen=True)
@@ -73,28 +72,14 @@ def write(
 ) -> tuple[int, int, int]:
     """Writes a file, durably, and returns its stamp. It has mode 0600, or the mode and owner of
     `like`, the file that it replaces. Raises `OSError`."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.writelines(document.chunks())
-            file.flush()
-            if like is not None:
-                os.fchmod(descriptor, stat.S_IMODE(like.st_mode) & 0o660)
-                if os.geteuid() == 0:
-                    os.fchown(descriptor, like.st_uid, like.st_gid)
-            os.fsync(descriptor)
-            stamp = _stamp(os.fstat(descriptor))
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return stamp
+
+    def prepare(descriptor: int) -> None:
+        if like is not None:
+            os.fchmod(descriptor, stat.S_IMODE(like.st_mode) & 0o660)
+            if os.geteuid() == 0:
+                os.fchown(descriptor, like.st_uid, like.st_gid)
+
+    return _stamp(replace_file(path, document.chunks(), prepare))
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int, int]:
