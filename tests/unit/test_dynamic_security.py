@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.topics.names import covers, matches
@@ -141,6 +141,19 @@ def document_of(*roles: list[stored.RoleAcl], defaults: stored.DefaultAccess) ->
     st.builds(stored.DefaultAccess, st.booleans(), st.booleans(), st.booleans()),
     TOPICS,
     FILTERS,
+)
+@example(
+    (
+        [
+            stored.RoleAcl(SUBSCRIBES_LITERAL, "#", 0, False),
+            stored.RoleAcl(SUBSCRIBES_LITERAL, "a/a", 0, False),
+            stored.RoleAcl(SUBSCRIBES_PATTERN, "#", 0, True),
+        ],
+        [stored.RoleAcl(SUBSCRIBES_LITERAL, "a/+", 0, False)],
+    ),
+    stored.DefaultAccess(True, True, False, False),
+    "a/a",
+    "a/+",
 )
 def test_rights_are_those_of_the_first_rule(
     roles: tuple[list[stored.RoleAcl], list[stored.RoleAcl]],

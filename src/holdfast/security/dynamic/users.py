@@ -220,13 +220,14 @@ class DynamicClientRules(ClientRules):
 
     def _possible_filters(self, topic: str) -> list[str]:
         """The filters with which the client could receive a topic: the topic, the filters of the
-        rules that match it, and `#`, which stands for the default."""
+        rules that match it, and `#`, which stands for the default. One role may allow the filter
+        that another denies, so those of denying rules are among them."""
         found = {topic: None}
         for role in self._roles:
             for kind in (SUBSCRIBES_LITERAL, SUBSCRIBES_PATTERN):
                 index = role.of_kind(kind)
                 about = () if index is None else index.about(topic, self._names)
-                found.update((filter, None) for ranked, filter in about if ranked.acl.allow)
+                found.update((filter, None) for _, filter in about)
         if self._defaults.subscribe and not topic.startswith("$"):
             found["#"] = None
         return list(found)
