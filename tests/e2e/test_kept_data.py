@@ -12,8 +12,8 @@ from tests.support.format_samples import FOLDER
 from tests.support.kept_data import check
 from tests.support.kept_nodes import KINDS
 
-LAKE = "lake.tar.gz"
-KEPT = [path for path in sorted(FOLDER.glob("*/*.tar.gz")) if path.name != LAKE]
+LAKES = ("lake.tar.gz", "delta.tar.gz")
+KEPT = [path for path in sorted(FOLDER.glob("*/*.tar.gz")) if path.name not in LAKES]
 
 
 @pytest.mark.parametrize("archive", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -27,5 +27,5 @@ def test_a_directory_of_each_version(archive: Path, tmp_path: Path) -> None:
 def test_all_kinds_are_kept() -> None:
     for version in {path.parent for path in KEPT}:
         assert {path.name.removesuffix(".tar.gz") for path in version.glob("*")} == {
-            *KINDS, "lake",
+            *KINDS, "lake", "delta",
         }  # fmt: skip

@@ -104,7 +104,11 @@ class FeedsWatch:
         process = self._process
         marks = process.state.delivered
         starts = process.cluster_node.applier.starts
+        transfer = process.cluster_node.transfer
         for partition, mark in enumerate(marks):
+            if transfer.lacks(partition):
+                # The leader's log begins at the mark. The state before it is still to come.
+                continue
             # The state below `starts` came by transfer.
             begin = max(self._marks[partition], starts[partition])
             self._look_at(partition, begin, mark, committed[partition])

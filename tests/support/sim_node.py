@@ -95,6 +95,7 @@ class SimNode:
         self.silence_seen_s = 0.0
         """How long the holder had been silent when its beat was last read."""
         self.epoch = 0
+        self.cluster_node = SimpleNamespace(context=SimpleNamespace(has_data=True))
         self._schedule = process.schedule
         self._callbacks: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._wakeup = SimEvent(process.schedule)

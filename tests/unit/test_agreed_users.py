@@ -66,7 +66,7 @@ class Process:
         broker = SimpleNamespace(
             node=self.bench.node,
             passwords=SimpleNamespace(file=None),
-            runtime=SimpleNamespace(recorded_state=lambda: self.bench.node.state),
+            runtime=SimpleNamespace(cluster_node=self.bench.core.cluster),
             touch=lambda: None,
             record_changes=self.record,
         )

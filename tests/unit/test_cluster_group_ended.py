@@ -96,6 +96,9 @@ class Corner:
         self.until(lambda: receiver.client.is_connected and receiver.client.is_subscribed)
 
     def cut(self, first: str, second: str) -> None:
+        """Cuts a link, also through the third node: a report would arrive that way."""
+        for name in (first, second):
+            self.process(name).runtime.links.relayed.objection = None
         self.world.network.cut(first, second)
         self.world.network.cut(second, first)
 

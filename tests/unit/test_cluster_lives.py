@@ -81,6 +81,11 @@ def stored(stage: Stage) -> list[str]:
 
 
 def cut(stage: Stage, one: str, other: str) -> None:
+    """Cuts a link, also through the third node."""
+    for name in (one, other):
+        process = stage.world.hosts[name].process
+        assert process is not None
+        process.runtime.links.relayed.objection = None
     stage.world.network.cut(one, other)
     stage.world.network.cut(other, one)
 

@@ -239,7 +239,10 @@ def test_settings_with_their_defaults_are_those_of_the_directory(tmp_path: Path)
 def test_a_node_of_an_older_version_joins_until_the_cluster_resizes() -> None:
     def objection(metadata: ClusterMetadata, features: str) -> str:
         context = SimpleNamespace(metadata=metadata)
-        runtime: Any = SimpleNamespace(cluster_node=SimpleNamespace(context=context))
+        runtime: Any = SimpleNamespace(
+            cluster_node=SimpleNamespace(context=context),
+            links=SimpleNamespace(relayed=SimpleNamespace()),
+        )
         found = PeerCheck(runtime).objection(PeerIdentity("n9", "i1", features=features), {})
         return "" if found is None else found.reason
 
