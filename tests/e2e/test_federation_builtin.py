@@ -27,12 +27,15 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Member]]:
 
 def test_every_member_knows_the_whole_graph(members: list[Member]) -> None:
     """The members are on a line, so the first one reaches the last one over the middle."""
-    graphs = [json.loads(each.admin("/api/v1/federation/graph")[1]) for each in members]
-    a, b, c = [each["id"] for each in graphs]
-    for graph in graphs:
-        assert {each["id"] for each in graph["members"]} == {a, b, c}
+
+    def knows_all(member: Member) -> bool:
+        graph = json.loads(member.admin("/api/v1/federation/graph")[1])
         links = {frozenset((each["a"], each["b"])) for each in graph["links"] if each["mutual"]}
-        assert links == {frozenset((a, b)), frozenset((b, c))}
+        known = {each["id"] for each in graph["members"]}
+        return known == {a, b, c} and links == {frozenset((a, b)), frozenset((b, c))}
+
+    a, b, c = [json.loads(each.admin("/api/v1/federation/graph")[1])["id"] for each in members]
+    wait_until(lambda: all(map(knows_all, members)), "all know the two links")
 
 
 # What crosses
