@@ -4,6 +4,7 @@ back by pyiceberg."""
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.stores.iceberg import EXPIRE_EVERY, IcebergStore
+from tests.support.format_samples import FOLDER
 from tests.support.iceberg_tables import MISSING, can_test_iceberg, iceberg_table
 from tests.support.lake_site import OWN, Site
 
@@ -105,6 +107,8 @@ def test_old_snapshots_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_spark_without_the_jar(tmp_path: Path) -> None:
+    with tarfile.open(FOLDER / "0.1.0" / "node.tar.gz") as kept:
+        kept.extractall(tmp_path / "data", filter="data")
     words = ["pipeline", "run", "--format", "iceberg", "--master", "local[1]"]
     done = subprocess.run(
         [
