@@ -51,7 +51,7 @@ def test_leaders_die_under_the_clients_of_a_gateway(cluster: ClusterProcesses, q
 
 
 def test_a_session_goes_between_a_killed_gateway_and_a_node(cluster: ClusterProcesses) -> None:
-    """What was acknowledged while the gateway was down arrives there when it is back."""
+    """Messages that are acknowledged while the gateway is down arrive there when it is back."""
     cluster.wait_healthy()
     with Wire(cluster.ports["n4"], 5, 30.0) as one:
         one.connect("mover", True, 600)

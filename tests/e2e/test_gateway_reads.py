@@ -192,7 +192,7 @@ def test_retention_waits_for_a_session_of_the_gateway(tmp_path: Path) -> None:
         partition = site.cluster.partition_of(topic)
 
         def first() -> int:
-            """Where the partition begins at the node that has removed most."""
+            """The start of the partition at the node that has removed most."""
             found = [Api(node.admin_port).get("log")["ranges"][partition][0] for node in site.nodes]
             return max(found)
 

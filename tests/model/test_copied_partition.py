@@ -49,7 +49,7 @@ class World:
         self.epoch = 1
         self.count = 0
         self.ends: list[int] = []
-        """Where the leader's batches end."""
+        """The end of the leader's batches."""
         self.copied = self.crashes = 0
         # The newest snapshot: the first record that it lacks, and what it has.
         self.snapshot: tuple[int, Found] = (0, [])

@@ -150,6 +150,8 @@ class Checks:
         before = self._watermarks.get(key)
         now = journal.high_watermark
         if before == now:
+            if process.host.role == GATEWAY:
+                process.feeds_watch.note_filters()
             # What was committed before it was written may be written now.
             if not process.host.mirror_behind:
                 return

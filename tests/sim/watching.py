@@ -113,6 +113,12 @@ class FeedsWatch:
             begin = max(self._marks[partition], starts[partition])
             self._look_at(partition, begin, mark, committed[partition])
         self._marks = list(marks)
+        self.note_filters()
+
+    def note_filters(self) -> None:
+        """After each turn, whether or not a mark moved. Counter-example: a session leaves, its
+        filters are withdrawn, and the mark passes a record of them some turns later."""
+        process = self._process
         present = {
             filter
             for session in process.state.sessions.values()
@@ -123,7 +129,7 @@ class FeedsWatch:
         for gone in self._filters.keys() - present:
             del self._filters[gone]
         for filter in present:
-            self._filters.setdefault(filter, list(marks))
+            self._filters.setdefault(filter, list(process.state.delivered))
 
     def _look_at(self, partition: int, begin: int, mark: int, committed: list[Batch]) -> None:
         checks, name = self._process.host.world.checks, self._process.host.name

@@ -54,7 +54,7 @@ def said(topic: str, payload: bytes, device: str, values: dict[str, Any], **more
 
 
 def local(at_s: int) -> str:
-    """As a device writes it that knows the zone and does not say it."""
+    """The local time of a device that knows its zone and does not say it."""
     return datetime.fromtimestamp(at_s, ZoneInfo(ZONE)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
@@ -146,7 +146,7 @@ class Fleet:
         self._add(name, 60, make, (f"tele/{name}/LWT", name, b"Online", b"Offline"))
 
     def _plug(self, number: int) -> None:
-        """Of Shelly: components, and its own clock only in `sys`."""
+        """A Shelly: components, and its own clock only in `sys`."""
         name = f"shellyplus1pm-{number}"
 
         def make(count: int, at: int) -> Said:
@@ -182,7 +182,7 @@ class Fleet:
         self.devices.append(device)
 
     def _soil(self, number: int) -> None:
-        """Of The Things Stack: numbered uplinks, of which some are lost; a join begins again."""
+        """The Things Stack: numbered uplinks, of which some are lost; a join begins again."""
         name = f"soil-{number}"
         topic = f"v3/app@ttn/devices/{name}/up"
         state = {"count": 0, "of": 0}
@@ -209,7 +209,7 @@ class Fleet:
         self._add(name, 90, make)
 
     def _board(self, number: int) -> None:
-        """Of ESPHome: one value a topic, and no time."""
+        """ESPHome: one value a topic, and no time."""
         name = ("attic", "garage")[number - 1]
 
         def make(count: int, at: int) -> Said:

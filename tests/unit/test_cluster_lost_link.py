@@ -129,7 +129,7 @@ def test_five_nodes_go_on_without_two_links(first: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_graph_with_a_third_node_for_each_pair(seed: int) -> None:
-    """As many links are lost as there may be, so that most nodes have two that are left."""
+    """The most links are lost that may be, so most nodes have two that are left."""
     stage = voting_stage(5)
     chance = random.Random(seed)
     links = set(combinations("abcde", 2))

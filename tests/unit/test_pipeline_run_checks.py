@@ -20,7 +20,7 @@ from tests.support.spark_free_lake import no_spark
 
 
 class SparkStarted(Exception):
-    """What a run does next."""
+    """The next step of a run."""
 
 
 @pytest.fixture(autouse=True)
