@@ -88,7 +88,7 @@ class Clock:
         self._depth = 0
         self._collect_at = 0.0
         self.states: list[NodeState] = []
-        """The figures of the nodes that are measured."""
+        """The states of the nodes that are measured."""
 
     def begin(self) -> None:
         self.longest = {}

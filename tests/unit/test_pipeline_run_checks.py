@@ -20,7 +20,7 @@ from tests.support.spark_free_lake import no_spark
 
 
 class SparkStarted(Exception):
-    """The next step of a run."""
+    """Raised in place of the start of Spark."""
 
 
 @pytest.fixture(autouse=True)
