@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode, encode_ack
 from holdfast.protocol.mqtt.framing import FrameReader
@@ -35,6 +36,11 @@ PATIENCE_S: Final = 4.0
 
 FOUND_OUT_S: Final = 4.0
 """After so long, at most, a node sees that a client has gone elsewhere."""
+
+FAILURE: Final = 0x80
+"""The only refusal of a subscription in MQTT 3.1.1."""
+ANSWERED_S: Final = 5.0
+"""A refusal arrives at most so long after the disk has space again."""
 
 SENT: Final = 0
 RELEASED: Final = 1
@@ -278,12 +284,22 @@ class Client:
             self._acknowledged(packet)
         elif isinstance(packet, Suback):
             if any(reason >= 0x80 for reason in packet.reasons):
-                self.world.checks.fail(f"{self.name}: SUBACK {packet.reasons}")
+                self._refused(packet)
+                return
             self.is_subscribed = True
             if self.on_subscribed is not None:
                 self.on_subscribed()
         elif isinstance(packet, Disconnect):
             self.schedule.note(self.name, f"is told DISCONNECT 0x{packet.reason:02x}")
+
+    def _refused(self, suback: Suback) -> None:
+        """Tries again later. Only a full disk permits it: that of the leader of the session."""
+        expected = reasons.QUOTA_EXCEEDED if self.version == 5 else FAILURE
+        was_full_until = max(host.was_full_until for host in self.world.hosts.values())
+        if self.schedule.now > was_full_until + ANSWERED_S or set(suback.reasons) != {expected}:
+            self.world.checks.fail(f"{self.name}: SUBACK {suback.reasons}")
+        self.schedule.note(self.name, "is refused its subscription")
+        self.drop()
 
     def _connacked(self, packet: Connack) -> None:
         socket = self.socket

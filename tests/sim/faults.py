@@ -347,7 +347,9 @@ class Faults:
         def well() -> None:
             host.disk.capacity_bytes = 1 << 40
 
-        self._world.schedule.after(self._chance.random() * 3, well)
+        for_s = self._chance.random() * 3
+        host.was_full_until = max(host.was_full_until, self._world.schedule.now + for_s)
+        self._world.schedule.after(for_s, well)
 
     def _skew(self, host: "Host") -> None:
         host.skew_us = int((self._chance.random() - 0.5) * 2e6 * SKEW_MAX_S)

@@ -45,6 +45,8 @@ class Host:
         self.skew_us = int((self.chance.random() - 0.5) * 2e6 * world.settings.skew_s)
         # How much longer than usual the disk takes.
         self.slow_s = 0.0
+        # The end of the last time without space on the disk.
+        self.was_full_until = float("-inf")
         # Until when it does nothing at all.
         self._hung_until = 0.0
         self._boot_s = self.chance.random() * 1000
