@@ -4,7 +4,7 @@ tests/support/sim_controller.py for what is checked; in the end everything is as
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from holdfast.node.metadata.commands import Resize, SetReplication
 from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
 from holdfast.node.placement import controller, planning
 from holdfast.node.placement.planning import NodeConditions
+from holdfast.node.placement.ring import Assignment, placement
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_controller import ControllerWorld, Wrong, life
 
@@ -67,6 +68,20 @@ def test_a_copy_that_leaves_too_early_is_found(monkeypatch: pytest.MonkeyPatch) 
         return replace(info, replicas=kept, in_sync=in_sync)
 
     monkeypatch.setattr(planning, "_without_unwanted_replicas", hasty)
+    require_found()
+
+
+def test_two_replicas_in_one_zone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(
+        nodes: Collection[str],
+        partitions: int,
+        factor: int,
+        current: Sequence[Sequence[str]],
+        traits: object,
+    ) -> Assignment:
+        return placement(nodes, partitions, factor, current)
+
+    monkeypatch.setattr(planning, "placement", blind)
     require_found()
 
 

@@ -5,7 +5,7 @@ else is compared with that: replicas, images, what clients were promised, and wh
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 from zlib import crc32
 
@@ -16,6 +16,7 @@ from holdfast.log.batch import Batch
 from holdfast.log.record import Record
 from holdfast.node.effects import Note
 from holdfast.node.metadata.model import DATA, GATEWAY, NodePhase
+from holdfast.node.placement.shares import zone_limit
 from holdfast.node.session.message import Message as StoredMessage
 from holdfast.node.session.state import decode_cursor
 from holdfast.protocol.topics.names import is_shared
@@ -374,9 +375,22 @@ class Checks:
                     return f"partition {partition}: in sync are only {info.in_sync}"
                 if info.adding:
                     return f"partition {partition}: {info.adding} are being added"
+                if crowded := self._crowded(info.replicas, metadata.replication_factor):
+                    return f"partition {partition}: {info.replicas}, of them {crowded} in one zone"
                 if any(world.hosts[node].role != DATA for node in info.members):
                     self.fail(f"partition {partition}: {info.members} have no data")
         return ""
+
+    def _crowded(self, replicas: Sequence[str], factor: int) -> list[str]:
+        """More replicas in one zone than there must be, now that all zones live."""
+        hosts = {host.name: host for host in self._world.data_hosts}
+        zones = {name: host.zone or name for name, host in hosts.items()}
+        limit = zone_limit(zones.values(), min(factor, len(hosts)))
+        for zone in set(zones.values()):
+            found = [node for node in replicas if zones[node] == zone]
+            if len(found) > limit:
+                return found
+        return []
 
     def same_images(self) -> None:
         """Every node has the same sessions, retained messages and producers."""

@@ -103,6 +103,7 @@ class Cores:
                     *[attendance.RECOVERS] * (given_up is not None),
                 )
             ),
+            zone=host.zone,
         )
         self.cluster_node: ClusterNode = ClusterNode(
             self.node,

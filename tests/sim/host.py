@@ -33,6 +33,8 @@ class Host:
         self.creates_cluster = creates_cluster
         self.role = role
         self.is_witness = role == WITNESS
+        zones = world.settings.zones
+        self.zone = f"z{int(name[1:]) % zones}" if zones else ""
         self.chance = self.schedule.chance(name)
         self.disk = SimDisk(CAPACITY_BYTES)
         self.mirror = Mirror(world.checks, name, world.settings.partitions)

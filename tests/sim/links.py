@@ -96,4 +96,5 @@ def identity_of(name: str, process: "Process") -> PeerIdentity:
         process=str(process.number),
         features=f"{presence.features}{f',{STANDS_APART}' * process.is_isolated}",
         disk=process.peers.own_disk(),
+        zone=presence.zone,
     )

@@ -68,6 +68,8 @@ GATHERING: Final = 0.15
 """In so many of the seeds records may wait for others."""
 REMOTE_READS: Final = 0.2
 """In so many of the seeds nodes read a part of the log at others."""
+ZONED: Final = 0.3
+"""In so many of the seeds the nodes are in zones."""
 PAIRS: Final = 0.1
 """In so many of the seeds two nodes play, of which one votes."""
 TIMED_SKEW_S: Final = 0.02
@@ -133,6 +135,7 @@ def settings_for(
         loses_one = durable and not is_wiped
     # A node that is alone has everything, and nobody to ask.
     begins_alone = is_resized and random.Random(f"alone/{seed}").random() < 0.5
+    zones = random.Random(f"zones/{seed}")
     slices = random.Random(f"slices/{seed}")
     slice_steps = slices.randint(1, 3) if slices.random() < SLICED else 0
     return Settings(
@@ -141,6 +144,7 @@ def settings_for(
         gathers=random.Random(f"gathers/{seed}").random() < GATHERING,
         nodes=count,
         gateways=gateways,
+        zones=zones.choice((2, 3, 3, count)) if zones.random() < ZONED else 0,
         replication_factor=3,
         min_insync=2 if is_wiped or not durable else min_insync,
         has_witness=has_witness,

@@ -46,6 +46,8 @@ class Settings:
     """The last node has no data, but votes."""
     gateways: int = 0
     """Further nodes, which have clients and no data."""
+    zones: int = 0
+    """So many zones, which the nodes are in by turns; 0: no node has a zone."""
     casts: tuple[str, ...] = (LOG,)
     """What the clients do; see `casts`."""
     faults: tuple[str, ...] = ()

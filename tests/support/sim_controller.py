@@ -24,18 +24,22 @@ from holdfast.node.metadata.commands import (
     Command,
     InitCluster,
     PutNode,
+    PutPlacement,
     SetReplication,
     apply,
 )
 from holdfast.node.metadata.model import (
     DATA,
+    NOT_PLACED,
     WITNESS,
     ClusterMetadata,
     NodeInfo,
     NodePhase,
+    NodeTraits,
     PartitionInfo,
 )
 from holdfast.node.placement.controller import Controller, ControllerConfig
+from holdfast.node.placement.shares import NodeShares
 from tests.sim.schedule import Wrong
 
 CONFIG: Final = ControllerConfig(
@@ -113,6 +117,8 @@ class ControllerWorld:
         self.is_rough = True
         self.is_resized = seed % 2 == 0
         """Whether operators change its replication."""
+        self.zones = random.Random(f"zones/{seed}").choice((0, 0, 2, 3, 4))
+        """The number of zones of the nodes; 0: none has one."""
         self.added = 0
         """Replicas that began to be added."""
         self.leader_changes = 0
@@ -189,6 +195,19 @@ class ControllerWorld:
             self.propose(command, is_safe=True)
             self.trace.append(f"{self.now:.1f} resize {wanted}")
 
+    def announce(self) -> None:
+        """The zones of all nodes become agreed, as the Raft leader proposes them."""
+        if not self.zones:
+            return
+        found = tuple(
+            NodeTraits(node, f"z{int(node[1:]) % self.zones}")
+            for node in sorted(self.metadata.nodes)
+            if node not in self.witnesses
+        )
+        placed = self.metadata.placement or NOT_PLACED
+        if found != placed.traits:
+            self.carry_out(PutPlacement(placed.version, found, placed.is_paused))
+
     # Time.
 
     def run(self, duration_s: float) -> None:
@@ -199,6 +218,7 @@ class ControllerWorld:
     def tick(self) -> None:
         self.now += TICK_S
         self.land()
+        self.announce()
         self.replicate()
         self.look()
         for index, controller in enumerate(self.controllers):
@@ -470,13 +490,27 @@ class ControllerWorld:
             )
             if not is_whole and not keeps_more:
                 raise Wrong(f"partition {number} of {sorted(eligible)} stays {info}")
-        for what, loads in (("leaders", self.led()), ("replicas", self.held())):
-            if max(loads) - min(loads) > 1:
-                raise Wrong(f"{what} are not even: {loads}")
+        self._require_even(eligible)
         count = len(self.commands)
         self.run(10.0)
         if len(self.commands) > count:
             raise Wrong(f"it comes to no rest: {self.commands[-1]}")
+
+    def _require_even(self, eligible: Sequence[str]) -> None:
+        """No zone has more replicas of a partition than it must, and no node more than its
+        share."""
+        partitions = self.metadata.partitions
+        factor = min(self.metadata.replication_factor, len(eligible))
+        shares = NodeShares(eligible, len(partitions), factor, self.metadata.traits)
+        for number, info in enumerate(partitions):
+            zones = Counter(shares.zones.get(node, node) for node in info.replicas)
+            if max(zones.values()) > shares.zone_limit:
+                raise Wrong(f"partition {number} is twice in one zone: {info}")
+        for node, load in zip(eligible, self.held(), strict=True):
+            if not shares.least[node] <= load <= shares.most[node]:
+                raise Wrong(f"replicas are not even: {self.held()} of {eligible}")
+        if max(self.led()) - min(self.led()) > 1:
+            raise Wrong(f"leaders are not even: {self.led()}")
 
     def led(self) -> Sequence[int]:
         counts = Counter(info.leader for info in self.metadata.partitions)

@@ -403,6 +403,7 @@ def _metadata() -> Iterator[Sample]:
         "generation": commands.PutGeneration(7, 9, (9, 1 << 52)),
         "resize": commands.Resize(3, False, 3, 2),
         "replication": commands.SetReplication((2, 1), (3, 2)),
+        "placement": commands.PutPlacement(3, (model.NodeTraits("n1", "a", 200),), True),
     }.items():
         data = encode_request("n1.x.1", metadata.encode_command(command))
         yield _frame("PROPOSAL", name, ("n1.x.1", command), data, _proposal)
@@ -416,6 +417,10 @@ def _metadata() -> Iterator[Sample]:
     whole = replace_struct(whole, replication=model.AgreedReplication(9, False, 3, 2))
     data = metadata.encode_metadata(whole)
     yield Sample("records", "metadata.replication", whole, data, metadata.decode_metadata)
+    traits = (model.NodeTraits("n1", "a", 200),)
+    whole = replace_struct(whole, placement=model.AgreedPlacement(9, traits, True))
+    data = metadata.encode_metadata(whole)
+    yield Sample("records", "metadata.placement", whole, data, metadata.decode_metadata)
 
 
 def _proposal(data: bytes) -> object:

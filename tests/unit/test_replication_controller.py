@@ -177,6 +177,28 @@ def test_a_node_that_is_back_leads_again_after_a_while() -> None:
     assert world.added == added
 
 
+def test_the_leaderships_of_a_node_that_comes_and_goes_do_not() -> None:
+    world = cluster("n2", "n3")
+    share = leaders(world)["n2"]
+    got_back = 0
+    for _ in range(12):
+        world.kill("n2")
+        world.run(3)
+        assert leaders(world)["n2"] == 0
+        world.start("n2")
+        world.run(CONFIG.balance_after_s + 3)
+        got_back += leaders(world)["n2"] > 0
+    assert got_back == 1, "only before it was known to come and go"
+    world.run(CONFIG.balance_after_s_max + 5)
+    assert leaders(world)["n2"] == share
+    world.run(10 * CONFIG.balance_after_s_max)
+    world.kill("n2")
+    world.run(3)
+    world.start("n2")
+    world.run(CONFIG.balance_after_s + 3)
+    assert leaders(world)["n2"] == share, "it was steady meanwhile"
+
+
 def test_leaders_go_back_a_few_at_a_time_or_at_once_when_told() -> None:
     world = cluster("n2", "n3")
     world.kill("n2")

@@ -33,15 +33,18 @@ from holdfast.node.metadata.commands import (
     ChangePartitions,
     InitCluster,
     PutNode,
+    PutPlacement,
     Resize,
     SetReplication,
     apply,
 )
 from holdfast.node.metadata.model import (
     AgreedGeneration,
+    AgreedPlacement,
     AgreedUsers,
     ClusterMetadata,
     NodePhase,
+    NodeTraits,
 )
 from holdfast.node.metadata.operations import OperationError
 from holdfast.node.ownership import releases, reports
@@ -56,6 +59,7 @@ from holdfast.security.peer_identity import (
     STANDS_APART,
     TEXT_CHARACTERS_MAX,
     PeerIdentity,
+    Refusal,
     decode_identity,
     encode_identity,
     features_in,
@@ -207,6 +211,44 @@ def test_an_older_node_reads_and_sends_an_identity_without_partitions() -> None:
     assert decode_identity(encode_identity(PeerIdentity("n1", "i1")), 1).partitions == ""
 
 
+def test_an_identity_has_its_zone_and_capacity_if_there_are_any() -> None:
+    newer = PeerIdentity("n1", "i1", "c", zone="rack-1.b", capacity="200")
+    assert decode_identity(encode_identity(newer), 1) == newer
+    older = encode_identity(PeerIdentity("n1", "i1"))
+    assert b"zone" not in older
+    assert b"capacity" not in older
+    for fields in ({"zone": "a b"}, {"zone": "z" * 65}, {"capacity": "0"}, {"capacity": "1e3"}):
+        with pytest.raises(Refusal, match="sent the zone"):
+            decode_identity(encode_identity(PeerIdentity("n1", "i1", **fields)), 1)
+
+
+def test_the_placement_is_agreed_from_a_known_version() -> None:
+    metadata = cluster("n2")
+    traits = (NodeTraits("n1", "a"), NodeTraits("n2", "b", 200))
+    command = PutPlacement(0, traits, False)
+    assert decode_command(encode_command(command)) == command
+    placed = accepted(apply(metadata, command))
+    assert placed.placement == AgreedPlacement(placed.version, traits, False)
+    assert decode_metadata(encode_metadata(placed)) == placed
+    assert "at version" in refused(placed, command)
+    assert "there is no node n9" in refused(metadata, PutPlacement(0, (NodeTraits("n9"),), False))
+    twice = PutPlacement(0, (NodeTraits("n1"), NodeTraits("n1", "b")), False)
+    assert "named twice" in refused(metadata, twice)
+
+
+@pytest.mark.parametrize(
+    ("zones", "wanted"),
+    [("aab", (2, 1)), ("abc", (3, 2)), ("aaa", (3, 2)), ("a--", (3, 2)), ("---", (3, 2))],
+)
+def test_automatic_replication_counts_zones(zones: str, wanted: tuple[int, int]) -> None:
+    metadata = resized(cluster("n2", "n3"), auto=True)
+    traits = tuple(
+        NodeTraits(f"n{number}", zone.strip("-")) for number, zone in enumerate(zones, 1)
+    )
+    placed = accepted(apply(metadata, PutPlacement(0, traits, False)))
+    assert placed.wanted_replication == wanted
+
+
 # A directory decides about settings that have their defaults
 
 
@@ -250,3 +292,6 @@ def test_a_node_of_an_older_version_joins_until_the_cluster_resizes() -> None:
     assert objection(cluster("n2"), older) == ""
     assert objection(resized(cluster("n2"), auto=True), older) == "older"
     assert objection(resized(cluster("n2"), auto=True), f"{older},{level_word()}") == ""
+    placed = accepted(apply(cluster("n2"), PutPlacement(0, (NodeTraits("n1", "a"),), False)))
+    assert objection(placed, f"{older},{level_word(4)}") == "older"
+    assert objection(placed, f"{older},{level_word()}") == ""

@@ -79,6 +79,9 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="store messages (data), vote only (witness), or serve clients only (gateway)",
     )
     parser.add_argument(
+        "--zone", help="what fails together with this node; replicas are in different zones"
+    )
+    parser.add_argument(
         "--witness", action="store_const", dest="role", const="witness", help="--role witness"
     )
     parser.add_argument(
@@ -128,6 +131,8 @@ def _cluster_overrides(args: argparse.Namespace) -> dict[str, object]:
         overrides["cluster.join"] = [address for address in addresses if address]
     if args.role is not None:
         overrides["cluster.role"] = args.role
+    if args.zone is not None:
+        overrides["cluster.zone"] = args.zone
     if args.cluster_secret_file is not None:
         overrides["cluster.secret_file"] = args.cluster_secret_file
     return overrides

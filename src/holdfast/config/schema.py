@@ -65,7 +65,7 @@ class Lease(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The settings that make this node one of several that replicate one log. They are the same for
-    all of them, except the addresses, `certificate`, `key` and `role`."""
+    all of them, except the addresses, `certificate`, `key`, `role`, `zone` and `capacity`."""
 
     peer_bind: str = ""
     """The address on which this node accepts the other nodes; empty: no cluster."""
@@ -85,6 +85,13 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     role: Literal["data", "witness", "gateway"] = "data"
     """data: the node stores messages and serves clients. witness: it votes in Raft only, as the
     third node of a site that has two. gateway: it serves clients only."""
+    zone: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    """The zone of the node: what fails together, for example a room or an availability zone. The
+    replicas of a partition are in different zones, as far as there are enough. Empty: the node is a
+    zone of its own."""
+    capacity: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    """The part of the data and of the leaderships that the node has, in proportion to others. With
+    200 it has twice as much as a node with 100."""
     secret_file: str = ""
     """The file of a secret that all nodes share; each proves to the other that it has it."""
     certificate: str = ""

@@ -8,10 +8,10 @@ from typing import Final
 
 from holdfast.node.context import ClusterContext
 from holdfast.node.failure.health import Presence
-from holdfast.node.features import FEEDS
-from holdfast.node.metadata.commands import ChangePartitions, Command
+from holdfast.node.features import AGREED_PLACEMENT, FEEDS
+from holdfast.node.metadata.commands import ChangePartitions, Command, PutPlacement
 from holdfast.node.metadata.effects import ProposalDone
-from holdfast.node.metadata.model import GATEWAY, NodeInfo
+from holdfast.node.metadata.model import GATEWAY, NOT_PLACED, ClusterMetadata, NodeInfo, NodeTraits
 from holdfast.node.metadata.requests import RequestRefused
 from holdfast.node.parts import Parts
 from holdfast.node.placement.controller import Controller
@@ -101,7 +101,11 @@ class MetadataProposer:
         if metadata is not None and metadata.has_gateways:
             # A node of an older version has not been let in since.
             return []
-        older = self._context.nodes_without(FEEDS, witnesses=True)
+        return self._nodes_lacking(FEEDS)
+
+    def _nodes_lacking(self, feature: str) -> list[str]:
+        """The nodes whose version lacks a feature, or is not known yet."""
+        older = self._context.nodes_without(feature, witnesses=True)
         return sorted({*older, *self._context.nodes_unknown()})
 
     def admit_all(self, now: float) -> None:
@@ -138,6 +142,26 @@ class MetadataProposer:
         self.is_changed = False
         for command in controller.step(metadata, self._detector.health(now), now):
             self._propose(command, now)
+        self._propose_traits(metadata, now)
+
+    def _propose_traits(self, metadata: ClusterMetadata, now: float) -> None:
+        """Proposes the zones and capacities that the connected nodes announce, if they differ from
+        the agreed ones. Before the first such entry each node must know its kind."""
+        placed = metadata.placement or NOT_PLACED
+        traits = metadata.traits
+        for node, (presence, _) in self._presences.items():
+            traits[node] = NodeTraits(node, presence.zone, presence.capacity)
+        found = tuple(
+            traits[node]
+            for node in sorted(traits)
+            if node in metadata.nodes and traits[node] != NodeTraits(node)
+        )
+        is_pending = any(isinstance(each, PutPlacement) for each in self._commands.values())
+        if found == placed.traits or is_pending:
+            return
+        if metadata.placement is None and self._nodes_lacking(AGREED_PLACEMENT):
+            return
+        self._propose(PutPlacement(placed.version, found, placed.is_paused), now)
 
     def timer(self) -> float | None:
         """Returns the time of the controller's next step, or None."""

@@ -54,7 +54,14 @@ from holdfast.node.features import (
 )
 from holdfast.node.metadata import generation
 from holdfast.node.metadata.commands import PutGeneration, Resize
-from holdfast.node.metadata.model import AUTOMATIC, GATEWAY, NOT_RESTORED, WITNESS, ClusterMetadata
+from holdfast.node.metadata.model import (
+    AUTOMATIC,
+    CAPACITY_DEFAULT,
+    GATEWAY,
+    NOT_RESTORED,
+    WITNESS,
+    ClusterMetadata,
+)
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.metadata.store import MetaStore
@@ -280,6 +287,8 @@ class ClusterMembership:
                 )
             ),
             partitions=str(manifest.partitions) if manifest.cluster_id else "",
+            zone=self.presence.zone,
+            capacity=str(cluster.capacity) if cluster.capacity != CAPACITY_DEFAULT else "",
             wire_lowest=WIRE_LOWEST,
         )
         return PeerLinks(self._loop, identity, auth, handler, cluster.peer_bind, cluster.peer_port)
@@ -560,6 +569,8 @@ def _presence(config: Config, storage: Storage) -> Presence:
         client_addresses(config),
         admin_address(config),
         version=__version__,
+        zone=config.cluster.zone,
+        capacity=config.cluster.capacity,
     )
 
 

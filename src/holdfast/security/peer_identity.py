@@ -16,6 +16,8 @@ replaced while the others run."""
 
 TEXT_CHARACTERS_MAX: Final = 256
 NODE_ID: Final = r"[A-Za-z0-9_-]{1,32}"
+ZONE: Final = r"[A-Za-z0-9_.-]{0,64}"
+CAPACITY: Final = r"([1-9][0-9]{0,3}|10000)?"
 ROLES: Final = ("data", "witness", "gateway")
 ANSWERS_APART: Final = "apart"
 """The feature of a node that replies to one that stands apart. Older versions would take its
@@ -28,6 +30,7 @@ LEVELS: Final[tuple[tuple[str, ...], ...]] = (
     ("federation-records",),
     ("feeds",),
     ("relayed-links",),
+    ("placement",),
 )
 """The features of each level, from level 1 on. The word of a level (`level_word`) stands for these
 and those of all lower levels, because the text of all features has 256 characters at most. A
@@ -42,7 +45,9 @@ JsonFields = dict[str, object]
 _LEVEL: Final = "v"
 NODES_REMEMBERED: Final = 256
 """The number of texts of features that are parsed once. The nodes of one version have the same."""
-_LATER_FIELDS: Final = ("features", "disk", "site", "partitions")
+_OMITTED: Final = ("partitions", "zone", "capacity")
+"""The fields of the identity that are not sent if they are empty."""
+_LATER_FIELDS: Final = ("features", "disk", "site", *_OMITTED)
 """The fields of the identity that older versions do not send."""
 _DISK_PARTS: Final = 3
 """The parts of a disk's position that older versions compare. Further parts are in a field of their
@@ -96,6 +101,10 @@ class PeerIdentity:
     """The name of a federation's member, for people, or ""."""
     partitions: str = ""
     """The number of partitions of its cluster, or "" from a node without one."""
+    zone: str = ""
+    """The zone of the node, or ""."""
+    capacity: str = ""
+    """The capacity of the node, in proportion to other nodes; "": that of most."""
     wire_lowest: int = 0
     """The lowest wire version of this node; 0: `wire_version` alone. Of a peer: its lowest."""
 
@@ -135,8 +144,9 @@ class Refusal(Exception):
 def encode_identity(identity: PeerIdentity) -> bytes:
     fields = asdict(identity)
     del fields["wire_lowest"]
-    if not identity.partitions:
-        del fields["partitions"]
+    for name in _OMITTED:
+        if not fields[name]:
+            del fields[name]
     parts = identity.disk.split(".")
     if len(parts) > _DISK_PARTS:
         fields["disk"], fields["disk_later"] = (
@@ -167,6 +177,10 @@ def decode_identity(body: bytes, lowest: int) -> PeerIdentity:
     if not fullmatch(NODE_ID, identity.node_id) or identity.role not in ROLES:
         raise Refusal(
             "handshake", f"sent the node id {identity.node_id!r} and the role {identity.role!r}"
+        )
+    if not fullmatch(ZONE, identity.zone) or not fullmatch(CAPACITY, identity.capacity):
+        raise Refusal(
+            "handshake", f"sent the zone {identity.zone!r} and the capacity {identity.capacity!r}"
         )
     return identity
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.node.metadata.model import CAPACITY_DEFAULT
+
 
 @dataclass(frozen=True)
 class Presence:
@@ -16,6 +18,9 @@ class Presence:
     """The optional protocol features of the node; see PeerIdentity."""
     version: str = ""
     """The version of its program, for people; "": one that does not announce it."""
+    zone: str = ""
+    capacity: int = CAPACITY_DEFAULT
+    """The zone and the capacity of the node; see `metadata.model.NodeTraits`."""
 
 
 @dataclass(frozen=True)

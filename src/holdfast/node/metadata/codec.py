@@ -15,6 +15,7 @@ from holdfast.node.metadata.model import (
     PARTITIONS_MAX,
     REMOVED_MAX,
     AgreedGeneration,
+    AgreedPlacement,
     AgreedReplication,
     AgreedUsers,
     ClusterMetadata,
@@ -47,6 +48,7 @@ _SNAPSHOT: Final = json.Decoder(_Snapshot)
 _USERS: Final = json.Decoder(AgreedUsers)
 _GENERATION: Final = json.Decoder(AgreedGeneration)
 _REPLICATION: Final = json.Decoder(AgreedReplication)
+_PLACEMENT: Final = json.Decoder(AgreedPlacement)
 
 
 def encode_command(command: Command) -> bytes:
@@ -71,8 +73,9 @@ def decode_command(data: bytes) -> Command:
 
 def encode_metadata(metadata: ClusterMetadata) -> bytes:
     """The metadata as a line of JSON. The users of dynamic security are a second line, those
-    of the admin port a third one, the generation of a restored log a fourth one, and the wanted
-    replication a fifth one, if there are any: older versions read snapshots without them."""
+    of the admin port a third one, the generation of a restored log a fourth one, the wanted
+    replication a fifth one, and the placement a sixth one, if there are any: older versions read
+    snapshots without them."""
     data = json.encode(
         _Snapshot(
             metadata.cluster_id,
@@ -85,7 +88,13 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
             metadata.removed,
         )
     )
-    parts = (metadata.users, metadata.access, metadata.generation, metadata.replication)
+    parts = (
+        metadata.users,
+        metadata.access,
+        metadata.generation,
+        metadata.replication,
+        metadata.placement,
+    )
     lines = [b"" if each is None else json.encode(each) for each in parts]
     return b"\n".join((data, *lines)).rstrip(b"\n")
 
@@ -98,7 +107,8 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
     data, _, lines = data.partition(b"\n")
     users, _, lines = lines.partition(b"\n")
     access, _, lines = lines.partition(b"\n")
-    generation, _, replication = lines.partition(b"\n")
+    generation, _, lines = lines.partition(b"\n")
+    replication, _, placement = lines.partition(b"\n")
     found = _decode(_SNAPSHOT, data, "metadata")
     return ClusterMetadata(
         found.cluster_id,
@@ -113,6 +123,7 @@ def decode_metadata(data: bytes) -> ClusterMetadata:
         _decode(_USERS, access, "users of the admin port") if access else None,
         _decode(_GENERATION, generation, "a generation") if generation else None,
         _decode(_REPLICATION, replication, "a replication") if replication else None,
+        _decode(_PLACEMENT, placement, "a placement") if placement else None,
     )
 
 

@@ -31,6 +31,7 @@ from holdfast.node.metadata.model import (
     INCARNATION,
     NODE_ID,
     NODES_MAX,
+    NOT_PLACED,
     NOT_RESTORED,
     PARTITIONS_MAX,
     REMOVED_MAX,
@@ -39,10 +40,12 @@ from holdfast.node.metadata.model import (
     STATES,
     USERS_BYTES_MAX,
     AgreedGeneration,
+    AgreedPlacement,
     AgreedReplication,
     AgreedUsers,
     ClusterMetadata,
     NodeInfo,
+    NodeTraits,
     Number,
     PartitionInfo,
     PartitionNumber,
@@ -148,6 +151,16 @@ class SetReplication(_Command, frozen=True, tag="replication"):
     settings: tuple[ReplicaCount, ReplicaCount]
 
 
+class PutPlacement(_Command, frozen=True, tag="placement"):
+    """The zones and capacities of nodes, and whether replicas are moved. Older versions do not know
+    it."""
+
+    expected_version: Version
+    """The version of the present `AgreedPlacement`; 0: there is none."""
+    traits: Annotated[tuple[NodeTraits, ...], Meta(max_length=NODES_MAX)]
+    is_paused: bool
+
+
 Change = ChangePartitions | GiveUpRecords
 Command = (
     InitCluster
@@ -159,6 +172,7 @@ Command = (
     | PutGeneration
     | Resize
     | SetReplication
+    | PutPlacement
 )
 
 
@@ -203,6 +217,8 @@ def apply(metadata: ClusterMetadata | None, command: Command) -> Applied:
             return _resize(metadata, command)
         if isinstance(command, SetReplication):
             return _set_replication(metadata, command)
+        if isinstance(command, PutPlacement):
+            return _put_placement(metadata, command)
         return _change_partitions(metadata, command)
     except _Refusal as error:
         return Applied(metadata, (), str(error))
@@ -260,6 +276,21 @@ def _set_replication(metadata: ClusterMetadata, command: SetReplication) -> Appl
     return Applied(
         replace(metadata, replication_factor=factor, min_insync=least, version=metadata.version + 1)
     )
+
+
+def _put_placement(metadata: ClusterMetadata, command: PutPlacement) -> Applied:
+    present = (metadata.placement or NOT_PLACED).version
+    _require(
+        present == command.expected_version,
+        f"the placement is at version {present}, not {command.expected_version}",
+    )
+    names = [each.node for each in command.traits]
+    _require(len(set(names)) == len(names), "a node is named twice")
+    for name in names:
+        _require(name in metadata.nodes, f"there is no node {name}")
+    version = metadata.version + 1
+    placement = AgreedPlacement(version, command.traits, command.is_paused)
+    return Applied(replace(metadata, placement=placement, version=version))
 
 
 def _check_replication(factor: int, least: int) -> None:

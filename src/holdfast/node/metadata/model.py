@@ -55,8 +55,9 @@ class NodePhase:
 
 
 AUTOMATIC: Final = ((1, 1), (2, 1), (3, 2))
-"""The replication factor and `min_insync` of an automatic cluster by its number of data nodes, from
-one on. With two nodes and `min_insync` 2, each would stop the publishes when it is down."""
+"""The replication factor and `min_insync` of an automatic cluster by its number of data nodes, or
+of their zones, from one on. With two nodes and `min_insync` 2, each would stop the publishes when
+it is down."""
 
 STATES: Final = (NodePhase.UP, NodePhase.DOWN, NodePhase.DRAINING)
 
@@ -139,6 +140,31 @@ class AgreedReplication(Struct, frozen=True, array_like=True, forbid_unknown_fie
     min_insync: ReplicaCount
 
 
+CAPACITY_DEFAULT: Final = 100
+"""The capacity of a node that announces none."""
+
+
+class NodeTraits(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The zone of a node, "" if it has none, and its capacity in proportion to other nodes."""
+
+    node: Text
+    zone: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    capacity: Annotated[int, Meta(ge=1, le=10_000)] = CAPACITY_DEFAULT
+
+
+class AgreedPlacement(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The facts that decide where replicas belong, besides the nodes themselves."""
+
+    version: Version
+    traits: Annotated[tuple[NodeTraits, ...], Meta(max_length=NODES_MAX)]
+    """Those of the nodes that have announced any, by name."""
+    is_paused: bool
+    """Whether no replica is made or moved until an operator resumes it."""
+
+
+NOT_PLACED: Final = AgreedPlacement(0, (), False)
+
+
 class ClusterMetadata(Struct, frozen=True):
     """The agreed state of the cluster at one version."""
 
@@ -165,6 +191,18 @@ class ClusterMetadata(Struct, frozen=True):
     """None: the log was never restored."""
     replication: AgreedReplication | None = None
     """None: the settings in force are those of the foundation, and wanted."""
+    placement: AgreedPlacement | None = None
+    """None: no node has a zone or a capacity, and nothing is paused."""
+
+    @property
+    def traits(self) -> dict[str, NodeTraits]:
+        """The zones and capacities of the nodes that have any."""
+        return {each.node: each for each in (self.placement or NOT_PLACED).traits}
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no replica is made or moved."""
+        return (self.placement or NOT_PLACED).is_paused
 
     @property
     def has_gateways(self) -> bool:
@@ -179,13 +217,25 @@ class ClusterMetadata(Struct, frozen=True):
         )
 
     @property
+    def spread(self) -> int:
+        """The number of places that may fail on their own: the zones of the data nodes that may
+        have replicas, or these nodes if all are in one zone."""
+        traits = self.traits
+        zones = {
+            traits[node].zone if node in traits and traits[node].zone else f"node {node}"
+            for node, info in self.nodes.items()
+            if info.role == DATA and info.state != NodePhase.DRAINING
+        }
+        return len(zones) if len(zones) > 1 else self.takers
+
+    @property
     def wanted_replication(self) -> tuple[int, int]:
         """The replication factor and `min_insync` that the cluster is to have."""
         wanted = self.replication
         if wanted is None:
             return self.replication_factor, self.min_insync
         if wanted.is_automatic:
-            return AUTOMATIC[max(1, min(self.takers, len(AUTOMATIC))) - 1]
+            return AUTOMATIC[max(1, min(self.spread, len(AUTOMATIC))) - 1]
         return wanted.replication_factor, wanted.min_insync
 
     def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":

@@ -20,6 +20,7 @@ from holdfast.node.failure.health import Health
 from holdfast.node.metadata.commands import ChangePartitions, Command, SetReplication
 from holdfast.node.metadata.model import (
     DATA,
+    NOT_PLACED,
     ClusterMetadata,
     NodeInfo,
     NodePhase,
@@ -43,6 +44,7 @@ from holdfast.node.placement.planning import (
 from holdfast.node.placement.ring import Assignment
 
 FOREVER: Final = float("inf")
+STEADY: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,11 @@ class ControllerConfig:
     replace_after_s: float = 10.0
     """The seconds after which the replicas of a dead node are made elsewhere."""
     balance_after_s: float = 5.0
-    """The seconds that a node that was down must be up before it gets its leaderships back."""
+    """The seconds that a node that was down must be up before it gets its leaderships back. They
+    double when it is down again before it was up for STEADY times as long, so that the
+    leaderships of a node that comes and goes do not go back and forth."""
+    balance_after_s_max: float = 600.0
+    """The most seconds of such a wait."""
     moves_max: int = 16
     """The most partitions that have replicas being added at the same time."""
     leader_moves_max: int = 8
@@ -95,12 +101,14 @@ class Controller:
         self._down_since: dict[str, float] = {}
         self._up_since: dict[str, float] = {}
         """The time since which a node that was down is up."""
+        self._waits_s: dict[str, float] = {}
+        """The seconds for which a node must be up, unless they are `balance_after_s`."""
         self._leaders_moved_at = -FOREVER
         self._pending_partitions: dict[int, _Pending] = {}
         self._pending_nodes: dict[str, _Pending] = {}
         self._step_again_at = -FOREVER
         """The time before which no step of the replication is proposed again."""
-        self._wanted_for: tuple[frozenset[str], frozenset[str], int] | None = None
+        self._wanted_for: tuple[object, ...] = ()
         self._wanted: Assignment = ()
 
     def timer(self) -> float | None:
@@ -184,12 +192,21 @@ class Controller:
         for node, info in metadata.nodes.items():
             if info.state == NodePhase.DOWN:
                 self._down_since.setdefault(node, now)
-                self._up_since.pop(node, None)
+                since = self._up_since.pop(node, None)
+                if since is not None:
+                    self._waits_s[node] = self._next_wait_s(node, now - since)
             elif self._down_since.pop(node, None) is not None:
                 self._up_since[node] = now
-        for since in (self._down_since, self._up_since):
-            for node in [node for node in since if node not in metadata.nodes]:
-                del since[node]
+        for known in (self._down_since, self._up_since, self._waits_s):
+            for node in [node for node in known if node not in metadata.nodes]:
+                del known[node]
+
+    def _next_wait_s(self, node: str, up_s: float) -> float:
+        """The next wait of a node that is down after it was up for `up_s`."""
+        least_s = self._config.balance_after_s
+        wait_s = self._waits_s.get(node, least_s)
+        is_steady = up_s >= STEADY * wait_s
+        return least_s if is_steady else min(2 * wait_s, self._config.balance_after_s_max)
 
     def _node_changes(self, metadata: ClusterMetadata, health: Health) -> dict[str, NodeInfo]:
         """The new entries of nodes: down, up again, or with another disk. A node whose disk does
@@ -237,7 +254,8 @@ class Controller:
 
     def _wanted_replicas(self, metadata: ClusterMetadata, now: float) -> Assignment:
         """The wanted replicas of all partitions. They are computed again only when the eligible
-        nodes or the replication factor change, so that a plan is carried out to its end."""
+        nodes, their zones or the replication factor change, so that a plan is carried out to its
+        end."""
         usable = set()
         given_up = set()
         for node, info in metadata.nodes.items():
@@ -249,7 +267,8 @@ class Controller:
                 self._wake(replace_at)
             else:
                 given_up.add(node)
-        wanted_for = (frozenset(usable), frozenset(given_up), metadata.replication_factor)
+        factor, placed = metadata.replication_factor, metadata.placement or NOT_PLACED
+        wanted_for = (frozenset(usable), frozenset(given_up), factor, placed.traits)
         if wanted_for != self._wanted_for or len(self._wanted) != len(metadata.partitions):
             self._wanted_for = wanted_for
             self._wanted = wanted_replicas(metadata, usable, given_up)
@@ -345,10 +364,11 @@ class Controller:
         return moves
 
     def _steady(self, standing: NodeConditions, now: float) -> set[str]:
-        """The willing nodes that have been up for `balance_after_s`."""
+        """The willing nodes that have been up for long enough."""
         steady = set()
         for node in standing.willing:
-            at = self._up_since.get(node, -FOREVER) + self._config.balance_after_s
+            wait_s = self._waits_s.get(node, self._config.balance_after_s)
+            at = self._up_since.get(node, -FOREVER) + wait_s
             if now >= at:
                 steady.add(node)
             else:

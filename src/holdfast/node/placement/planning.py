@@ -120,7 +120,8 @@ def wanted_replicas(
     factor, given-up nodes keep replicas that no other node can take, in case they come back."""
     partitions = metadata.partitions
     factor = metadata.replication_factor
-    placed = placement(usable, len(partitions), factor, [info.members for info in partitions])
+    members = [info.members for info in partitions]
+    placed = placement(usable, len(partitions), factor, members, metadata.traits)
     if len(usable) >= factor:
         return placed
     padded = []

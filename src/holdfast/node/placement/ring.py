@@ -6,22 +6,29 @@ from its point a partition meets the nodes in an order of its own, which is the 
 machine and for ever.
 
 A pure ring gives some nodes twice the load of others. So the ring only orders the candidates: no
-node stores more than its share, rounded up, and none leads more (consistent hashing with bounded
-loads). Replicas that exist already count first. So `placement` of a changed set of nodes moves only
-what the change demands. For a node that joins, that is about partitions * replication factor /
-nodes.
+node stores more than its share (`shares`), rounded up, and none leads more (consistent hashing with
+bounded loads). Replicas that exist already count first. So `placement` of a changed set of nodes
+moves only what the change demands. For a node that joins, that is about partitions * replication
+factor / nodes.
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Final
 
-from holdfast.node.placement.leaders import Leadership
+from holdfast.node.metadata.model import NodeTraits
+from holdfast.node.placement.leaders import Leadership, find_chain
+from holdfast.node.placement.shares import NodeShares
 
 POINTS: Final = 64
 """The number of points of each node."""
 CIRCLE: Final = 1 << 64
+
+NO_TRAITS: Final[Mapping[str, NodeTraits]] = MappingProxyType({})
+"""Nodes without zones, all of one capacity."""
 
 Assignment = tuple[tuple[str, ...], ...]
 """The replicas of each partition: the preferred leader first, then clockwise."""
@@ -71,20 +78,23 @@ def placement(
     partitions: int,
     replication_factor: int,
     current: Sequence[Sequence[str]] = (),
+    traits: Mapping[str, NodeTraits] = NO_TRAITS,
 ) -> Assignment:
     """The wanted replicas and preferred leaders. `current` has the present replicas by partition;
-    it is empty for a new cluster. The order of `nodes` does not matter.
+    it is empty for a new cluster. The order of `nodes` does not matter. `traits`: the zones and
+    capacities of nodes; see `shares`.
 
-    Loads differ by at most one; leaderships do too where the replicas allow it. If there are fewer
-    nodes than the replication factor, each stores one replica of every partition.
+    Loads differ from the shares by at most one; leaderships do too where the replicas allow it. If
+    there are fewer nodes than the replication factor, each stores one replica of every partition.
+    No zone has more replicas of a partition than it must.
     """
     if not nodes:
         return ((),) * partitions
-    placing = _Placing(sorted(nodes), partitions, replication_factor, current)
+    placing = _Placing(sorted(nodes), partitions, replication_factor, current, traits)
     placing.drop()
     placing.fill()
     placing.even_out()
-    return placing.ordered(current)
+    return placing.ordered(current, traits)
 
 
 class _Placing:
@@ -96,10 +106,12 @@ class _Placing:
         partitions: int,
         replication_factor: int,
         current: Sequence[Sequence[str]],
+        traits: Mapping[str, NodeTraits],
     ) -> None:
         self._ring = Ring(nodes, partitions)
         self._copies = min(replication_factor, len(nodes))
-        self._share = -(-partitions * self._copies // len(nodes))
+        self._shares = NodeShares(nodes, partitions, self._copies, traits)
+        self._zones = self._shares.zones
         self._assigned: dict[str, set[int]] = {node: set() for node in nodes}
         self._replicas: list[list[str]] = [[] for _ in range(partitions)]
         for partition, replicas in enumerate(current):
@@ -115,17 +127,35 @@ class _Placing:
         self._replicas[partition].remove(node)
         self._assigned[node].remove(partition)
 
-    def _most_loaded(self, partition: int) -> str:
+    def _excess(self, node: str) -> int:
+        return self._shares.excess(node, len(self._assigned[node]))
+
+    def _most_loaded(self, replicas: Sequence[str]) -> str:
         """The most loaded replica; the last of equals, so that the preferred leader stays in
         place."""
-        replicas = reversed(self._replicas[partition])
-        return max(replicas, key=lambda node: len(self._assigned[node]))
+        return max(reversed(replicas), key=self._excess)
+
+    def _may_take(self, partition: int, node: str, giver: str = "") -> bool:
+        """Whether the node may become a replica, in place of `giver`."""
+        replicas = self._replicas[partition]
+        if node in replicas:
+            return False
+        zone = self._zones[node]
+        others = sum(self._zones[each] == zone for each in replicas if each != giver)
+        return others < self._shares.zone_limit
 
     def drop(self) -> None:
-        """Drops the most loaded replicas where there are too many, because one is being moved."""
+        """Drops the most loaded replicas where there are too many, because one is being moved, or
+        too many in one zone."""
         for partition, replicas in enumerate(self._replicas):
-            while len(replicas) > self._copies:
-                self._remove(partition, self._most_loaded(partition))
+            while True:
+                counts = Counter(self._zones[node] for node in replicas)
+                crowded = [
+                    node for node in replicas if counts[self._zones[node]] > self._shares.zone_limit
+                ]
+                if not crowded and len(replicas) <= self._copies:
+                    break
+                self._remove(partition, self._most_loaded(crowded or replicas))
 
     def fill(self) -> None:
         """Adds missing replicas in ring order, on nodes with room."""
@@ -133,41 +163,66 @@ class _Placing:
             if len(replicas) == self._copies:
                 continue
             for node in self._ring.walk(partition):
-                if len(self._assigned[node]) < self._share and node not in replicas:
+                has_room = len(self._assigned[node]) < self._shares.most[node]
+                if has_room and self._may_take(partition, node):
                     self._add(partition, node)
                     if len(replicas) == self._copies:
                         break
             while len(replicas) < self._copies:
-                # All nodes with room are replicas of this partition already.
-                others = [node for node in self._assigned if node not in replicas]
-                self._add(partition, min(others, key=lambda node: len(self._assigned[node])))
+                # All nodes with room are replicas of this partition already, or in their zones.
+                others = [node for node in self._assigned if self._may_take(partition, node)]
+                self._add(partition, min(others, key=self._excess))
 
     def even_out(self) -> None:
         """Moves replicas to nodes with too few, first from nodes with too many."""
-        held = self._assigned
-        enough = sum(map(len, held.values())) // len(held)
-        for keep in (self._share, enough):
+        held, shares = self._assigned, self._shares
+        for keep in (shares.most, shares.least):
             for node in held:
+                enough = shares.least[node]
                 # For a small deficit it is cheaper to search for each partition in its present
                 # node.
                 if (enough - len(held[node])) * enough > len(self._replicas):
                     self._raise(node, enough, keep)
-        while True:
-            high = max(held, key=lambda node: (len(held[node]), node))
-            low = min(held, key=lambda node: (len(held[node]), node))
-            if len(held[high]) - len(held[low]) <= 1:
-                return
-            # The difference is not empty: `high` stores more partitions than `low` stores in total.
-            self._move(self._nearest(held[high] - held[low], low)[0], high, low)
+        while self._relieve_one():
+            pass
 
-    def _raise(self, low: str, enough: int, keep: int) -> None:
+    def _relieve_one(self) -> bool:
+        """Moves a replica from the node with the greatest excess to that with the lowest, or one of
+        each node of a chain. Returns False if nothing improves the evenness."""
+        held = self._assigned
+        high = max(held, key=lambda node: (self._excess(node), node))
+        low = min(held, key=lambda node: (self._excess(node), node))
+        if self._excess(high) - self._excess(low) <= self._shares.unit:
+            return False
+        movable = [each for each in held[high] - held[low] if self._may_take(each, low, high)]
+        if movable:
+            self._move(self._nearest(movable, low)[0], high, low)
+            return True
+        # The zones stand between the two. The shortest chain uses a partition once, so its moves do
+        # not contradict each other.
+        chain = find_chain(held, self._excess, self._shares.unit, self._takers)
+        for partition, giver, taker in chain:
+            self._move(partition, giver, taker)
+        return bool(chain)
+
+    def _takers(self, giver: str, reached: Container[str]) -> Iterable[tuple[int, str]]:
+        unreached = [node for node in self._assigned if node not in reached]
+        for partition in sorted(self._assigned[giver]):
+            for taker in [node for node in unreached if self._may_take(partition, node, giver)]:
+                unreached.remove(taker)
+                yield partition, taker
+
+    def _raise(self, low: str, enough: int, keep: Mapping[str, int]) -> None:
         """Gives `low` the nearest partitions until it has enough; other nodes keep at least
         `keep`."""
         held = self._assigned
         others = set(range(len(self._replicas))) - held[low]
         for partition in self._nearest(others, low):
-            high = self._most_loaded(partition)
-            if len(held[high]) > keep:
+            givers = [
+                node for node in self._replicas[partition] if self._may_take(partition, low, node)
+            ]
+            high = self._most_loaded(givers) if givers else low
+            if len(held[high]) > keep[high]:
                 self._move(partition, high, low)
                 if len(held[low]) == enough:
                     return
@@ -181,14 +236,16 @@ class _Placing:
         self._remove(partition, high)
         self._add(partition, low)
 
-    def ordered(self, current: Sequence[Sequence[str]]) -> Assignment:
+    def ordered(
+        self, current: Sequence[Sequence[str]], traits: Mapping[str, NodeTraits]
+    ) -> Assignment:
         """The replicas with the preferred leader first, then the others as they follow on the
         ring."""
         clockwise = [
             sorted(replicas, key=lambda node: (self._ring.distance(partition, node), node))
             for partition, replicas in enumerate(self._replicas)
         ]
-        leadership = Leadership(list(self._assigned), clockwise)
+        leadership = Leadership(NodeShares(self._assigned, len(clockwise), 1, traits), clockwise)
         for partition, before in enumerate(current):
             if before and before[0] in clockwise[partition]:
                 leadership.assign(partition, before[0])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from holdfast.node.cluster_node import ClusterNode
 from holdfast.node.failure.health import Presence
 from holdfast.node.frame_kinds import ANSWER, HEARTBEAT, QUESTION, RELAYED, BadFrame
+from holdfast.node.metadata.model import CAPACITY_DEFAULT
 from holdfast.node.runtime.ports import RuntimePorts
 from holdfast.node.runtime.relayed_links import (
     CloseDirect,
@@ -54,6 +55,8 @@ class NodeLinks:
             identity.admin_address,
             identity.features,
             identity.program,
+            identity.zone,
+            int(identity.capacity or CAPACITY_DEFAULT),
         )
         self._cluster_node.handle_connected(node, presence, identity.role, self._state.now)
         if self._questions is not None:

@@ -1,7 +1,7 @@
 """Checks another node's disk and this one's, in the handshake of two nodes."""
 
 from holdfast.node.attendance import RECOVERS
-from holdfast.node.features import AGREED_REPLICATION, FEEDS
+from holdfast.node.features import AGREED_PLACEMENT, AGREED_REPLICATION, FEEDS
 from holdfast.node.metadata.operations import empty_disk_text
 from holdfast.node.placement.planning import last_copies
 from holdfast.node.replicate.disk_position import Known, find_loss
@@ -10,7 +10,7 @@ from holdfast.security.peer_handshake import LAST_COPY, OLDER_COPY, OLDER_COPY_W
 from holdfast.security.peer_identity import PeerIdentity, Refusal, features_in
 
 
-def older_text(node: str, used: str = "`cluster resize`") -> str:
+def older_text(node: str, used: str) -> str:
     """The reason why a node of an older version is refused. `used`: the feature that it lacks."""
     return f"the version of {node} does not know {used}, which this cluster uses: upgrade it"
 
@@ -48,12 +48,14 @@ class PeerCheck:
         info = metadata.nodes.get(peer.node_id) if metadata is not None else None
         if metadata is None:
             return None
-        if metadata.replication is not None and AGREED_REPLICATION not in features_in(
-            peer.features
+        known_features = features_in(peer.features)
+        for is_used, feature, name in (
+            (metadata.replication is not None, AGREED_REPLICATION, "`cluster resize`"),
+            (metadata.has_gateways, FEEDS, "gateways"),
+            (metadata.placement is not None, AGREED_PLACEMENT, "zones"),
         ):
-            return Refusal("older", older_text(peer.node_id))
-        if metadata.has_gateways and FEEDS not in features_in(peer.features):
-            return Refusal("older", older_text(peer.node_id, "gateways"))
+            if is_used and feature not in known_features:
+                return Refusal("older", older_text(peer.node_id, name))
         if info is None:
             return None
         if info.role != peer.role:
