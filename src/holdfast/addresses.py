@@ -12,6 +12,11 @@ from typing import Final
 ADDRESS: Final = r"^([^\s:\[\]/@,]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$"
 """The pattern of host:port; an IPv6 address is in brackets."""
 
+UNIX: Final = "unix:"
+"""The beginning of the address of a process of this machine: `unix:` and its number. Its socket has
+that name in a directory which only the processes of one data directory use, so the address stays
+when the directory is moved, and a copy of the directory never reaches the original."""
+
 BEHIND_PROXY: Final = "+proxy"
 """The part of a listener's kind that a proxy in front adds."""
 

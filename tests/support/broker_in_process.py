@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.config import schema
 from holdfast.config.listener import Listener
+from holdfast.config.schema import Config
 from holdfast.io.settings.node_settings import of_one
 from holdfast.io.sockets.listener_files import ListenerFiles
 from holdfast.io.sockets.listeners import OpenListener, reserve
@@ -45,7 +46,7 @@ class LoopBroker:
         self.broker.touch()
         self.broker.node.start()
         listener = Listener(port=0)
-        self._listener = OpenListener(listener, ListenerFiles(), reserve(listener))
+        self._listener = OpenListener(listener, ListenerFiles(), reserve(listener, Config()))
         await self._listener.open(self.broker)
         self.port = self._listener.port
 

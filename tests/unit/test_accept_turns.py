@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from holdfast.config.listener import Listener
+from holdfast.config.schema import Config
 from holdfast.io.event_loop.loop import is_uvloop, new_event_loop
 from holdfast.io.sockets.listeners import accept_on, reserve, stop_accepting
 from holdfast.io.sockets.reception import Reception
@@ -49,7 +50,7 @@ async def _turns() -> int:
     if not is_uvloop(loop):
         pytest.skip("asyncio accepts all at once")
     settings = Listener(bind="127.0.0.1", port=0)
-    sockets = reserve(settings)
+    sockets = reserve(settings, Config())
     address = sockets[0].getsockname()
     reception = CountedReception(loop)
     servers = await accept_on(reception, settings, None, sockets)

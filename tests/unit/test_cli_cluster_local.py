@@ -13,16 +13,16 @@ import pytest
 
 from holdfast.cli.cluster.http import AdminPort
 from holdfast.cli.cluster.local import (
-    Child,
     LayoutError,
     LocalNode,
+    LoggedChild,
     is_free,
     plan,
     secret_file,
-    stop_all,
 )
 from holdfast.cli.main import main
 from holdfast.client.admin_connection import NoAnswer
+from holdfast.process.children import stop_all
 from tests.e2e.brokers import SOURCE
 from tests.support.ports import free_port
 
@@ -87,14 +87,14 @@ def test_the_secret_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
     assert secret_file(other).read_text() != text
 
 
-def start(directory: Path, name: str) -> Child:
+def start(directory: Path, name: str) -> LoggedChild:
     """A broker that serves."""
     admin = AdminPort(f"127.0.0.1:{free_port()}")
     arguments = [
         *["serve", "--bind", "127.0.0.1", "-p", str(free_port()), "--admin", admin.address],
         *["--data", str(directory / name)],
     ]
-    child = Child(name, arguments, directory / f"{name}.log")
+    child = LoggedChild(name, arguments, directory / f"{name}.log")
     deadline = time.monotonic() + WAIT_S
     while True:
         try:

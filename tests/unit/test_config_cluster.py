@@ -180,8 +180,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, Config
     """Exit code of `holdfast serve`, and what it would have served."""
     served: list[Config] = []
 
-    def note(config: Config, read: Callable[[], Config], settings: object) -> int:
+    def note(config: Config, read: Callable[[], Config], settings: object, place: object) -> int:
         assert read() == config
+        assert place is None
         served.append(config)
         return 0
 

@@ -264,10 +264,11 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
         super().close()
 
 
-def set_up_logging(level: str, format: str, node_id: str = "") -> None:
+def set_up_logging(level: str, format: str, node_id: str = "", process: str = "") -> None:
     """Sets up the broker's log. `level`: a level's name in lower case. `format`: text or json.
 
-    `node_id`: the node's name, a member of each JSON line.
+    `node_id`: the node's name, a member of each JSON line. `process`: the number of one of several
+    processes that write one log, at the end of each line of text.
     """
     from holdfast.io.event_loop.note_ring import NOTE_LINES
 
@@ -275,7 +276,8 @@ def set_up_logging(level: str, format: str, node_id: str = "") -> None:
     if format == "json":
         formatter = _JsonFormatter(node_id)
     else:
-        formatter = _Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
+        form = "%(asctime)s %(levelname)s %(message)s" + (f" process={process}" * (process != ""))
+        formatter = _Formatter(form, "%Y-%m-%dT%H:%M:%S%z")
     handler = _Handler(formatter)
     for name in LOGGERS:
         logger = logging.getLogger(name)

@@ -8,12 +8,16 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.addresses import split_address
 from holdfast.config.explain import Setting, settings_of
 from holdfast.config.load import load
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config
+
+if TYPE_CHECKING:
+    from holdfast.process.place import ProcessPlace
 
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
@@ -53,6 +57,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N",
         help="processes that hold the sockets of clients, or auto (default 0: the broker's own)",
     )
+    parser.add_argument(
+        "--processes",
+        metavar="N",
+        help="nodes of this machine, or auto for as many as it has cores (default 1)",
+    )
+    # The place of a process that a supervisor starts.
+    parser.add_argument("--process", help=argparse.SUPPRESS)
     parser.add_argument(
         "--check-config",
         action="store_true",
@@ -108,7 +119,9 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
     if args.log_qos0 is not None:
         overrides["log.qos0"] = args.log_qos0
     if args.io_workers is not None:
-        overrides["server.io_workers"] = _io_workers(args.io_workers)
+        overrides["server.io_workers"] = _number_or_auto("--io-workers", args.io_workers)
+    if args.processes is not None:
+        overrides["server.processes"] = _number_or_auto("--processes", args.processes)
     if args.verbose:
         overrides["logging.level"] = "debug"
     if args.admin == "off":
@@ -138,13 +151,13 @@ def _cluster_overrides(args: argparse.Namespace) -> dict[str, object]:
     return overrides
 
 
-def _io_workers(text: str) -> int | str:
+def _number_or_auto(option: str, text: str) -> int | str:
     if text == "auto":
         return text
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"--io-workers {text!r}: give a number, or auto") from None
+        raise ConfigError(f"{option} {text!r}: give a number, or auto") from None
 
 
 def _address(option: str, text: str, form: str) -> tuple[str, int]:
@@ -159,9 +172,13 @@ def run(args: argparse.Namespace) -> int:
         print("holdfast: python -O removes the checks of invariants: omit -O", file=sys.stderr)
         return EXIT_CONFIG
 
-    def read() -> Config:
-        return load(args.config, os.environ, _overrides(args))
+    from holdfast.process.place import ProcessPlace, is_supervised
 
+    def read() -> Config:
+        config = load(args.config, os.environ, _overrides(args))
+        return config if place is None else place.applied(config)
+
+    place = None if args.process is None else ProcessPlace.parse(args.process)
     try:
         config = read()
     except ConfigError as error:
@@ -172,17 +189,37 @@ def run(args: argparse.Namespace) -> int:
         from holdfast.cli.config import check_files
 
         return check_files(config)
-    return serve(config, read, partial(settings_of, args.config, os.environ, _overrides(args)))
+    if place is None and is_supervised(config):
+        return _supervise(config)
+    explain = partial(settings_of, args.config, os.environ, _overrides(args))
+    return serve(config, read, explain, place)
+
+
+def _supervise(config: Config) -> int:
+    from holdfast.cli.logs import set_up_logging
+    from holdfast.process.supervisor import Supervisor, SupervisorError
+
+    set_up_logging(config.logging.level, config.logging.format, config.node.id)
+    try:
+        return Supervisor(config, sys.argv[1:]).run()
+    except SupervisorError as error:
+        text = str(error)
+    except OSError as error:
+        text = error.strerror or str(error)
+    logging.getLogger("holdfast").critical("start_failed error=%r", text)
+    return EXIT_FAILED
 
 
 def serve(
     config: Config,
     read: Callable[[], Config],
     explain: Callable[[], list[Setting]] | None = None,
+    place: "ProcessPlace | None" = None,
 ) -> int:
     """Serves with a loaded configuration, and returns the exit code.
 
-    `read` loads it again, for a reload; `explain` has its settings with their origin. A node that
+    `read` loads it again, for a reload; `explain` has its settings with their origin. `place`: that
+    of one of several processes. A node that
     lost or handed over the lease starts again in this process, as a standby.
     """
     from holdfast.cli.logs import set_up_logging
@@ -190,12 +227,13 @@ def serve(
     from holdfast.log.files.layout import MANIFEST
     from holdfast.process.server import STAND_BY_AGAIN, START_ANEW
 
-    set_up_logging(config.logging.level, config.logging.format, config.node.id)
+    process = "" if place is None else str(place.index)
+    set_up_logging(config.logging.level, config.logging.format, config.node.id, process)
     _claim_descriptors(config)
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        code = loop.run_until_complete(_serve(config, read, explain))
+        code = loop.run_until_complete(_serve(config, read, explain, place))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
@@ -235,6 +273,7 @@ async def _serve(
     config: Config,
     read: Callable[[], Config],
     explain: Callable[[], list[Setting]] | None,
+    place: "ProcessPlace | None",
 ) -> int:
     from holdfast.config.check import warnings
     from holdfast.io.event_loop.loop import COLLECTOR, handle_signals
@@ -242,7 +281,7 @@ async def _serve(
 
     for warning in warnings(config):
         logging.getLogger("holdfast").warning("configuration text=%r", warning)
-    server = Server(config, read)
+    server = Server(config, read, place)
     server.explain = explain
     handle_signals(asyncio.get_running_loop(), server.request_stop, server.request_reload)
     try:

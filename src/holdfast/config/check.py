@@ -7,10 +7,11 @@ but probably a mistake.
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from re import fullmatch
 from typing import Final
 
 from holdfast.addresses import address_problem, is_any, is_loopback, overlap, split_address
-from holdfast.config.check_cluster import cluster_problems
+from holdfast.config.check_cluster import NODE_ID, cluster_problems
 from holdfast.config.check_federation import federation_contradictions
 from holdfast.config.check_identity import identity_problems
 from holdfast.config.check_listener import is_network, listener_problems, listener_warnings
@@ -18,6 +19,8 @@ from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Admin, Config
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
+ID_CHARACTERS_MAX: Final = 29
+"""The most characters of the name of a node whose other processes have it with their number."""
 PORT_KEYS: Final = {"cluster": "cluster.peer_port", "federation": "federation.listen"}
 """The keys of addresses whose port is not in `port`, by owner."""
 
@@ -45,6 +48,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
         yield "tracing.enabled", " = true: needs OpenTelemetry: pip install 'holdfast[otel]'"
     yield from identity_problems(config.security)
     yield from _lease_problems(config)
+    yield from _process_problems(config)
     yield from cluster_problems(config)
     yield from federation_contradictions(config)
 
@@ -71,6 +75,35 @@ def _lease_problems(config: Config) -> Iterator[Problem]:
             "log.durability",
             ' = "memory": a shared data directory (node.standby) keeps only what is in its files:'
             ' must be "fsync"',
+        )
+
+
+def _process_problems(config: Config) -> Iterator[Problem]:
+    """The settings that several processes of one data directory cannot have."""
+    processes = config.server.processes
+    if processes == 1:
+        return
+    others = (
+        (config.server.io_workers != 0, "server.io_workers: each process has its own sockets"),
+        (config.node.standby, "node.standby: a shared data directory has one process"),
+        (config.federation is not None, "[federation]: it needs one process"),
+        (
+            bool(config.cluster.peer_bind or config.cluster.join),
+            "cluster.peer_bind and join: the processes of one machine are a cluster of their own",
+        ),
+        (
+            any(not each.port and not each.socket for each in config.listeners),
+            "a listener on port 0: the processes share one port, so give its number",
+        ),
+    )
+    for is_set, text in others:
+        if is_set:
+            yield "server.processes", f" = {shown(processes)}: cannot go with {text}"
+    if not fullmatch(NODE_ID, config.node.id) or len(config.node.id) > ID_CHARACTERS_MAX:
+        yield (
+            "node.id",
+            f" = {shown(config.node.id)}: with several processes it must be 1 to"
+            f" {ID_CHARACTERS_MAX} of A-Z a-z 0-9 _ -",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from holdfast.addresses import ADDRESS, join_address
+from holdfast.addresses import ADDRESS, UNIX, join_address
 from holdfast.config.federation import Federation
 from holdfast.config.identity import HookSettings, HttpCheck, Jwt
 from holdfast.config.listener import PACKET_BYTES_LIMIT, Count, Listener, Port, Rate
@@ -40,8 +40,11 @@ class Node(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Processes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The processes of one node."""
+    """The processes of one data directory."""
 
+    processes: Annotated[int, Meta(ge=1, le=64)] | Literal["auto"] = 1
+    """The number of processes, each of which is a node; "auto": as many as the machine has
+    cores."""
     io_workers: Annotated[int, Meta(ge=0, le=64)] | Literal["auto"] = 0
     """The number of processes that hold the sockets of clients, with TLS and WebSocket; 0: the
     broker's own process does. "auto": one less than the cores, and none on two or fewer."""
@@ -139,6 +142,8 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
         """The address at which the other nodes reach this one, host:port; "": none do."""
         if self.peer_advertise or not self.peer_bind:
             return self.peer_advertise
+        if self.peer_bind.startswith(UNIX):
+            return UNIX + self.peer_bind.rpartition("/")[2]
         return join_address(self.peer_bind, self.peer_port)
 
 

@@ -18,9 +18,7 @@ from holdfast.config.schema import Cluster, Config, Node
 from holdfast.io.disk.storage import StorageError
 from holdfast.io.peers.authentication import PeerAuth
 from holdfast.io.peers.inquiry import ask_identity
-from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
-from holdfast.log.files.filesystem import OsFileSystem
-from holdfast.log.files.layout import MANIFEST, Manifest
+from holdfast.process.place import manifest_of
 from holdfast.security.peer_identity import PeerIdentity, Refusal
 
 logger = logging.getLogger("holdfast")
@@ -33,26 +31,6 @@ FINAL: Final = frozenset({"secret", "secret_there", "tls", "magic", "version"})
 """The refusals that no later attempt can change."""
 
 
-def with_directory(config: Config) -> Config:
-    """The configuration with the name and the number of partitions that the data directory has,
-    where the settings have their defaults."""
-    manifest = _manifest(Path(config.node.data))
-    if manifest is None:
-        return config
-    changed = config
-    # The nodes that share a directory have names of their own.
-    if config.node.id == Node().id and not config.node.standby:
-        changed = replace(changed, node=replace(config.node, id=manifest.node_id))
-    partitions = manifest.partitions
-    # The other number stands for nothing here, and a reload would find that it has changed.
-    if not config.cluster.peer_bind and not config.cluster.join:
-        if config.log.partitions == Config().log.partitions:
-            changed = replace(changed, log=replace(config.log, partitions=partitions))
-    elif config.cluster.partitions == Cluster().partitions:
-        changed = replace(changed, cluster=replace(config.cluster, partitions=partitions))
-    return changed
-
-
 def joins(config: Config) -> bool:
     """Whether the node is to join a cluster without further settings."""
     return bool(config.cluster.join) and not config.cluster.peer_bind
@@ -62,7 +40,7 @@ async def with_cluster(config: Config) -> Config:
     """The configuration of a node that joins, with everything that it was not told. It waits until
     a node of the cluster replies. Raises `StorageError` if the node cannot join."""
     data, cluster = Path(config.node.data), config.cluster
-    manifest = _manifest(data)
+    manifest = manifest_of(data)
     node_id = config.node.id
     if manifest is None and node_id == Node().id:
         node_id = _new_name(data)
@@ -178,13 +156,3 @@ def _new_name(data: Path) -> str:
     """A name that no other node has: that of the first node is the default."""
     place = f"{socket.gethostname()} {data.absolute()}".encode()
     return "n-" + blake2b(place, digest_size=3).hexdigest()
-
-
-def _manifest(data: Path) -> Manifest | None:
-    """The manifest of a data directory; None if it has none, or one that the start will refuse."""
-    if not (data / MANIFEST).exists():
-        return None
-    try:
-        return read_manifest(OsFileSystem(data), data)
-    except DataDirectoryError:
-        return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from holdfast.addresses import split_address
+from holdfast.addresses import UNIX, split_address
 from holdfast.api.admin import AdminServer, admin_hosts, audit_of
 from holdfast.api.census import report_files
 from holdfast.api.cluster_operations import ClusterOperations
@@ -46,6 +46,7 @@ from holdfast.io.settings.security_files import (
     load_listeners,
     load_security,
 )
+from holdfast.io.sockets.bound_sockets import reserve_unix
 from holdfast.io.sockets.listeners import OpenListener, may_wait, reserve, when_free
 from holdfast.io.workers.pool import IoWorkers
 from holdfast.node import federation_session
@@ -53,8 +54,10 @@ from holdfast.node.lease.tenure import LeaseLost
 from holdfast.node.metadata.model import WITNESS
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.process.cluster import ClusterMembership, Held, check_may_share
-from holdfast.process.join import joins, with_cluster, with_directory
+from holdfast.process.join import joins, with_cluster
+from holdfast.process.place import EXIT_REMOVED, ProcessPlace, with_directory
 from holdfast.process.service_manager import ServiceManager
+from holdfast.process.siblings import SiblingNodes
 from holdfast.security.access.access_file import AccessError
 from holdfast.security.http.server import reserve as reserve_admin
 
@@ -66,6 +69,7 @@ logger = logging.getLogger("holdfast")
 SHUTDOWN_S = 5.0
 """The time in seconds at shutdown for clients to take their last bytes, and for the disk."""
 
+SOCKET_MODE = 0o600
 STAND_BY_AGAIN = -1
 """The result of `run` instead of an exit code: start the program again, as a standby."""
 START_ANEW = -2
@@ -75,7 +79,7 @@ START_ANEW = -2
 def _ports_between_nodes(config: Config) -> Iterator[tuple[str, Listener]]:
     """The ports for other nodes and members, with their tables of the configuration. They are
     opened after the data directory, which a start must not create when one is taken."""
-    if config.cluster.peer_bind:
+    if config.cluster.peer_bind and not config.cluster.peer_bind.startswith(UNIX):
         yield "cluster", Listener(bind=config.cluster.peer_bind, port=config.cluster.peer_port)
     if config.federation is not None and config.federation.listen and not config.node.standby:
         host, port = split_address(config.federation.listen)
@@ -90,8 +94,14 @@ class Server:
     """A broker process. It serves at once on its own directory, in a cluster once it follows the
     leaders, and on a shared directory while it holds the lease."""
 
-    def __init__(self, config: Config, load: Callable[[], Config] | None = None) -> None:
-        """`load` reads the configuration again for a reload; None: only the files are read."""
+    def __init__(
+        self,
+        config: Config,
+        load: Callable[[], Config] | None = None,
+        place: ProcessPlace | None = None,
+    ) -> None:
+        """`load` reads the configuration again for a reload; None: only the files are read.
+        `place`: that of one of several processes."""
         self.config = config
         self.explain: Callable[[], list[Setting]] | None = None
         self.broker: Broker | None = None
@@ -116,9 +126,11 @@ class Server:
         self.is_stopping = False
         self._departing: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
-        self._hands_over = self._starts_anew = False
+        self._hands_over = self._starts_anew = self._is_removed = False
+        self.place = place
         self._serving: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._arranging: asyncio.Task[None] | None = None
         self._reloading = asyncio.Lock()
         self._preparations = Preparations()
         self._reload_task: asyncio.Task[None] | None = None
@@ -145,9 +157,13 @@ class Server:
             # a start that fails leaves no data directory.
             for settings, one in zip(config.listeners, files, strict=True):
                 if config.cluster.node_role() != WITNESS:
-                    sockets = await when_free(partial(reserve, settings), may_wait(config))
+                    sockets = await when_free(partial(reserve, settings, config), may_wait(config))
                     self.listeners.append(OpenListener(settings, one, sockets))
-            if config.admin.enabled:
+            if self.place is not None and self.place.index:
+                # The console and the metrics of process 0 ask here, and have checked the right.
+                path = Path(self.place.sockets, f"{self.place.index}.admin")
+                self._admin_socket = reserve_unix(path, SOCKET_MODE)
+            elif config.admin.enabled:
                 self._admin_socket = await when_free(
                     partial(reserve_admin, config.admin.bind, config.admin.port),
                     config.node.standby,
@@ -156,7 +172,7 @@ class Server:
             raise StartError(f"cannot listen: {error.strerror or error}") from error
         for table, settings in _ports_between_nodes(config):
             try:
-                for each in reserve(settings):
+                for each in reserve(settings, config):
                     each.close()
             except OSError as error:
                 raise StartError(f"cannot listen, {table}: {error.strerror or error}") from error
@@ -171,6 +187,10 @@ class Server:
             clustering = await self._join_cluster(config)
             await self._start_admin()
             self._serving = watched(self._serve_in_cluster(clustering))
+            if self.place is not None:
+                node, operations = clustering.cluster_node, clustering.operations
+                siblings = SiblingNodes(self.place, node, operations, self._end_removed)
+                self._arranging = watched(siblings.run())
             return
         try:
             await self._serve_as_one()
@@ -264,6 +284,8 @@ class Server:
             self.fail(error)
             return
         self._log_ready()
+        if self.place is not None:
+            self.manager.report_ready("running")
 
     def _share(self) -> SharedDirectory:
         try:
@@ -452,6 +474,11 @@ class Server:
         self._hands_over = True
         self._stop.set()
 
+    def _end_removed(self) -> None:
+        """Stops, because the nodes of the other processes have all that this one had."""
+        self._is_removed = True
+        self._stop.set()
+
     def start_anew(self) -> None:
         """Stops in order, and starts again as a new process."""
         self._starts_anew = True
@@ -459,7 +486,9 @@ class Server:
 
     async def run(self) -> int:
         """Runs to the end. Returns the exit code, STAND_BY_AGAIN or START_ANEW."""
-        self.manager.report_ready("running")
+        # The supervisor of several processes waits until each of them serves.
+        if self.place is None:
+            self.manager.report_ready("running")
         await self._stop.wait()
         # A process whose directory hangs ends late, and must take no clients meanwhile.
         for listener in self.listeners if self.failure is not None else ():
@@ -472,6 +501,8 @@ class Server:
             logger.critical("stopping error=%r", str(self.failure))
             return 1
         await self.stop()
+        if self._is_removed:
+            return EXIT_REMOVED
         if self._starts_anew:
             return START_ANEW
         return STAND_BY_AGAIN if self._hands_over else 0
@@ -488,7 +519,8 @@ class Server:
 
     async def stop(self) -> None:
         """Disconnects clients and writes everything, with a snapshot if no standby has it."""
-        for task in (self._watching, self._reload_task, self._departing, self._leaving):
+        tasks = (self._watching, self._reload_task, self._departing, self._leaving, self._arranging)
+        for task in tasks:
             if task is not None:
                 task.cancel()
         sharing = self.sharing

@@ -11,8 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from holdfast.io.settings.reload import ReloadError
-
 logger = logging.getLogger("holdfast")
 
 STATUS_CHARACTERS_MAX: Final = 500
@@ -26,7 +24,7 @@ class ServiceManager:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
-        self._watchdog_s = _watchdog_s(environ)
+        self._watchdog_s = watchdog_s(environ)
         self._timer: asyncio.TimerHandle | None = None
 
     def report_ready(self, status: str) -> None:
@@ -37,7 +35,10 @@ class ServiceManager:
 
     async def report_reload(self, reload: Callable[[], Awaitable[object]]) -> None:
         """Carries out a reload, and reports its begin and its end."""
-        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        # Imported here: the supervisor of several processes starts without the broker.
+        from holdfast.io.settings.reload import ReloadError
+
+        self._send(*reloading())
         status = "running"
         try:
             await reload()
@@ -55,19 +56,29 @@ class ServiceManager:
         self._timer = loop.call_later(self._watchdog_s / 2, self._beat)
 
     def _send(self, *lines: str) -> None:
-        if not self._address:
-            return
-        # An address that begins with @ has no file: the system writes it with a zero byte.
-        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as made:
-                made.setblocking(False)
-                made.sendto("\n".join(lines).encode(), address)
-        except OSError as error:
-            logger.warning("service_manager_not_notified error=%r", str(error))
+        send(self._address, *lines)
 
 
-def _watchdog_s(environ: Mapping[str, str]) -> float:
+def reloading() -> tuple[str, str]:
+    """The notification of the begin of a reload."""
+    return "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"
+
+
+def send(address: str, *lines: str) -> None:
+    """Sends a notification. "": nobody waits for it."""
+    if not address:
+        return
+    # An address that begins with @ has no file: the system writes it with a zero byte.
+    address = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as made:
+            made.setblocking(False)
+            made.sendto("\n".join(lines).encode(), address)
+    except OSError as error:
+        logger.warning("service_manager_not_notified error=%r", str(error))
+
+
+def watchdog_s(environ: Mapping[str, str]) -> float:
     """The most seconds between two signs of life, or 0. `WATCHDOG_PID` names the process that has
     to send them."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):

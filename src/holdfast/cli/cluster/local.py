@@ -11,7 +11,6 @@ It contains `cluster.json`, `cluster.secret`, and per node a data directory and 
 """
 
 import argparse
-import ctypes
 import json
 import os
 import random
@@ -20,7 +19,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,97 +34,25 @@ from holdfast.cli.cluster.status import ClusterStatus
 from holdfast.cli.text import count_text, table
 from holdfast.client.admin_connection import AdminError, NoAnswer
 from holdfast.numbers import whole_number
+from holdfast.process.children import CHILD_POLL_S, Child, stop_all
 
-STOP_S: Final = 30.0
-"""The time in seconds that the nodes have to stop in order."""
-POLL_S: Final = 0.05
 LOG_TAIL_BYTES: Final = 2000
-_PR_SET_PDEATHSIG: Final = 1
 
 
-class Child:
-    """One `holdfast` process whose output goes to a log file."""
+class LoggedChild(Child):
+    """A node whose output goes to a log file."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
-        """Starts `holdfast` with `arguments`; its output is appended to `log`.
-
-        It must be called from the main thread: for the kernel, the thread that starts a child is
-        its parent, and its end kills the child. Raises `OSError` if the start fails.
-        """
-        self.name = name
-        self.command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
+        """Starts it. Its output is appended to `log`."""
         self._log = log
-        parent = os.getpid()
-        # Loaded here, because between fork and exec only system calls are safe.
-        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-        def die_with_parent() -> None:
-            if libc is not None:
-                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != parent:
-                    os._exit(1)  # The parent died before the request.
-
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=die_with_parent,
-                # Ctrl-C reaches the starting process alone, which then stops its children.
-                process_group=0,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def end_text(self) -> str:
-        """Describes how the process ended."""
-        code = self._process.returncode
-        if code >= 0:
-            return f"ended with exit code {code}"
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
+            super().__init__(name, arguments, output)
 
     def log_end(self) -> str:
         """Returns the last LOG_TAIL_BYTES of the log file."""
         with self._log.open("rb") as file:
             file.seek(max(0, self._log.stat().st_size - LOG_TAIL_BYTES))
             return file.read().decode(errors="replace").rstrip()
-
-    def tell_to_stop(self) -> None:
-        # SIGCONT, because a process stopped by SIGSTOP would not receive SIGTERM.
-        for number in (signal.SIGTERM, signal.SIGCONT):
-            self._process.send_signal(number)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-def stop_all(
-    children: Sequence[Child], is_hurried: Callable[[], bool], timeout_s: float = STOP_S
-) -> list[Child]:
-    """Stops all children at the same time and returns those that had to be killed.
-
-    A child is killed after `timeout_s`, or earlier when `is_hurried` returns True.
-    """
-    for child in children:
-        child.tell_to_stop()
-    deadline = time.monotonic() + timeout_s
-    while (left := [child for child in children if child.is_alive()]) and not is_hurried():
-        if time.monotonic() > deadline:
-            break
-        time.sleep(POLL_S)
-    for child in children:
-        child.kill()
-    return left
 
 
 NODES: Final = 3
@@ -348,7 +274,7 @@ class LocalCluster:
         self._signals = signals
         self._nodes = plan(directory, args.nodes, args.base_port, args.gateways)
         self._secret_file = secret_file(directory)
-        self._children: list[Child] = []
+        self._children: list[LoggedChild] = []
 
     def run(self) -> int:
         """Starts the nodes, initialises the cluster and waits for the end.
@@ -369,7 +295,7 @@ class LocalCluster:
             for child in stop_all(self._children, lambda: self._signals.count > 1):
                 _tell(f"{child.name} did not stop in time, and was killed")
 
-    def _start(self, node: LocalNode) -> Child:
+    def _start(self, node: LocalNode) -> LoggedChild:
         others = [f"127.0.0.1:{each.peer}" for each in self._nodes if each.node != node.node]
         arguments = [
             *["serve", "--node-id", node.node, "--data", str(self._directory / node.node)],
@@ -383,7 +309,7 @@ class LocalCluster:
             arguments += ["--join", ",".join(others)]
         if self._args.config is not None:
             arguments += ["--config", str(self._args.config)]
-        return Child(node.node, arguments, self._directory / f"{node.node}.log")
+        return LoggedChild(node.node, arguments, self._directory / f"{node.node}.log")
 
     def _await_ready(self, deadline: float) -> None:
         ports = [AdminPort(f"127.0.0.1:{node.admin}", REQUEST_TIMEOUT_S) for node in self._nodes]
@@ -404,7 +330,7 @@ class LocalCluster:
             except (NoAnswer, AdminRefused, NotYet) as error:
                 if time.monotonic() > deadline:
                     raise NotStarted(f"not ready in time: {error}\n{self._log_ends()}") from None
-            time.sleep(POLL_S)
+            time.sleep(CHILD_POLL_S)
         raise Stopped
 
     def _log_ends(self) -> str:
@@ -425,7 +351,7 @@ class LocalCluster:
     def _attend(self) -> int:
         living = list(self._children)
         while living and not self._signals.count:
-            time.sleep(POLL_S)
+            time.sleep(CHILD_POLL_S)
             for child in [each for each in living if not each.is_alive()]:
                 living.remove(child)
                 _tell(

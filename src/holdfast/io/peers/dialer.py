@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from holdfast.addresses import split_address
+from holdfast.addresses import UNIX, split_address
 from holdfast.io.event_loop.failures import report
 
 DELAY_S_MIN: Final = 0.02
@@ -83,12 +83,21 @@ async def connect(
     address: str,
     protocol: asyncio.BaseProtocol,
     context: ssl.SSLContext | None,
+    sockets: str = "",
 ) -> None:
-    """Connects a protocol to host:port, with TLS if there is a context.
+    """Connects a protocol to host:port, with TLS if there is a context, or to a Unix socket in the
+    directory `sockets`.
 
     Raises `OSError`, which includes `ssl.SSLError`. `ConnectionRefusedError` means that no address
     of the host has a listener.
     """
+    if address.startswith(UNIX):
+        path = f"{sockets}/{address.removeprefix(UNIX)}"
+        try:
+            await loop.create_unix_connection(lambda: protocol, path, ssl=context)
+        except FileNotFoundError:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "there is no socket") from None
+        return
     host, port = split_address(address)
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

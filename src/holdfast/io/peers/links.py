@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
+from holdfast.addresses import UNIX
 from holdfast.io.peers.authentication import PeerAuth
 from holdfast.io.peers.dialer import PeerDialer
 from holdfast.io.peers.link import LinkBounds, PeerLink, PeerMetrics
@@ -76,6 +77,8 @@ class PeerLinks(PeerMesh):
         self.port = port
         self._handler = handler
         self._bind = bind
+        if bind.startswith(UNIX):
+            self._sockets = bind.removeprefix(UNIX).rpartition("/")[0]
         self._join: list[str] = []
         self._peers: dict[str, str] = {}
         self._removed: frozenset[tuple[str, str]] = frozenset()

@@ -3,11 +3,13 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Final
 
-from holdfast.addresses import join_address
+from holdfast.addresses import UNIX, join_address
 from holdfast.io.event_loop import descriptors
 from holdfast.io.event_loop.failures import report
+from holdfast.io.sockets.bound_sockets import reserve_tcp, reserve_unix
 
 BACKLOG: Final = 128
 GREETINGS_MAX: Final = 64
@@ -15,6 +17,7 @@ GREETINGS_MAX: Final = 64
 
 A node needs milliseconds for its handshake, so idle connections of strangers do not keep it out.
 """
+SOCKET_MODE: Final = 0o600
 ACCEPT_PAUSE_S: Final = 0.1
 """The pause in seconds after an error of accept, for example without a free descriptor."""
 
@@ -42,26 +45,15 @@ class PeerListener:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, bind: str, port: int) -> int:
-        """Listens on all addresses of a host and returns the port. Raises `OSError`."""
-        found = await self._loop.getaddrinfo(
-            bind.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, kind, protocol, _, address in found:
-            one = socket.socket(family, kind, protocol)
-            self._sockets.append(one)
-            try:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                one.setblocking(False)
-                one.bind((address[0], port, *address[2:]))
-                one.listen(BACKLOG)
-            except OSError as error:
-                self._close()
-                text = f"{bind}:{port}: {error.strerror or error}"
-                raise OSError(error.errno, text) from error
-            port = one.getsockname()[1]
+        """Listens on all addresses of a host and returns the port; or at the path of a Unix socket,
+        `unix:PATH`. Raises `OSError`."""
+        if bind.startswith(UNIX):
+            self._sockets.append(reserve_unix(Path(bind.removeprefix(UNIX)), SOCKET_MODE))
+        else:
+            self._sockets = await asyncio.to_thread(reserve_tcp, bind, port)
+            port = self._sockets[0].getsockname()[1]
         for one in self._sockets:
+            one.listen(BACKLOG)
             task = self._loop.create_task(self._accept(one))
             task.add_done_callback(report)
             self._tasks.append(task)
@@ -86,7 +78,9 @@ class PeerListener:
                 self._failed(error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            task = self._loop.create_task(self._greet(one, join_address(*address[:2])))
+            # The dialling end of a Unix socket has no address.
+            remote = join_address(*address[:2]) if one.family != socket.AF_UNIX else UNIX
+            task = self._loop.create_task(self._greet(one, remote))
             self.greetings[task] = None
             task.add_done_callback(self._ended)
             if len(self.greetings) > descriptors.share(GREETINGS_MAX):

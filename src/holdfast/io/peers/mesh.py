@@ -65,6 +65,8 @@ class PeerMesh:
                 "accept", str(error), f"cannot be accepted: {error}"
             ),
         )
+        self._sockets = ""
+        """The directory of the Unix sockets of peers on this machine."""
         self._is_stopped = False
 
     async def stop(self) -> None:
@@ -254,7 +256,7 @@ class PeerMesh:
         self.metrics.dials += 1
         protocol = cast(asyncio.BaseProtocol, link)
         return await self._settle(
-            link, connect(self._loop, link.remote, protocol, self._auth.client)
+            link, connect(self._loop, link.remote, protocol, self._auth.client, self._sockets)
         )
 
     async def _settle(self, link: PeerLink, connecting: Awaitable[object]) -> Refusal | None:

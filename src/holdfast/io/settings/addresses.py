@@ -3,7 +3,7 @@
 import socket
 from typing import Final
 
-from holdfast.addresses import is_any, join_address, split_address
+from holdfast.addresses import UNIX, is_any, join_address, split_address
 from holdfast.config.listener import Listener, kind_of
 from holdfast.config.schema import Config
 
@@ -14,7 +14,8 @@ ADDRESSES_MAX: Final = 256
 def client_addresses(config: Config) -> str:
     """The addresses for clients, in the form of `holdfast.addresses`; "" if the
     configuration does not determine the first one."""
-    first = _address(config.listeners[0], config.node.advertise)
+    # A process that is not needed any more has no listeners.
+    first = config.listeners and _address(config.listeners[0], config.node.advertise)
     if not first:
         return ""
     found: dict[str, str] = {}
@@ -45,9 +46,9 @@ def admin_address(config: Config) -> str:
         return admin.advertise
     host = admin.bind
     if is_any(host):
-        cluster = config.cluster
-        is_node = bool(cluster.peer_bind)
-        host = split_address(cluster.peer_address())[0] if is_node else socket.getfqdn()
+        peer = config.cluster.peer_address()
+        is_near = not config.cluster.peer_bind or peer.startswith(UNIX)
+        host = socket.getfqdn() if is_near else split_address(peer)[0]
     return join_address(host, admin.port)
 
 

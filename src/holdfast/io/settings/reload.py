@@ -191,7 +191,7 @@ def prepare(
             files = load_listener(settings)
             one = next((each for each in left if each.is_at(settings)), None)
             if one is None:
-                one = OpenListener(settings, files, reserve(settings))
+                one = OpenListener(settings, files, reserve(settings, config))
                 bound.append(one)
             else:
                 left.remove(one)

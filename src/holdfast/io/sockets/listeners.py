@@ -16,6 +16,13 @@ from holdfast.io.event_loop import descriptors
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.loop import is_uvloop
 from holdfast.io.sockets.acceptor import BACKLOG, AcceptLoop
+from holdfast.io.sockets.bound_sockets import (
+    identity,
+    remove_unix,
+    reserve_tcp,
+    reserve_unix,
+    set_mode,
+)
 from holdfast.io.sockets.driver import ListenerCount
 from holdfast.io.sockets.listener_files import ListenerFiles
 from holdfast.io.sockets.proxy import Proxies
@@ -25,7 +32,6 @@ from holdfast.io.sockets.reception import (
     Reception,
     RelayedListener,
 )
-from holdfast.io.sockets.unix import identity, remove_unix, reserve_unix, set_mode
 from holdfast.io.sockets.websocket import UpgradeAdmission, WebSocketConnection
 from holdfast.node.session.listener_rules import ListenerRules
 
@@ -70,36 +76,13 @@ async def when_free(take: Callable[[], T], waits: bool) -> T:
         await asyncio.sleep(PORT_PAUSE_S)
 
 
-def reserve(listener: Listener) -> list[socket.socket]:
-    """Binds the listener's addresses; connections are refused until `listen`.
-
-    Raises `OSError` if an address cannot be used.
-    """
+def reserve(listener: Listener, config: Config) -> list[socket.socket]:
+    """Binds the listener's addresses, which the processes of one machine share. Raises
+    `OSError`."""
     if listener.socket:
         return [reserve_unix(Path(listener.socket), int(listener.socket_mode, 8))]
-    sockets: list[socket.socket] = []
-    try:
-        found = socket.getaddrinfo(
-            listener.bind.strip("[]"),
-            listener.port,
-            type=socket.SOCK_STREAM,
-            flags=socket.AI_PASSIVE,
-        )
-        for family, kind, protocol, _, address in found:
-            one = socket.socket(family, kind, protocol)
-            sockets.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.setblocking(False)
-            one.bind(address)
-    except OSError as error:
-        for one in sockets:
-            one.close()
-        raise OSError(
-            error.errno, f"{listener.bind}:{listener.port}: {error.strerror or error}"
-        ) from error
-    return sockets
+    is_shared = config.server.processes not in (1, "auto")
+    return reserve_tcp(listener.bind, listener.port, is_shared=is_shared)
 
 
 class OpenListener:

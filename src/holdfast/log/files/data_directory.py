@@ -13,6 +13,7 @@ from holdfast.log.files.layout import (
     JOURNAL,
     LOCK,
     MANIFEST,
+    PROCESSES,
     QUARANTINE,
     SNAPSHOTS,
     DataDirectory,
@@ -285,6 +286,7 @@ def _is_ours(name: str) -> bool:
         EPOCHS,
         WATERMARKS,
         ASIDE,
+        PROCESSES,
         *ACCESS,
         "lost+found",
     )

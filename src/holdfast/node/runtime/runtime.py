@@ -278,10 +278,18 @@ class Runtime:
             self._is_watched = False
             self._process.became_ready()
             self.redirection.review()
-        if self._is_leaving and not (
-            any(cluster_node.context.leading) and cluster_node.context.connected
-        ):
+        if self._is_leaving and not self._may_be_relieved():
             self._process.relieved()
+
+    def _may_be_relieved(self) -> bool:
+        """Whether a connected node may still take over a partition that this one leads. A partition
+        with one replica keeps its leader."""
+        context = self.cluster_node.context
+        metadata = context.metadata
+        return metadata is not None and any(
+            epoch > 0 and any(node in context.connected for node in info.in_sync)
+            for epoch, info in zip(context.leading, metadata.partitions, strict=True)
+        )
 
     def _checkpoint(self) -> None:
         now = self.state.now

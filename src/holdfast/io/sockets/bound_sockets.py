@@ -1,4 +1,5 @@
-"""Unix sockets: bound at a path, which is left behind when a process dies."""
+"""Binds sockets to listen on: TCP addresses, and Unix sockets, whose path is left behind when a
+process dies."""
 
 import errno
 import os
@@ -6,6 +7,36 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
+
+
+def reserve_tcp(bind: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
+    """Binds all addresses of a host; connections are refused until `listen`. Port 0: one that the
+    system chooses, the same for all. `is_shared`: other processes bind them, too, and the system
+    divides the connections.
+
+    Raises `OSError` if an address cannot be used.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(
+            bind.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in found:
+            one = socket.socket(family, kind, protocol)
+            sockets.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.setblocking(False)
+            one.bind((address[0], port, *address[2:]))
+            port = one.getsockname()[1]
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise OSError(error.errno, f"{bind}:{port}: {error.strerror or error}") from error
+    return sockets
 
 
 def reserve_unix(path: Path, mode: int) -> socket.socket:

@@ -1,0 +1,172 @@
+"""Gives a process its place among those that serve one data directory (`serve --processes`).
+
+Each is a node of one cluster. Node 0 has the data directory itself, so that a directory of one
+process goes on with several and back. Node k has the directory `processes/k` in it. The supervisor
+gives each process its place as an argument. The configuration is the same for all of them, and
+`applied` makes that of one process.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from holdfast.addresses import UNIX
+from holdfast.config.listener import Listener
+from holdfast.config.schema import Cluster, Config, Log, Node
+from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
+from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.layout import MANIFEST, PROCESSES, Manifest
+
+SECRET: Final = "secret"
+"""The file of the secret that the processes share, in the directory PROCESSES."""
+PROCESSES_MAX: Final = 64
+EXIT_REMOVED: Final = 10
+"""The exit code of a process whose node was removed from the cluster, so that its directory has
+nothing that the others lack."""
+
+
+@dataclass(frozen=True)
+class ProcessPlace:
+    """The number of a process, from 0 on, among `count` of them."""
+
+    index: int
+    count: int
+    sockets: str
+    """The directory of the Unix sockets between the processes."""
+    restarts: int = 0
+    """The number of processes before this one at the same place, since the supervisor started."""
+
+    @classmethod
+    def parse(cls, text: str) -> "ProcessPlace":
+        """Reverses `argument`."""
+        index, count, restarts, sockets = text.split(":", 3)
+        return cls(int(index), int(count), sockets, int(restarts))
+
+    @property
+    def argument(self) -> str:
+        """The option of `holdfast serve` for this place."""
+        return f"--process={self.index}:{self.count}:{self.restarts}:{self.sockets}"
+
+    @property
+    def is_surplus(self) -> bool:
+        """Whether there were more processes before. This one has no clients, and gives what it
+        stores to the others."""
+        return self.index >= self.count
+
+    def applied(self, config: Config) -> Config:
+        """The configuration of this process.
+
+        A limit of connections is divided among the processes, so that it holds for all together.
+        """
+        secret = Path(config.node.data) / PROCESSES / SECRET
+        own_partitions = config.log.partitions
+        cluster = replace(
+            config.cluster,
+            peer_bind=f"{UNIX}{self.sockets}/{self.index}",
+            join=[f"{UNIX}0"] if self.index else [],
+            wait_for_init=self.index > 0,
+            secret_file=str(secret),
+            replication_factor=1,
+            min_insync=1,
+        )
+        if own_partitions != Log().partitions:
+            cluster = replace(cluster, partitions=own_partitions)
+        # Node 0 has the name and the number of partitions that the data directory has.
+        config = with_directory(replace(config, cluster=cluster))
+        listeners = [] if self.is_surplus else [self._listener(each) for each in config.listeners]
+        if self.index:
+            # The path of a Unix socket belongs to one process.
+            listeners = [each for each in listeners if not each.socket]
+            name, data = config.node.id, Path(config.node.data)
+            node = replace(
+                config.node,
+                id=node_name(name, self.index),
+                data=str(data / PROCESSES / str(self.index)),
+            )
+            config = replace(config, node=node, admin=replace(config.admin, enabled=False))
+        return replace(
+            config,
+            server=replace(config.server, processes=self.count),
+            listeners=listeners,
+            limits=replace(config.limits, connections=self._share(config.limits.connections)),
+        )
+
+    def _listener(self, listener: Listener) -> Listener:
+        if listener.socket:
+            return listener
+        return replace(listener, max_connections=self._share(listener.max_connections))
+
+    def _share(self, limit: int) -> int:
+        """The share of a limit; 0: no limit. The shares of all processes are the limit, unless it
+        is below their number."""
+        if not limit or self.is_surplus:
+            return limit
+        return max(1, limit // self.count + (self.index < limit % self.count))
+
+
+def node_name(first: str, index: int) -> str:
+    """The name of the node of a process, by that of node 0."""
+    return f"{first}-{index}" if index else first
+
+
+def index_of(first: str, node: str) -> int | None:
+    """Reverses `node_name`; None for another node."""
+    if node == first:
+        return 0
+    before, _, number = node.rpartition("-")
+    return int(number) if before == first and number.isdecimal() else None
+
+
+def count_of(config: Config) -> int:
+    """The number of processes of a configuration."""
+    wanted = config.server.processes
+    if wanted != "auto":
+        return wanted
+    return min(PROCESSES_MAX, len(os.sched_getaffinity(0)))
+
+
+def is_supervised(config: Config) -> bool:
+    """Whether several processes serve the data directory, or did and are to be one."""
+    return count_of(config) > 1 or bool(present_processes(Path(config.node.data)))
+
+
+def present_processes(data: Path) -> list[int]:
+    """The numbers of the processes, besides 0, that have a directory."""
+    try:
+        names = os.listdir(data / PROCESSES)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if name.isdecimal() and int(name) > 0)
+
+
+def with_directory(config: Config) -> Config:
+    """The configuration with the name and the number of partitions that the data directory has,
+    where the settings have their defaults."""
+    manifest = manifest_of(Path(config.node.data))
+    if manifest is None:
+        return config
+    changed = config
+    # The nodes that share a directory have names of their own.
+    if config.node.id == Node().id and not config.node.standby:
+        changed = replace(changed, node=replace(config.node, id=manifest.node_id))
+    partitions = manifest.partitions
+    # The other number stands for nothing here, and a reload would find that it has changed.
+    if not config.cluster.peer_bind and not config.cluster.join:
+        if config.log.partitions == Config().log.partitions:
+            changed = replace(changed, log=replace(config.log, partitions=partitions))
+    elif config.cluster.partitions == Cluster().partitions:
+        changed = replace(changed, cluster=replace(config.cluster, partitions=partitions))
+    return changed
+
+
+def manifest_of(data: Path) -> Manifest | None:
+    """The manifest of a data directory; None if it has none, or one that the start will refuse."""
+    if not (data / MANIFEST).exists():
+        return None
+    try:
+        return read_manifest(OsFileSystem(data), data)
+    except DataDirectoryError:
+        return None

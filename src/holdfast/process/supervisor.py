@@ -1,0 +1,419 @@
+"""Runs several nodes on one machine: starts a process for each, and one again that has ended.
+
+It has no part of a broker. It reads the configuration once, starts the processes with their places,
+passes on signals and log lines, and reports their common state to the service manager. It is the
+service manager of its processes: they report to it as they would to systemd.
+
+- A process that ends is started again at once, one that ends again within QUICK_S after a wait that
+  doubles. The log line has its last words.
+- A process that reports no sign of life for as long as systemd's watchdog allows is killed.
+- All processes end when the supervisor ends, also after kill -9. A lock that they inherit keeps the
+  next supervisor from starting before the last of them has ended.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from holdfast.config.schema import Config
+from holdfast.io.sockets.bound_sockets import reserve_tcp
+from holdfast.log.files.layout import PROCESSES
+from holdfast.process.children import Child
+from holdfast.process.place import (
+    EXIT_REMOVED,
+    SECRET,
+    ProcessPlace,
+    count_of,
+    present_processes,
+)
+from holdfast.process.service_manager import reloading, send, watchdog_s
+
+logger = logging.getLogger("holdfast")
+
+QUICK_S: Final = 60.0
+"""A process that ends this soon after its start, after another one, ends again and again."""
+DELAY_S_MIN: Final = 0.5
+DELAY_S_MAX: Final = 30.0
+"""The shortest and the longest wait before such a process is started again."""
+LOCK_WAIT_S: Final = 5.0
+"""The most seconds for the processes of a supervisor that was killed to end."""
+PAUSE_S: Final = 0.02
+PATH_BYTES_MAX: Final = 80
+"""The longest path of the sockets' directory: the system allows 107 bytes for a socket, and its
+temporary name is longer than its own."""
+TAIL_BYTES: Final = 4096
+WORDS_MAX: Final = 500
+"""The most characters of the last words of a process."""
+DATAGRAM_BYTES: Final = 4096
+READ_BYTES: Final = 65_536
+
+
+class SupervisorError(Exception):
+    """The processes cannot be started. The text says why and what to do."""
+
+
+class _Process:
+    """One place, with its process if it runs."""
+
+    def __init__(self, place: ProcessPlace) -> None:
+        self.place = place
+        self.child: Child | None = None
+        self.is_ready = False
+        self.was_ready = False
+        self.started_at = 0.0
+        self.start_at: float | None = 0.0
+        """The time of the next start; None: none is due."""
+        self.delay_s = 0.0
+        self.beat_at = 0.0
+        """The time of its last sign of life."""
+        self.address = f"{place.sockets}/{place.index}.notify"
+        Path(self.address).unlink(missing_ok=True)
+        self.notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self.notices.setblocking(False)
+        self.notices.bind(self.address)
+        self.output = -1
+        """The reading end of its standard error; -1: none."""
+        self.tail = b""
+        self.rest = b""
+        """The begin of a line of which the end has not come yet."""
+
+    def last_words(self) -> str:
+        """The end of what the process has written."""
+        lines = self.tail.decode(errors="replace").split("\n")
+        return " | ".join(line.strip() for line in lines[-4:] if line.strip())[-WORDS_MAX:]
+
+
+class Supervisor:
+    """The processes of one data directory."""
+
+    def __init__(self, config: Config, arguments: Sequence[str]) -> None:
+        """`arguments`: those of `holdfast`, which each process gets with its place."""
+        self._config = config
+        self._arguments = list(arguments)
+        self._data = Path(config.node.data).absolute()
+        self._count = count_of(config)
+        self._manager = os.environ.get("NOTIFY_SOCKET", "")
+        self._watchdog_s = watchdog_s(os.environ)
+        self._beat_due = 0.0
+        self._processes: dict[int, _Process] = {}
+        self._selector = selectors.DefaultSelector()
+        self._lock = -1
+        self._sockets = ""
+        self._signals: list[int] = []
+        self._reloading: set[int] = set()
+        self._is_stopping = self._is_announced = False
+        self._code = 0
+
+    def run(self) -> int:
+        """Runs until a signal, and returns the exit code. Raises `SupervisorError`, `OSError`."""
+        if self._count > 1:
+            self._check_ports()
+        self._take_directory()
+        wake_in, wake_out = os.pipe()
+        for end in (wake_in, wake_out):
+            os.set_blocking(end, False)
+        self._selector.register(wake_in, selectors.EVENT_READ)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._note_signal)
+        logger.info("supervisor_started processes=%d data=%s", self._count, self._data)
+        indexes = {*range(self._count), *present_processes(self._data)}
+        for index in sorted(indexes):
+            self._add(index)
+        while self._processes:
+            self._turn(wake_in)
+        logger.info("supervisor_stopped")
+        return self._code
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    # The directory
+
+    def _check_ports(self) -> None:
+        """Checks that no other program has the ports. The processes share them, so each would bind
+        the port of another broker with several processes without an error."""
+        config = self._config
+        wanted = [(each.bind, each.port) for each in config.listeners if not each.socket]
+        for bind, port in wanted:
+            for one in reserve_tcp(bind, port):
+                one.close()
+
+    def _take_directory(self) -> None:
+        """Creates what the processes need to find each other, and locks it."""
+        folder = self._data / PROCESSES
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while not self._is_locked():
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            if _is_alive(holder) or time.monotonic() > deadline:
+                by = f" (pid {holder})" if holder else ""
+                raise SupervisorError(
+                    f"{self._data} is served by other processes{by}: stop them, or give another"
+                    " data directory"
+                )
+            time.sleep(PAUSE_S)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        secret = folder / SECRET
+        if not secret.exists():
+            made = secret.with_name(f"{SECRET}.tmp")
+            with os.fdopen(
+                os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
+            ) as file:
+                file.write(secrets.token_hex(32) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            made.replace(secret)
+        self._sockets = _sockets_directory(folder)
+
+    def _is_locked(self) -> bool:
+        try:
+            # A lock of the open file, not of the process: it ends with the last child that has it.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    # Processes
+
+    def _add(self, index: int) -> None:
+        process = _Process(ProcessPlace(index, self._count, self._sockets))
+        self._processes[index] = process
+        self._selector.register(process.notices, selectors.EVENT_READ, process)
+
+    def _start(self, process: _Process) -> None:
+        environ: dict[str, str] = dict(os.environ)
+        environ["NOTIFY_SOCKET"] = process.address
+        environ.pop("WATCHDOG_PID", None)
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        if environ.get("JOURNAL_STREAM") == _stream(2):
+            # Lines for journald begin with their priority.
+            environ["JOURNAL_STREAM"] = _stream(writing)
+        try:
+            process.child = Child(
+                str(process.place.index),
+                [*self._arguments, process.place.argument],
+                writing,
+                environ,
+                (self._lock,),
+            )
+        finally:
+            os.close(writing)
+        process.output = reading
+        process.tail = process.rest = b""
+        process.is_ready = False
+        process.start_at = None
+        process.started_at = process.beat_at = time.monotonic()
+        self._selector.register(reading, selectors.EVENT_READ, process)
+        index, pid = process.place.index, process.child.pid
+        logger.info("process_started process=%d pid=%d", index, pid)
+
+    def _ended(self, process: _Process) -> None:
+        """Decides what follows from the end of a process."""
+        child, index = process.child, process.place.index
+        assert child is not None
+        code, now = child.code, time.monotonic()
+        self._read(process)
+        self._close_output(process)
+        process.child = None
+        self._reloading.discard(index)
+        if self._is_stopping:
+            self._forget(process)
+            return
+        if code == EXIT_REMOVED and index:
+            logger.info("process_empty process=%d text='its directory is removed'", index)
+            shutil.rmtree(self._data / PROCESSES / str(index))
+            if index >= self._count:
+                self._forget(process)
+                return
+            code = 0
+        elif code is not None and code > 0 and not process.was_ready:
+            logger.critical("process_not_started process=%d how=%r", index, child.end_text())
+            self._code = code
+            self._forget(process)
+            self._stop()
+            return
+        lived_s = now - process.started_at
+        if lived_s >= QUICK_S:
+            process.delay_s = 0.0
+        elif process.place.restarts:
+            process.delay_s = min(max(DELAY_S_MIN, 2 * process.delay_s), DELAY_S_MAX)
+        process.start_at = now + process.delay_s
+        place = process.place
+        process.place = ProcessPlace(index, place.count, place.sockets, place.restarts + 1)
+        logger.error(
+            "process_ended process=%d pid=%d how=%r lived_s=%.1f again_in_s=%s last_words=%r",
+            index, child.pid, child.end_text(), lived_s, process.delay_s, process.last_words(),
+        )  # fmt: skip
+
+    def _forget(self, process: _Process) -> None:
+        self._selector.unregister(process.notices)
+        process.notices.close()
+        Path(process.address).unlink(missing_ok=True)
+        del self._processes[process.place.index]
+
+    # One turn
+
+    def _turn(self, wake: int) -> None:
+        now = time.monotonic()
+        for process in list(self._processes.values()):
+            if process.start_at is not None and now >= process.start_at:
+                self._start(process)
+        due = [each.start_at for each in self._processes.values() if each.start_at is not None]
+        if self._watchdog_s:
+            due.append(self._beat_due)
+        timeout_s = max(0.0, min(due) - time.monotonic()) if due else None
+        for key, _ in self._selector.select(timeout_s):
+            if key.fd == wake:
+                os.read(wake, READ_BYTES)
+            elif key.fd == key.data.output:
+                self._read(key.data)
+            else:
+                self._take_notices(key.data)
+        signals, self._signals = self._signals, []
+        for number in signals:
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._stop()
+            elif number == signal.SIGHUP:
+                self._reload()
+        for process in list(self._processes.values()):
+            if process.child is not None and not process.child.is_alive():
+                self._take_notices(process)
+                self._ended(process)
+        if self._watchdog_s and time.monotonic() >= self._beat_due:
+            self._beat(time.monotonic())
+
+    def _stop(self) -> None:
+        """Stops all processes; at once at the second request."""
+        self._is_stopping = True
+        send(self._manager, "STOPPING=1")
+        for process in list(self._processes.values()):
+            if process.child is not None:
+                process.child.tell_to_stop()
+            else:
+                self._forget(process)
+
+    def _reload(self) -> None:
+        send(self._manager, *reloading())
+        for index, process in self._processes.items():
+            if process.child is not None and process.is_ready:
+                self._reloading.add(index)
+                process.child.send(signal.SIGHUP)
+        self._announce()
+
+    def _take_notices(self, process: _Process) -> None:
+        while True:
+            try:
+                text = process.notices.recv(DATAGRAM_BYTES).decode(errors="replace")
+            except BlockingIOError:
+                return
+            fields = dict(line.partition("=")[::2] for line in text.split("\n"))
+            process.beat_at = time.monotonic()
+            if "READY" in fields:
+                # The lines that it wrote before come before those about it.
+                self._read(process)
+                process.is_ready = process.was_ready = True
+                self._reloading.discard(process.place.index)
+                self._announce(fields.get("STATUS", ""))
+            elif "EXTEND_TIMEOUT_USEC" in fields:
+                send(self._manager, f"EXTEND_TIMEOUT_USEC={fields['EXTEND_TIMEOUT_USEC']}")
+
+    def _announce(self, status: str = "") -> None:
+        """Reports that all processes are ready, or have read the configuration again."""
+        serving = [self._processes.get(index) for index in range(self._count)]
+        if self._reloading or not all(each is not None and each.is_ready for each in serving):
+            return
+        if not self._is_announced:
+            self._is_announced = True
+            logger.info("processes_ready processes=%d", self._count)
+        send(self._manager, "READY=1", f"STATUS={status}, {self._count} processes")
+
+    def _beat(self, now: float) -> None:
+        """Reports a sign of life, and kills a process that has none."""
+        self._beat_due = now + self._watchdog_s / 2
+        for index, process in self._processes.items():
+            if process.is_ready and process.child and now - process.beat_at > self._watchdog_s:
+                logger.error("process_hangs process=%d silent_s=%s", index, self._watchdog_s)
+                process.is_ready = False
+                process.child.send(signal.SIGKILL)
+        send(self._manager, "WATCHDOG=1")
+
+    # The log
+
+    def _read(self, process: _Process) -> None:
+        """Passes on what a process has written, in complete lines."""
+        while process.output >= 0:
+            try:
+                data = os.read(process.output, READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close_output(process)
+                return
+            process.tail = (process.tail + data)[-TAIL_BYTES:]
+            lines, end, process.rest = (process.rest + data).rpartition(b"\n")
+            if len(process.rest) > READ_BYTES:
+                end, process.rest = process.rest, b""
+            _write(lines + end)
+
+    def _close_output(self, process: _Process) -> None:
+        if process.output >= 0:
+            self._selector.unregister(process.output)
+            os.close(process.output)
+            process.output = -1
+            if process.rest:
+                _write(process.rest + b"\n")
+
+
+def _stream(descriptor: int) -> str:
+    found = os.fstat(descriptor)
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(2, data) :]
+
+
+def _is_alive(pid: str) -> bool:
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _sockets_directory(folder: Path) -> str:
+    """The directory of the sockets: in the data directory, or, if the system does not allow such a
+    long path, in the directory for what programs need while they run."""
+    near = folder / "sockets"
+    if len(os.fsencode(near)) <= PATH_BYTES_MAX:
+        near.mkdir(mode=0o700, exist_ok=True)
+        return str(near)
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    name = hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
+    made = Path(base) / f"holdfast-{name}"
+    made.mkdir(mode=0o700, exist_ok=True)
+    found = made.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise SupervisorError(f"{made} is open to other users: remove it")
+    return str(made)
