@@ -382,7 +382,13 @@ def _lake() -> Iterator[Sample]:
     # Without the identity of its log, as the first lakes have it.
     yield Sample("lake", "commit", commit, msgspec.json.encode(commit), decode, is_exact=False)
     commit = msgspec.structs.replace(commit, log="cluster c0ffee")
-    yield Sample("lake", "commit.log", commit, msgspec.json.encode(commit), decode)
+    yield Sample("lake", "commit.log", commit, msgspec.json.encode(commit), decode, is_exact=False)
+    file = msgspec.structs.replace(file, offsets={0: (2, 7)})
+    commit = msgspec.structs.replace(
+        commit, files=[file], begins={"0": 2},
+        restored=[commits.LogRestore(version=2, offsets={"0": 4})],
+    )  # fmt: skip
+    yield Sample("lake", "commit.begins", commit, msgspec.json.encode(commit), decode)
     settings = LakeSettings(1, "parquet", {"path": "/data"}, [], [Registration("c", "n")])
     read = msgspec.json.Decoder(LakeSettings).decode
     yield Sample("lake", "settings", settings, msgspec.json.encode(settings), read)

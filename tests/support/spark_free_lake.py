@@ -7,6 +7,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.files.commits import CommitLog
@@ -34,6 +35,17 @@ def rows(lake: Lake, name: str, days: list[str] | None = None) -> Counter[Any]:
                 (file.partition["date"], *map(str, row.values())) for row in table.to_pylist()
             )
     return found
+
+
+def forget_offsets(log: CommitLog) -> int:
+    """Makes the commits those of an older version, which did not note the offsets of files."""
+    for version in log.kept():
+        commit = log.read(version)
+        files = [msgspec.structs.replace(file, offsets={}) for file in commit.files]
+        text = msgspec.json.encode(msgspec.structs.replace(commit, files=files, begins={}))
+        (log.directory / f"{version:08}.json").write_bytes(text)
+    log.live(0)
+    return log.kept()[-1]
 
 
 def state(lake: Lake) -> dict[str, str]:

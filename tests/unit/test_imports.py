@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 LAB = SOURCE.parent / "holdfast_lab"
-LAB_ROOMS = {"pipeline", "log_client", "client", "mqtt", "topics", "log"}
+LAB_ROOMS = {"pipeline", "lake_files", "log_client", "client", "mqtt", "topics", "log"}
 """The rooms that the analysis of test runs may import."""
 
 ROOMS = {
@@ -32,6 +32,10 @@ ROOMS = {
     "client": ("client",),
     "log_client": ("client/log",),
     "decoders": ("pipeline/decoders",),
+    "lake_files": tuple(
+        f"pipeline/lake/files/{name}.py"
+        for name in ("commits", "errors", "files", "objects", "parquet")
+    ),
     "pipeline": ("pipeline",),
     "manager": ("federation/manager",),
     "sidecar": ("federation/sidecar",),
@@ -61,15 +65,17 @@ BELOW = {
     "federation": {"mqtt", "topics"},
     "drivers": DRIVEN - {"drivers"} | {"websocket", "proxy", "relay"},
     "client": {"mqtt", "topics", "security", "websocket", "sqlite"},
-    "log_client": {"log", "topics", "client", "mqtt"},
+    "lake_files": set(),
+    "log_client": {"log", "topics", "client", "mqtt", "lake_files"},
     "decoders": set(),
-    "pipeline": {"decoders", "log", "topics", "log_client", "client", "mqtt"},
+    "pipeline": {"decoders", "log", "topics", "log_client", "client", "mqtt", "lake_files"},
     "manager": {"client", "mqtt", "security", "config", "sqlite"},
     "sidecar": DRIVEN | {"federation", "manager", "client", "sqlite"},
     "api": DRIVEN | {"decoders", "sidecar", "federation"},
     "process": DRIVEN | {"api", "sidecar", "federation"},
     "cli": DRIVEN | {
-        "process", "api", "sidecar", "federation", "client", "log_client", "pipeline", "manager",
+        "process", "api", "sidecar", "federation", "client", "log_client", "lake_files", "pipeline",
+        "manager",
     },
     "testing": {"process", "drivers", "security", "config"},
 }  # fmt: skip

@@ -26,7 +26,7 @@ from holdfast.pipeline.lake.files.files import remove_all
 from holdfast.pipeline.lake.lake import Lake
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.small_s3 import BUCKET, small_s3
-from tests.support.spark_free_lake import no_spark, rows, state
+from tests.support.spark_free_lake import forget_offsets, no_spark, rows, state
 
 HOUR_US = 3_600_000_000
 DAY = ["2026-09-21", "2026-09-22", "2026-09-23"]
@@ -221,8 +221,14 @@ def test_a_damaged_file_of_records_is_made_again(site: Site, is_there: bool) -> 
         path.write_bytes(b"PAR1 and no more")
     backfill(lake, "records", first=DAY[1], last=DAY[1])
     assert everything(lake) == before
-    # A file of a backfill has records of many commits, so nothing tells which it had.
+    # A file of a backfill has records of many commits, and its own commit tells which.
     path = lake.path / next(file for file in log.live(3) if file.partition["date"] == DAY[1]).path
+    path.write_bytes(b"PAR1 and no more")
+    backfill(lake, "records", first=DAY[1], last=DAY[1])
+    assert everything(lake) == before
+    # An older version did not note it.
+    version, place = forget_offsets(log), DAY[1]
+    path = lake.path / next(f for f in log.live(version) if f.partition["date"] == place).path
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(LakeError, match=r"is damaged: .* Restore it, or build the table again"):
         backfill(lake, "records", first=DAY[1], last=DAY[1])

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from holdfast.client.admin_access import AdminAccess
 from holdfast.client.admin_connection import NoAnswer, Server
@@ -21,6 +21,9 @@ from holdfast.client.log.reading.servers import Servers
 from holdfast.log.columns.chunk import Chunk
 from holdfast.log.reading.topic_filter import TopicFilter
 from holdfast.log.reading.topic_postings import TopicChoice
+
+if TYPE_CHECKING:
+    from holdfast.client.log.reading.lake import LakeRows
 
 WAIT_S: Final = 5.0
 """The longest wait at one server for new records. Then all servers are asked, because that one may
@@ -43,14 +46,23 @@ class ReadableLog(Protocol):
         """Returns the generation of the log, as of the last `bounds` or `wait`."""
         ...
 
+    def identity(self) -> str:
+        """Returns the identity of the log (`offsets.log_identity`), as of the last `bounds`."""
+        ...
+
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """Returns per partition the first offset that is not older than the time."""
         ...
 
     def read(
-        self, ranges: Sequence[OffsetRange], coverage: Coverage, topics: TopicFilter
-    ) -> Iterator[Chunk]:
-        """Reads ranges. A chunk is valid until the next one is requested."""
+        self,
+        ranges: Sequence[OffsetRange],
+        coverage: Coverage,
+        topics: TopicFilter,
+        columns: Sequence[str] | None = None,
+    ) -> "Iterator[Chunk | LakeRows]":
+        """Reads ranges. A chunk is valid until the next one is requested. Rows of a lake have only
+        these columns, in their order."""
         ...
 
     def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
@@ -90,12 +102,20 @@ class ServedLog:
         """See ReadableLog."""
         return self.servers.generation
 
+    def identity(self) -> str:
+        """See ReadableLog."""
+        return self.servers.identity()
+
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """See ReadableLog. Raises AdminError."""
         return self._unless_closed(lambda: self.servers.offsets_at(timestamp_us))
 
     def read(
-        self, ranges: Sequence[OffsetRange], coverage: Coverage, topics: TopicFilter
+        self,
+        ranges: Sequence[OffsetRange],
+        coverage: Coverage,
+        topics: TopicFilter,
+        columns: Sequence[str] | None = None,
     ) -> Iterator[Chunk]:
         """See ReadableLog. A cursor always passes the same topics. Raises AdminError."""
         if self._reading is None:
@@ -167,14 +187,22 @@ class DirectoryLog:
 
     def generation(self) -> LogGeneration:
         """See ReadableLog."""
-        return self._map.generation()
+        return self._map.generation
+
+    def identity(self) -> str:
+        """See ReadableLog."""
+        return self._map.identity()
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """See ReadableLog."""
         return self._map.offsets_at(timestamp_us)
 
     def read(
-        self, ranges: Sequence[OffsetRange], coverage: Coverage, topics: TopicFilter
+        self,
+        ranges: Sequence[OffsetRange],
+        coverage: Coverage,
+        topics: TopicFilter,
+        columns: Sequence[str] | None = None,
     ) -> Iterator[Chunk]:
         """See ReadableLog."""
         choice = None

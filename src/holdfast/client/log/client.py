@@ -34,41 +34,57 @@ class LogLocation:
         token_file: str | os.PathLike[str] = "",
         ca_file: str | os.PathLike[str] = "",
         wait_s: float = WAIT_S,
+        lake: str | os.PathLike[str] = "",
     ) -> None:
         """`servers`: HOST:PORT of the admin port, or https://HOST:PORT; several nodes of one
         cluster as a list or separated by commas. Reads prefer the first one that responds.
         `token_file`: a token of the role `reader`; without it the variable HOLDFAST_TOKEN, if set.
         `ca_file`: the signers of the certificates of https ports; by default those of the system.
-        `wait_s`: how long a read waits for servers that are away. Raises LogOptionError."""
+        `wait_s`: how long a read waits for servers that are away. `lake`: a directory, or a URL
+        such as s3://BUCKET/NAME, of a lake of this log, which has its older part. Raises
+        LogOptionError."""
         self._servers, self._access = _access(servers, os.fspath(token_file), os.fspath(ca_file))
         if not wait_s >= 0:
             raise LogOptionError(f"wait_s is {wait_s}; allowed: 0 or more seconds")
         self._wait_s = wait_s
-        self._directory = ""
+        self._directory, self._lake = "", os.fspath(lake)
 
     @classmethod
-    def offline(cls, directory: str | os.PathLike[str]) -> Self:
-        """The log in a data directory that this machine can read, also while a broker serves it.
+    def offline(
+        cls, directory: str | os.PathLike[str] = "", *, lake: str | os.PathLike[str] = ""
+    ) -> Self:
+        """The log in a data directory that this machine can read, also while a broker serves it, in
+        a lake, or in both.
 
         Without a broker there are no groups, and a read cannot follow.
         """
+        if not (directory or lake):
+            raise LogOptionError("give a data directory, a lake, or both")
         found = cls.__new__(cls)
         found._servers, found._access, found._wait_s = (), AdminAccess(), 0.0
-        found._directory = str(Path(directory))
+        found._directory = str(Path(directory)) if directory else ""
+        found._lake = os.fspath(lake)
         return found
 
     def _open(self, selection: LogSelection, group: str, on_gap: OnGap | None) -> LogCursor:
         """The cursor of a read, positioned. It blocks while it asks the servers."""
-        if selection.follow and self._directory:
+        if selection.follow and not self._servers:
             raise LogOptionError("follow needs the admin port of a broker, not a directory")
-        if group and self._directory:
+        if group and not self._servers:
             raise LogOptionError("group needs the admin port of a broker, not a directory")
-        access: ReadableLog
-        if self._directory:
+        access: ReadableLog | None = None
+        offsets = None
+        if self._servers:
+            access = served = ServedLog(self._servers, self._access, self._wait_s)
+            offsets = GroupOffsets(group, served.servers) if group else None
+        elif self._directory:
             access = DirectoryLog(self._directory)
-            return LogCursor(access, selection, None, on_gap)
-        access = ServedLog(self._servers, self._access, self._wait_s)
-        offsets = GroupOffsets(group, access.servers) if group else None
+        if self._lake:
+            # Imported here, because a program that reads no lake needs no pyarrow.
+            from holdfast.client.log.lake_log import LakeLog
+
+            access = LakeLog(self._lake, access, selection.topics, is_strict=on_gap is None)
+        assert access is not None
         try:
             return LogCursor(access, selection, offsets, on_gap)
         except BaseException:

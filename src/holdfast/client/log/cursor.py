@@ -38,6 +38,8 @@ from holdfast.log.reading.topic_filter import TopicFilter
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from holdfast.client.log.reading.lake import LakeRows
+
 MESSAGES_MAX: Final = 10_000
 """The most messages of one list, unless the program asks for fewer."""
 WAIT_S: Final = 5.0
@@ -116,6 +118,7 @@ class LogCursor:
         # The partitions of which messages were handed out since the last commit.
         self._processed: set[int] = set()
         self._form = ""
+        self._columns: list[str] | None = None
         self._failure: Exception | None = None
         self._is_busy = False
         self._is_closed = False
@@ -207,9 +210,12 @@ class LogCursor:
         for chunk in self._chunks:
             if chunk is _NOTHING:
                 yield _IDLE
-            else:
+                continue
+            if isinstance(chunk, Chunk):
                 yield from self._decoder.messages(chunk)
-                yield _CHUNK_END
+            else:
+                yield from chunk.messages()
+            yield _CHUNK_END
 
     # Arrow
 
@@ -220,8 +226,12 @@ class LogCursor:
 
         schema = _schema(columns)
         self._use("Arrow batches")
+        self._columns = schema.names
         while (chunk := self._step(self._chunks)) is not None:
-            batch = decode(chunk, schema, self._selection.topics)
+            if isinstance(chunk, Chunk):
+                batch = decode(chunk, schema, self._selection.topics)
+            else:
+                batch = chunk.rows
             if chunk is not _NOTHING:
                 self._next |= self._reached
             if batch.num_rows or chunk is _NOTHING:
@@ -266,7 +276,7 @@ class LogCursor:
             if self._is_closed:
                 self._access.close()
 
-    def _read_chunks(self) -> Iterator[Chunk]:
+    def _read_chunks(self) -> "Iterator[Chunk | LakeRows]":
         """Yields the wanted chunks. `_reached` is the position behind each; when the next one is
         requested, `_next` is there."""
         selection, access = self._selection, self._access
@@ -275,7 +285,7 @@ class LogCursor:
             ranges = self._ranges()
             coverage = Coverage(ranges, fail_on_data_loss=self._on_gap is None)
             try:
-                for chunk in access.read(ranges, coverage, selection.topics):
+                for chunk in access.read(ranges, coverage, selection.topics, self._columns):
                     self._report_lost(coverage)
                     self._reached = dict(coverage.next)
                     yield chunk

@@ -26,12 +26,14 @@ from holdfast.client.log.reading.offsets import (
     PartitionBounds,
     RestoredError,
     generation_in,
+    is_other_log,
 )
 from holdfast.log.columns.decode import SCHEMA
 from holdfast.pipeline.lake.backfill.parts import DAY_US, Days, TablePart, offsets_in
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, File
 from holdfast.pipeline.lake.files.errors import LakeError
+from holdfast.pipeline.lake.files.objects import location
 from holdfast.pipeline.lake.files.parquet import WriteSpec, with_date, write_files
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, names_of
 from holdfast.pipeline.lake.table import RECORDS
@@ -62,6 +64,8 @@ class Bronze:
         """`source` are options of the data source, see pipeline/source/options.py."""
         self.engine = engine
         self.options = parse(source)
+        if self.options.lake and location(self.options.lake).absolute() == engine.lake:
+            raise LakeError(f"the lake {engine.lake} is no source of itself: leave the option lake")
         self.records_max = self.options.records_per_trigger_max or RECORDS_PER_STEP
         given = "tasks" in {name.lower() for name in source}
         parallelism: int = engine.spark.sparkContext.defaultParallelism
@@ -118,16 +122,21 @@ class Bronze:
         ranges = self._access.ranges(begin, end, bounds, skipped=skipped)
         self.engine.reached(f"{RECORDS} began")
         if ranges:
-            spec = WriteSpec(step.stage_directory(ROWS), PARTITIONS, encodings=ENCODINGS)
+            spec = write_spec(step)
             files, damaged = self._write(ranges, spec)
             step.staged(ROWS, files, replaced=False)
             skipped += damaged
         total = step.rows() + (step.last.rows_total if step.last is not None else 0)
+        older = offsets.from_json(step.last.offsets) if step.last is not None else {}
         return step.commit(
             revision=1,
             columns=columns,
             partition_by=PARTITIONS,
             offsets=offsets.to_json(end),
+            begins=offsets.to_json(
+                {p: begin.get(p, bounds[p].first) for p in end if p not in older}
+            ),
+            restored=offsets.to_json({p: at for p, at in begin.items() if at < older.get(p, at)}),
             skipped=offsets.joined(skipped),
             rows_total=total,
             change=change,
@@ -155,7 +164,7 @@ class Bronze:
         part = TablePart(days)
         step.is_wanted = part.has
         self.engine.reached(f"{RECORDS} began")
-        spec = WriteSpec(step.stage_directory(ROWS), PARTITIONS, encodings=ENCODINGS)
+        spec = write_spec(step)
         files, damaged = self._write(wanted, spec)
         if damaged:
             raise DataLossError(f"the log is damaged: it lacks {damaged[0]}", damaged[0])
@@ -219,12 +228,10 @@ class Bronze:
         """Checks that the log is the one that the table was made from. Raises LakeError.
 
         Offsets of two logs are alike. So without this check, rows of one log would follow those of
-        another without a word. A node that joins a cluster gets another kind of identity. `_begin`
-        compares the generations.
+        another without a word. `_begin` compares the generations.
         """
         before, now = step.log, self._access.identity()
-        old, new = generation_in(before)[0], generation_in(now)[0]
-        if before and now and old.split()[0] == new.split()[0] and old != new:
+        if is_other_log(before, now):
             where = self.options.path or ", ".join(f"{h}:{p}" for h, p, *_ in self.options.servers)
             raise LakeError(
                 f"{RECORDS} of {self.engine.lake} was made from another log ({before}) than that "
@@ -305,6 +312,13 @@ class Bronze:
             [row[0] for row in found if row[0] is not None],
             [OffsetRange(*json.loads(row[1])) for row in found if row[1] is not None],
         )
+
+
+def write_spec(step: Step) -> WriteSpec:
+    """Returns how a step writes its rows."""
+    return WriteSpec(
+        step.stage_directory(ROWS), PARTITIONS, encodings=ENCODINGS, notes_offsets=True
+    )
 
 
 def dated(

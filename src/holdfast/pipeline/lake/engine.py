@@ -37,6 +37,7 @@ from holdfast.pipeline.lake.files.commits import (
     CommitLog,
     Consumed,
     File,
+    LogRestore,
     Replaced,
     Skipped,
     is_replacement,
@@ -228,6 +229,8 @@ class Step:
         partition_by: Sequence[str],
         consumed: Consumed | None = None,
         offsets: Mapping[str, int] | None = None,
+        begins: Mapping[str, int] | None = None,
+        restored: Mapping[str, int] | None = None,
         skipped: Sequence[OffsetRange] = (),
         removed: Sequence[str] = (),
         rows_total: int,
@@ -236,6 +239,9 @@ class Step:
         released: Sequence[File] = (),
     ) -> Commit:
         """Records the staged files as the next commit of the table, and applies it.
+
+        `begins` are the offsets at which partitions begin that the table does not have yet.
+        `restored` are those from which its older rows are of an earlier generation of the log.
 
         `replaced` is given by a commit that replaces rows, with the quarantine files that it
         removes.
@@ -272,6 +278,11 @@ class Step:
             consumed=consumed,
             offsets=dict(offsets or {}),
             log=self.log,
+            begins={**(begins or {}), **(last.begins if last is not None else {})},
+            restored=[
+                *(last.restored if last is not None else ()),
+                *([LogRestore(version=self.version, offsets=dict(restored))] if restored else ()),
+            ],
             skipped=[*(last.skipped if last is not None else ()), *new][-SKIPPED_KEPT:],
             skipped_total=(last.skipped_total if last is not None else 0)
             + sum(each.records for each in skipped),

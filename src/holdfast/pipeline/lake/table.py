@@ -40,11 +40,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
+from holdfast.pipeline.lake.files.commits import RECORDS as RECORDS
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-RECORDS: Final = "records"
 """The name of the bronze table, which is built in."""
 QUARANTINE: Final = "quarantine"
 """The name of the table with the source rows that no build of a table could use."""

@@ -7,6 +7,9 @@ servers              `host:adminport`, several separated by commas: all of one l
                      `https://host:adminport` if the ports have TLS
 tokenFile            a file of the driver with a token of the role `reader` for the admin ports;
                      without it the variable HOLDFAST_TOKEN of the driver, if it is set
+lake                 a directory, or a URL such as `s3://BUCKET/NAME`, of a lake of that log. Its
+                     records are read there, and newer ones from `servers` or `path`. Without
+                     these, the lake alone
 caFile               `https` only: a PEM file of the signers of the ports' certificates, on every
                      machine (default: those that the system trusts)
 startingOffsets      `earliest` (default of a batch read), `latest` (default of a stream) or JSON
@@ -77,6 +80,7 @@ COLUMNS: Final = tuple(DDL_TYPES)
 NAMES: Final = (
     "path",
     "servers",
+    "lake",
     "tokenFile",
     "caFile",
     "startingOffsets",
@@ -115,6 +119,8 @@ class SourceOptions:
 
     path: str | None
     servers: tuple[tuple[str, int], ...]
+    lake: str
+    """The lake that has the older part of the log, or an empty text."""
     access: AdminAccess
     """The token and the transport. Tasks receive the token from the driver."""
     starting_offsets: str | Offsets | None
@@ -158,10 +164,10 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         if name not in known:
             raise OptionError(f"unknown option {name!r}; there are {', '.join(NAMES)}")
     path = given.get("path")
-    if (path is None) == ("servers" not in given):
+    if (path is None) == ("servers" not in given) and (path is not None or "lake" not in given):
         raise OptionError(
             'give either option("path", DIR), a data directory, or '
-            'option("servers", "host:adminport")'
+            'option("servers", "host:adminport"), with option("lake", DIR) or without'
         )
     for end in ("starting", "ending"):
         if f"{end}offsets" in given and f"{end}timestamp" in given:
@@ -170,6 +176,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     return SourceOptions(
         path=path.removeprefix("file://") if path is not None else None,
         servers=servers,
+        lake=given.get("lake", "").removeprefix("file://"),
         access=_access(given, is_https=is_https),
         starting_offsets=_position(given, "startingOffsets"),
         ending_offsets=_position(given, "endingOffsets"),

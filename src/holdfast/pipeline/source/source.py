@@ -13,9 +13,9 @@ the broker gives offset 7 to another record. The query never reads that record.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -40,6 +40,7 @@ from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import (
     EARLIEST,
     LATEST,
+    DataLossError,
     LogGeneration,
     OffsetRange,
     Offsets,
@@ -49,6 +50,7 @@ from holdfast.client.log.reading.offsets import (
 from holdfast.client.log.reading.reader_http import read_ranges
 from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
+from holdfast.client.log.reading.seam import IN_NEITHER, Seam, joined_offsets
 from holdfast.client.log.reading.servers import Servers
 from holdfast.log.columns.decode import SCHEMA, decode_rows
 from holdfast.log.reading.topic_filter import TopicFilter
@@ -62,6 +64,9 @@ from holdfast.pipeline.source.options import (
 )
 from holdfast.pipeline.source.pushdown import PushedFilters, PushFilters
 from holdfast.pipeline.workers import exclude_modules_from_collection
+
+if TYPE_CHECKING:
+    from holdfast.client.log.reading.lake import LakePiece, LakeRecords
 
 logger = logging.getLogger("holdfast")
 
@@ -86,15 +91,20 @@ class ReadWork(InputPartition):
     topics: TopicFilter = TopicFilter()  # noqa: RUF009
     generation: int | None = None
     """The generation of the log in which the ranges were found, if the servers know it."""
+    lake: "list[LakePiece]" = field(default_factory=list)
+    """What the task reads in the lake, before the ranges."""
 
 
 class LogAccess:
-    """The driver's access to the log, through files or servers. It opens them on first use."""
+    """The driver's access to the log, through files or servers, and to a lake that has its older
+    part. It opens them on first use."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._map: JournalMap | None = None
         self._http: Servers | None = None
+        self._lake = open_lake(options)
+        self._seam = Seam({}, {})
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
         """Returns the offsets that each partition has now.
@@ -102,20 +112,48 @@ class LogAccess:
         `at_least` are ends that the query has seen before. The call waits for servers that do not
         know these records yet, for example after a failover.
         """
-        if self.options.path is None:
+        if self._lake is None:
+            self._seam = Seam({}, self._log_bounds(at_least))
+            return self._seam.bounds()
+        self._lake.refresh()
+        self._lake.check_topics(self.options.topics)
+        seen = {p: bound.end for p, bound in self._lake.bounds.items()}
+        seen |= {p: max(end, seen.get(p, 0)) for p, end in (at_least or {}).items()}
+        log = self._log_bounds(seen)
+        self._seam = self._lake.seam(
+            log,
+            self.identity(),
+            self.generation(),
+            fail_on_data_loss=self.options.fail_on_data_loss,
+        )
+        return self._seam.bounds()
+
+    def _log_bounds(self, at_least: Mapping[int, int] | None) -> dict[int, PartitionBounds]:
+        if self.options.servers:
             return self._servers().bounds(at_least)
+        if self.options.path is None:
+            return {}
         journal = self._journal()
         journal.refresh()
         return journal.bounds()
 
+    def _newest(self) -> "Servers | JournalMap | LakeRecords":
+        """The part that has the newest records."""
+        if self.options.servers:
+            return self._servers()
+        if self.options.path is None:
+            assert self._lake is not None
+            return self._lake
+        return self._journal()
+
     def identity(self) -> str:
         """Returns what distinguishes the log from others, as of the last `bounds`, if known."""
-        return (self._servers() if self.options.path is None else self._journal()).identity()
+        return self._newest().identity()
 
     def qos0_hint(self) -> str:
         """Returns how many messages are not in the log, because they are of QoS 0, and what stores
         them. Empty: none, or the source is a directory."""
-        unlogged = 0 if self.options.path is not None else self._servers().qos0_unlogged()
+        unlogged = self._servers().qos0_unlogged() if self.options.servers else 0
         if not unlogged:
             return ""
         return (
@@ -126,11 +164,7 @@ class LogAccess:
 
     def generation(self) -> LogGeneration:
         """Returns the generation of the log, as of the last `bounds`."""
-        return (
-            self._servers().generation
-            if self.options.path is None
-            else self._journal().generation()
-        )
+        return self._newest().generation
 
     def carried(
         self, position: Offsets, before: int | None, bounds: Mapping[int, PartitionBounds]
@@ -152,15 +186,14 @@ class LogAccess:
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """Returns per partition the first offset that is not older than the time, as of the last
         `bounds`."""
-        if self.options.path is None:
-            return self._servers().offsets_at(timestamp_us)
-        return self._journal().offsets_at(timestamp_us)
+        found = self._newest().offsets_at(timestamp_us)
+        if self._lake is not None:
+            found = joined_offsets(self._seam, self._lake.offsets_at(timestamp_us), found)
+        return found
 
     def partitions(self) -> int:
         """The number of partitions of the log. Valid after the first call of `bounds`."""
-        if self.options.path is None:
-            return self._servers().partitions
-        return self._journal().partitions
+        return self._newest().partitions
 
     def ranges(
         self,
@@ -181,6 +214,10 @@ class LogAccess:
         wanted = offsets.ranges_to_read(start, end, bounds)
         wanted = narrowing.ranges(wanted, self.partitions(), topics)
         found, lost = offsets.divide(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss)
+        coverage = Coverage((), fail_on_data_loss=options.fail_on_data_loss)
+        for missing in self._seam.divide(found).missing:
+            coverage.note_missing(missing, IN_NEITHER)
+        lost += coverage.lost
         if lost:
             count = sum(item.records for item in lost)
             places = [f"{i.start} to {i.end} of partition {i.partition}" for i in lost[:LOST_SHOWN]]
@@ -206,20 +243,33 @@ class LogAccess:
         """
         tasks = tasks or self.options.tasks
         topics = topics or self.options.topics
-        if self.options.path is None:
-            found = self._servers().assign(ranges, tasks, whole=whole)
-            generation = self._servers().generation.number
-            return [ReadWork(each.ranges, [], each.servers, topics, generation) for each in found]
+        if self.options.servers:
+            number = self._servers().generation.number
+            return [
+                self._work(each.ranges, topics, each.servers, number)
+                for each in self._servers().assign(ranges, tasks, whole=whole)
+            ]
         divide = offsets.group if whole else offsets.split
-        journal = self._journal()
-        choice = None
-        if topics:
-            clause = topics.narrowest()
-            choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
-        return [
-            ReadWork(each, journal.pieces(each, choice), (), topics)
-            for each in divide(ranges, tasks)
-        ]
+        return [self._work(each, topics) for each in divide(ranges, tasks)]
+
+    def _work(
+        self,
+        ranges: Sequence[OffsetRange],
+        topics: TopicFilter,
+        servers: Sequence[Server] = (),
+        generation: int | None = None,
+    ) -> ReadWork:
+        """Returns the input of the task that reads some ranges."""
+        parts = self._seam.divide(ranges)
+        lake = self._lake.pieces(parts.lake) if self._lake is not None else []
+        pieces: list[Piece] = []
+        if self.options.path is not None:
+            choice = None
+            if topics:
+                clause = topics.narrowest()
+                choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
+            pieces = self._journal().pieces(parts.log, choice)
+        return ReadWork(parts.log, pieces, servers, topics, generation, lake)
 
     def close(self) -> None:
         """Closes the connections to the servers."""
@@ -249,6 +299,7 @@ def read_work(
     """
     if not isinstance(work, ReadWork):
         return  # Spark plans one empty task where a batch read has nothing to read
+    yield from _lake_rows(options, work.lake, schema, work.topics)
     coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
     if options.path is None:
         servers = work.servers or options.servers
@@ -263,10 +314,37 @@ def read_work(
         )
     else:
         chunks = read_pieces(work.pieces, coverage)
-    for chunk in chunks:
-        yield from decode_rows(chunk, schema, work.topics)
+    try:
+        for chunk in chunks:
+            yield from decode_rows(chunk, schema, work.topics)
+    except DataLossError:
+        lake = open_lake(options)
+        rest = lake.rest_of(coverage) if lake is not None else None
+        if rest is None:
+            raise
+        yield from _lake_rows(options, rest, schema, work.topics)
     if skipped is not None:
         skipped += coverage.lost
+
+
+def open_lake(options: SourceOptions) -> "LakeRecords | None":
+    """Returns the lake of the options, if they name one. Raises LakeError."""
+    if not options.lake:
+        return None
+    # Imported here, because a task that reads the log alone needs no Parquet.
+    from holdfast.client.log.reading.lake import LakeRecords
+
+    return LakeRecords(options.lake)
+
+
+def _lake_rows(
+    options: SourceOptions, pieces: "Sequence[LakePiece]", schema: pa.Schema, topics: TopicFilter
+) -> Iterator[Any]:
+    if pieces:
+        from holdfast.client.log.reading.lake import read_lake
+
+        for rows in read_lake(options.lake, pieces, schema, topics):
+            yield rows.rows
 
 
 class HoldfastSource(DataSource):

@@ -158,8 +158,9 @@ class JournalMap:
         name = "" if manifest.cluster_id else created
         return log_identity(manifest.cluster_id, name, manifest.log_generation)
 
+    @property
     def generation(self) -> LogGeneration:
-        """Returns the generation of the log."""
+        """The generation of the log."""
         manifest = self.directory.manifest
         return LogGeneration(manifest.log_generation, dict(manifest.former))
 

@@ -130,6 +130,16 @@ def generation_in(identity: str) -> tuple[str, int]:
     return name, int(number) if has_generation else 0
 
 
+def is_other_log(before: str, now: str) -> bool:
+    """Returns whether two identities are of different logs, whatever their generations.
+
+    Those of a directory and of a cluster do not compare: a node that joins a cluster gets another
+    kind of identity.
+    """
+    old, new = generation_in(before)[0], generation_in(now)[0]
+    return bool(before and now and old.split()[0] == new.split()[0] and old != new)
+
+
 def to_json(offsets: Mapping[int, int], generation: int | None = 0) -> dict[str, int]:
     """Converts a position to the form of checkpoints, ordered by partition."""
     found = {str(partition): offsets[partition] for partition in sorted(offsets)}

@@ -77,19 +77,21 @@ class Coverage:
         offset = min(offset, self.end[partition])
         if offset <= start:
             return
-        text = f"offsets {start} to {offset} of partition {partition} are missing: {reason}"
+        self.note_missing(OffsetRange(partition, start, offset), reason)
+        self.next[partition] = offset
+
+    def note_missing(self, item: OffsetRange, reason: str) -> None:
+        """Reports a wanted range that is lost. Raises DataLossError unless the reader may skip."""
+        text = f"offsets {item.start} to {item.end} of partition {item.partition} are missing:"
+        text += f" {reason}"
         if self.damage:
             text += f" (last damage: {self.damage})"
         if self.fail_on_data_loss:
-            raise DataLossError(
-                f"{text}. Set failOnDataLoss=false to go on without them",
-                OffsetRange(partition, start, offset),
-            )
+            raise DataLossError(f"{text}. Set failOnDataLoss=false to go on without them", item)
         logger.warning("%s; going on without them", text)
-        self.skipped += offset - start
+        self.skipped += item.records
         if len(self.lost) < LOST_MAX:
-            self.lost.append(OffsetRange(partition, start, offset))
-        self.next[partition] = offset
+            self.lost.append(item)
 
     def pass_to(self, partition: int, offset: int) -> None:
         """Advances towards `offset` over ranges that hold nothing wanted."""

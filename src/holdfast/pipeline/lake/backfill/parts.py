@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-import pyarrow as pa
-
 from holdfast.pipeline.lake.files.commits import (
     Commit,
     CommitLog,
@@ -20,7 +18,7 @@ from holdfast.pipeline.lake.files.commits import (
 )
 from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath
-from holdfast.pipeline.lake.files.parquet import parquet_file
+from holdfast.pipeline.lake.files.parquet import offsets_of_rows, parquet_file
 from holdfast.pipeline.lake.table import QUARANTINE
 
 DAY_US = 86_400_000_000
@@ -188,7 +186,7 @@ def offsets_in(log: CommitLog, files: Iterable[File]) -> dict[int, Range]:
     found: dict[int, Range] = {}
     for file in files:
         try:
-            own = _offsets_in(log.lake / file.path)
+            own = file.offsets or offsets_of_rows(log.lake / file.path)
         except (LakeError, FileNotFoundError) as error:
             among = _offsets_of_commits(log, file)
             if among is None:
@@ -197,19 +195,6 @@ def offsets_in(log: CommitLog, files: Iterable[File]) -> dict[int, Range]:
         for partition, (least, greatest) in own.items():
             low, high = found.get(partition, (least, greatest))
             found[partition] = (min(low, least), max(high, greatest))
-    return found
-
-
-def _offsets_in(path: LakePath) -> dict[int, Range]:
-    found: dict[int, Range] = {}
-    with parquet_file(path) as file:
-        for batch in file.iter_batches(columns=["partition", "offset"]):
-            rows = pa.table({"p": batch.column(0), "o": batch.column(1)})
-            grouped = rows.group_by("p").aggregate([("o", "min"), ("o", "max")])
-            for row in grouped.to_pylist():
-                least, greatest = row["o_min"], row["o_max"] + 1
-                low, high = found.get(row["p"], (least, greatest))
-                found[row["p"]] = (min(low, least), max(high, greatest))
     return found
 
 

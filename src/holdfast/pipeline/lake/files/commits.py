@@ -28,6 +28,8 @@ from holdfast.pipeline.lake.files.files import LakeError, remove_all, write_atom
 from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath
 
 COMMITS: Final = "_commits"
+RECORDS: Final = "records"
+"""The table of the log's messages, from which all others are made."""
 FORMAT: Final = 1
 LIVE_EVERY: Final = 100
 """The versions between two lists of all files. A reader then needs no commit before the last
@@ -60,6 +62,9 @@ class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
     partition: dict[str, str | None] = {}
     times: dict[str, tuple[int, int]] = {}
     """The least and greatest value of each timestamp column, in µs since 1970."""
+    offsets: dict[int, tuple[int, int]] = {}
+    """Per log partition the least offset, and the one after the greatest (records). Within a file
+    the offsets of a partition ascend. Empty: not noted, as by an older version."""
 
 
 class Consumed(Struct, frozen=True, kw_only=True):
@@ -112,6 +117,15 @@ class Skipped(Struct, frozen=True, kw_only=True):
     """The time of that commit, in µs since 1970."""
 
 
+class LogRestore(Struct, frozen=True, kw_only=True):
+    """A restore of the log, behind which bronze went on with other messages at offsets that the
+    table has already. Rows of older commits from these offsets on are of an earlier generation."""
+
+    version: int
+    """The first commit of the later generation."""
+    offsets: dict[str, int]
+
+
 SKIPPED_KEPT: Final = 100
 """The most skipped ranges that a commit lists. The total is exact."""
 
@@ -142,6 +156,10 @@ class Commit(Struct, frozen=True, kw_only=True):
     """The offset per partition up to which the table has the log (bronze)."""
     log: str = ""
     """The identity of the log (bronze). Empty: not known."""
+    begins: dict[str, int] = {}
+    """The offset per partition at which the table began (bronze). Without one: 0."""
+    restored: list[LogRestore] = []
+    """The restores of the log that the table has gone over, oldest first (bronze)."""
     skipped: list[Skipped] = []
     """The last skipped ranges, of this commit and those before it, newest last (bronze)."""
     skipped_total: int = 0

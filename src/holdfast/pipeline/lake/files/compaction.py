@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.lake.files.commits import (
+    RECORDS,
     ROWS,
     Commit,
     CommitLog,
@@ -72,13 +73,14 @@ class Merge:
         return min(file.since or file.version for file in self.files)
 
 
-def plan(live: Sequence[File], upto: int) -> list[list[Merge]]:
+def plan(live: Sequence[File], upto: int, parted: Sequence[int] = ()) -> list[list[Merge]]:
     """Plans the merges of the files of commits up to a version.
 
     Each inner list has the merges of one partition in one window, which are committed together.
+    `parted`: versions that are not merged with any before them, because the log was restored.
     """
     found: list[list[Merge]] = []
-    for window in _windows([file for file in live if file.version <= upto]):
+    for window in _windows([file for file in live if file.version <= upto], parted):
         partitions: dict[str, list[File]] = {}
         for file in window:
             if file.bytes < SMALL_BYTES:
@@ -87,10 +89,13 @@ def plan(live: Sequence[File], upto: int) -> list[list[Merge]]:
     return found
 
 
-def _windows(files: Sequence[File]) -> Iterator[list[File]]:
+def _windows(files: Sequence[File], parted: Sequence[int]) -> Iterator[list[File]]:
     window: list[File] = []
     rows = 0
     for span in spans(files):
+        if window and any(window[-1].version < each <= span[0].version for each in parted):
+            yield window
+            window, rows = [], 0
         window += span
         rows += rows_of(span)
         if rows >= WINDOW_ROWS:
@@ -151,7 +156,8 @@ class Compaction:
         if last is None:
             return
         with ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1)) as threads:
-            for merges in plan(self.log.live(last.version), read_by_all(self.lake, last)):
+            parted = [each.version for each in last.restored]
+            for merges in plan(self.log.live(last.version), read_by_all(self.lake, last), parted):
                 commit = self._commit(merges, threads)
                 if commit is None:
                     return
@@ -171,8 +177,16 @@ class Compaction:
         self.reached(f"{last.table} began")
         names = [name for name, _ in last.columns]
         files = []
+        spec = WriteSpec(
+            str(self.lake / staged),
+            encodings=self.encodings,
+            compression_level=COMPRESSION_LEVEL,
+            notes_offsets=last.table == RECORDS,
+        )
         jobs = [(merge, f"{staged}/{at:04}.parquet") for at, merge in enumerate(merges)]
-        written = threads.map(lambda job: self._merge(job[0], self.lake / job[1], names), jobs)
+        written = threads.map(
+            lambda job: self._merge(job[0], self.lake / job[1], names, spec), jobs
+        )
         for at, (file, (merge, path)) in enumerate(zip(written, jobs, strict=True)):
             place = self.store.final_path(ROWS, last.table, version, at, file, replaced=False)
             files.append(
@@ -209,7 +223,7 @@ class Compaction:
         remove_tree(self.lake / staged)
         return commit
 
-    def _merge(self, merge: Merge, path: LakePath, names: Sequence[str]) -> File:
+    def _merge(self, merge: Merge, path: LakePath, names: Sequence[str], spec: WriteSpec) -> File:
         """Writes one merged file.
 
         The number of rows is compared with the commits, so that a damaged file does not lose rows
@@ -217,9 +231,6 @@ class Compaction:
         """
         paths = [self.lake / file.path for file in merge.files]
         schema = _union([pq.read_schema(readable(each)) for each in paths], names)
-        spec = WriteSpec(
-            str(path.parent), encodings=self.encodings, compression_level=COMPRESSION_LEVEL
-        )
         result = PartitionFile(path, spec, merge.files[0].partition)
         try:
             for each in paths:

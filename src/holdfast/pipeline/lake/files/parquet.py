@@ -144,6 +144,8 @@ class WriteSpec:
     encodings: Mapping[str, str] = field(default_factory=dict)
     """The Parquet encoding per column. The other columns are dictionary-encoded where that pays."""
     compression_level: int = 1
+    notes_offsets: bool = False
+    """True for records, whose files have `File.offsets`."""
 
 
 class PartitionFile:
@@ -155,6 +157,7 @@ class PartitionFile:
         self.partition = partition
         self.rows = 0
         self.times: dict[str, tuple[int, int]] = {}
+        self.offsets: dict[int, tuple[int, int]] = {}
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -189,6 +192,7 @@ class PartitionFile:
             version=0,
             partition=self.partition,
             times=self.times,
+            offsets=self.offsets,
         )
 
     def abandon(self) -> None:
@@ -207,6 +211,8 @@ class PartitionFile:
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self.rows += table.num_rows
         self._note_times(table)
+        if self.spec.notes_offsets:
+            note_offsets(self.offsets, table)
 
     def _open(self, schema: pa.Schema) -> None:
         self._file = open_new(self.path)
@@ -232,6 +238,24 @@ class PartitionFile:
                 continue
             before = self.times.get(column.name, (least, greatest))
             self.times[column.name] = (min(least, before[0]), max(greatest, before[1]))
+
+
+def note_offsets(found: dict[int, tuple[int, int]], rows: pa.Table) -> None:
+    """Widens the ranges of offsets by those of some rows."""
+    keys = pa.table({"p": rows.column("partition"), "o": rows.column("offset")})
+    for row in keys.group_by("p").aggregate([("o", "min_max")]).to_pylist():
+        least, end = row["o_min_max"]["min"], row["o_min_max"]["max"] + 1
+        low, high = found.get(row["p"], (least, end))
+        found[row["p"]] = (min(low, least), max(high, end))
+
+
+def offsets_of_rows(path: LakePath) -> dict[int, tuple[int, int]]:
+    """Reads `File.offsets` of a file that an older version has written."""
+    found: dict[int, tuple[int, int]] = {}
+    with parquet_file(path) as file:
+        for batch in file.iter_batches(columns=["partition", "offset"]):
+            note_offsets(found, pa.Table.from_batches([batch]))
+    return found
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
