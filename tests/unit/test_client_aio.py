@@ -218,6 +218,57 @@ def test_server_disconnect_reaches_the_reader_after_the_messages() -> None:
     run(test)
 
 
+def test_the_last_packets_reach_a_server_that_sends_much() -> None:
+    """The client reads until the server closes. A reset would let the server drop what it has not
+    read: acknowledgements, and messages of QoS 0."""
+
+    async def test() -> None:
+        leaves = asyncio.Event()
+
+        async def busy(peer: Peer) -> None:
+            await peer.accept()
+            message = encode_publish(b"t", bytes(10_000), 0, False, False, 0, b"", 5)
+            await peer.send(message)
+            await leaves.wait()
+            for _ in range(100):
+                await peer.send(message)
+                await asyncio.sleep(0)
+            last = await peer.receive()
+            assert isinstance(last, pk.Publish)
+            assert last.payload == b"last"
+            assert isinstance(await peer.receive(), pk.Disconnect)
+            assert await peer.receive() is None
+
+        async with ScriptedBroker(busy) as broker:
+            client = Client("127.0.0.1", broker.port)
+            await client.connect()
+            await client.publish("t", b"last", qos=0)
+            leaving = asyncio.create_task(client.disconnect())
+            await asyncio.sleep(0)
+            leaves.set()
+            await leaving
+
+    run(test)
+
+
+def test_disconnects_from_a_server_that_does_not_close() -> None:
+    async def test() -> None:
+        over = asyncio.Event()
+
+        async def stubborn(peer: Peer) -> None:
+            await peer.accept()
+            await over.wait()
+
+        async with ScriptedBroker(stubborn) as broker:
+            client = Client("127.0.0.1", broker.port)
+            await client.connect()
+            await client.disconnect()
+            assert not client.is_connected
+            over.set()
+
+    run(test)
+
+
 def test_slow_reader_stops_the_server() -> None:
     """The queue stays near its bound although the server has far more to send, and nothing is
     lost or out of order."""

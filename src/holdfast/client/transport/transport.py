@@ -13,6 +13,8 @@ WRITE_BUFFER_BYTES: Final = 262_144
 """The unsent bytes above which publishers wait."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """The seconds that the peer has to accept the last bytes."""
+LINGER_S: Final = 1.0
+"""The seconds that the peer has to close, once this end will send nothing more."""
 
 
 class ClientSocket(asyncio.Protocol):
@@ -142,10 +144,19 @@ class ClientSocket(asyncio.Protocol):
             return
         if error is not None and error.reason == reasons.KEEP_ALIVE_TIMEOUT:
             transport.abort()
+            return
+        if transport.can_write_eof():
+            # Reads on until the server closes. A socket that is closed with unread data sends a
+            # reset, at which a server may drop what it has not read: acknowledgements, or messages
+            # of QoS 0. RFC 1122, section 4.2.2.13.
+            transport.write_eof()
+            if self._paused:
+                transport.resume_reading()
+            self._loop.call_later(LINGER_S, transport.close)
         else:
             transport.close()
-            # The peer may never take the last bytes. On a closed transport this does nothing.
-            self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
+        # The peer may never take the last bytes. On a closed transport this does nothing.
+        self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
 
     def _detach(self) -> None:
         self._attached = False
