@@ -124,7 +124,7 @@ def _choose(scene: Scene, node: ClusterNode, kinds: tuple[str, ...]) -> Path | N
 
 def _minority(scene: Scene) -> list[str]:
     """Or the only node."""
-    return scene.rng.sample(list(scene.nodes), max(1, (len(scene.nodes) - 1) // 2))
+    return scene.rng.sample(scene.storing, max(1, (len(scene.storing) - 1) // 2))
 
 
 def _kill_some(scene: Scene, damaged: list[str]) -> list[str]:

@@ -36,6 +36,15 @@ class Scene:
     def nodes(self) -> dict[str, ClusterNode]:
         return self.site.nodes
 
+    @property
+    def storing(self) -> list[str]:
+        """The data nodes."""
+        return [name for name, node in self.nodes.items() if node.has_data]
+
+    @property
+    def gateways(self) -> list[str]:
+        return [name for name, node in self.nodes.items() if not node.has_data]
+
     def hit(self, name: str) -> ClusterNode:
         self.victims.add(name)
         return self.nodes[name]
@@ -169,7 +178,7 @@ def part_bridge(scene: Scene) -> Iterator[float]:
 
 
 def fill_disk(scene: Scene) -> Iterator[float]:
-    name = list(scene.nodes)[-1]
+    name = scene.storing[-1]
     scene.hit(name)
     hog = scene.site.disks[name].directory / "hog"
     with hog.open("wb", buffering=0) as file:
@@ -209,17 +218,18 @@ def power_loss(scene: Scene) -> Iterator[float]:
 
 def power_loss_of_all(scene: Scene) -> Iterator[float]:
     """Every acknowledged message is on the disks: no memory is left to take it from."""
-    names = list(scene.nodes)
+    names = scene.storing
     _lose_power(scene, *names)
+    kill_nodes(scene, *scene.gateways)
     yield scene.hold_s()
-    for name in scene.rng.sample(names, len(names)):
+    for name in scene.rng.sample(list(scene.nodes), len(scene.nodes)):
         scene.nodes[name].launch()
 
 
 def forgetful_quorum(scene: Scene) -> Iterator[float]:
     """A minority is paused while the others acknowledge; one of these loses power; then it and the
     paused ones are the only majority. It must have everything that it helped to acknowledge."""
-    names = scene.rng.sample(list(scene.nodes), len(scene.nodes))
+    names = scene.rng.sample(scene.storing, len(scene.storing))
     few = (len(names) - 1) // 2
     away, forgetful, rest = names[:few], names[few], names[few + 1 :]
     scene.notes.append(f"paused {away}, power lost {forgetful}, then paused {rest}")
@@ -289,6 +299,65 @@ def pause_during_failover(scene: Scene) -> Iterator[float]:
     scene.nodes[first].launch()
 
 
+def kill_gateways(scene: Scene) -> Iterator[float]:
+    """One or all of them: nothing of their sessions is on a disk of theirs."""
+    count = scene.rng.randint(1, len(scene.gateways))
+    yield from _kill_and_launch(scene, *scene.rng.sample(scene.gateways, count))
+
+
+def kill_leader_and_gateway(scene: Scene) -> Iterator[float]:
+    """Records that the gateway has forwarded are in a log that has no leader, or in none."""
+    gateway = scene.rng.choice(scene.gateways)
+    yield from _kill_and_launch(scene, scene.busy_leader(), gateway)
+
+
+def pause_gateway(scene: Scene) -> Iterator[float]:
+    node = scene.hit(scene.rng.choice(scene.gateways))
+    node.pause()
+    yield scene.pause_s()
+    node.resume()
+
+
+def part_gateway(scene: Scene) -> Iterator[float]:
+    """From some data nodes, for its clients and itself reach the others."""
+    name = scene.rng.choice(scene.gateways)
+    scene.hit(name)
+    lost = scene.rng.sample(scene.storing, scene.rng.randint(1, len(scene.storing)))
+    scene.site.network.part([name], lost)
+    yield scene.hold_s() + 1
+    scene.site.network.heal()
+
+
+def drain_and_kill(scene: Scene) -> Iterator[float]:
+    """Partitions move away from a data node while a leader is killed, and come back."""
+    leader = scene.busy_leader()
+    name = scene.rng.choice([each for each in scene.storing if each != leader])
+    yield from _until_accepted(scene, "drain", node=name)
+    yield scene.hold_s() * scene.rng.random()
+    yield from _kill_and_launch(scene, leader)
+    yield scene.hold_s()
+    yield from _until_accepted(scene, "undrain", node=name)
+
+
+def resize_and_kill(scene: Scene) -> Iterator[float]:
+    """Each partition gives up a replica, and gets another one while a leader is killed."""
+    yield from _until_accepted(scene, "resize", replication_factor="2", min_insync="2")
+    yield scene.hold_s()
+    leader = scene.busy_leader()
+    yield from _until_accepted(scene, "resize", replication_factor="3", min_insync="2")
+    yield scene.hold_s() * scene.rng.random()
+    yield from _kill_and_launch(scene, leader)
+
+
+def _until_accepted(scene: Scene, action: str, **parameters: str) -> Iterator[float]:
+    """A change may be refused while another leader of the metadata is elected."""
+    began = time.monotonic()
+    while refused := scene.site.operate(action, **parameters):
+        assert time.monotonic() - began < STOP_TIMEOUT_S, f"{action} {parameters}: {refused}"
+        yield 0.2
+    scene.notes.append(f"{action} {parameters}")
+
+
 def wait_whole(scene: Scene, timeout_s: float) -> Iterator[float]:
     """Raises AssertionError."""
     began = time.monotonic()
@@ -304,6 +373,14 @@ OF_ONE_NODE: Final[dict[str, Fault]] = {
     "host lost": lose_host,
     "full disk": fill_disk,
     "power loss": power_loss,
+}
+OF_GATEWAYS_AND_MOVES: Final[dict[str, Fault]] = {
+    "kill -9 gateways": kill_gateways,
+    "kill -9 leader and gateway": kill_leader_and_gateway,
+    "SIGSTOP gateway": pause_gateway,
+    "gateway partition": part_gateway,
+    "drain with kill -9": drain_and_kill,
+    "resize with kill -9": resize_and_kill,
 }
 OF_A_CLUSTER: Final[dict[str, Fault]] = {
     "kill -9 leader": kill_leader,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from holdfast.log.partition import partition_of
 from holdfast_lab.targets.namespaces import Host, Network
@@ -88,6 +89,22 @@ class Site:
             self._over.set()
             self._watcher.join()
 
+    def operate(self, action: str, **parameters: str) -> str:
+        """Lets a node that answers begin a change of the cluster, as `holdfast cluster` does.
+        Returns why it is refused, or an empty text."""
+        path = f"/cluster/{action}?{urlencode(parameters)}"
+        refused = "no node answers"
+        for node in self.nodes.values():
+            if not node.runs:
+                continue
+            try:
+                status, refused = node.admin(path, "POST")
+            except OSError:
+                continue
+            if status == 200:
+                return ""
+        return refused
+
     def unplayable(self) -> set[str]:
         """The faults that this machine and these settings have no means for."""
         found = set() if self.disks else NEED_DISKS
@@ -154,8 +171,9 @@ def busiest(leaders: dict[int, str], topics: Sequence[str]) -> str:
 def _add_disks(stack: ExitStack, site: Site, directory: Path) -> None:
     if no_disk():
         return
-    *_, last = site.nodes
-    for name, node in site.nodes.items():
+    storing = {name: node for name, node in site.nodes.items() if node.has_data}
+    *_, last = storing
+    for name, node in storing.items():
         size_bytes = SMALL_DISK_BYTES if name == last else IMAGE_BYTES
         disk = stack.enter_context(faulty_disk(directory / f"disk-{name}", size_bytes))
         node.data = disk.directory / "data"
@@ -200,19 +218,21 @@ def cluster_site(
     count: int,
     settings: dict[str, dict[str, Any]] = SETTINGS,
     *,
+    gateways: int = 0,
     is_watched: bool = True,
     has_disks: bool = False,
 ) -> Iterator[ClusterSite]:
-    """`is_watched`: False: nobody asks the nodes for their status, nor knows whether they are
-    whole. `has_disks`: each node has a disk of its own that can fail, where such a one can be
-    made."""
+    """`gateways`: so many nodes without data, besides. `is_watched`: False: nobody asks the nodes
+    for their status, nor knows whether they are whole. `has_disks`: each data node has a disk of
+    its own that can fail, where such a one can be made."""
     with ExitStack() as stack:
-        names = [f"n{number}" for number in range(1, count + 1)]
+        names = [f"n{number}" for number in range(1, count + gateways + 1)]
         network = _hosts(stack, names)
         cluster = ClusterProcesses(
             directory,
-            count,
+            len(names),
             settings,
+            gateways=names[count:],
             hosts=[network.hosts[name].address for name in names],
             prefixes=[_prefix(network.hosts[name]) for name in names],
         )

@@ -10,6 +10,7 @@ report names a round, to play that round again),
 
 import os
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from holdfast_lab.targets.namespaces import missing
 from tests.e2e import chaos_damage, chaos_faults
 from tests.e2e.chaos_campaign import Outcome, play
-from tests.e2e.chaos_faults import Planned, plan
+from tests.e2e.chaos_faults import OF_GATEWAYS_AND_MOVES, Fault, Planned, plan
 from tests.e2e.chaos_site import SMALL_SEGMENTS, cluster_site
 from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_kill9 import SEED
@@ -29,14 +30,14 @@ PAUSE_MAX_S = 30.0
 FAULTS = chaos_faults.OF_A_CLUSTER | chaos_damage.OF_A_CLUSTER
 
 
-def schedule(rounds: int, seed: int) -> list[Planned]:
+def schedule(rounds: int, seed: int, faults: Mapping[str, Fault]) -> list[Planned]:
     """Every kind in turn, each turn in another order."""
     rng = random.Random(seed)
-    names = ONLY or list(FAULTS)
+    names = ONLY or list(faults)
     found: list[str] = []
     while len(found) < rounds:
         found += rng.sample(names, len(names))
-    return plan(found[:rounds], FAULTS, seed)
+    return plan(found[:rounds], faults, seed)
 
 
 def judge(outcome: Outcome) -> None:
@@ -52,11 +53,11 @@ def judge(outcome: Outcome) -> None:
     assert any(each.stall_s is not None for each in outcome.rounds)
 
 
-def run(directory: Path, nodes: int, rounds: int) -> None:
+def run(directory: Path, nodes: int, rounds: int, gateways: int = 0) -> None:
     if missing():
         pytest.skip(missing())
-    faults = schedule(rounds, SEED)
-    with cluster_site(directory, nodes, SMALL_SEGMENTS, has_disks=True) as site:
+    faults = schedule(rounds, SEED, FAULTS | OF_GATEWAYS_AND_MOVES if gateways else FAULTS)
+    with cluster_site(directory, nodes, SMALL_SEGMENTS, gateways=gateways, has_disks=True) as site:
         without = site.unplayable()
         playable = [one for one in faults if one.kind not in without]
         outcome = play(site, playable, SEED, directory, pause_max_s=PAUSE_MAX_S)
@@ -75,3 +76,9 @@ def test_three_nodes(tmp_path: Path) -> None:
 @pytest.mark.timeout(480 + 60 * ROUNDS)
 def test_five_nodes(tmp_path: Path) -> None:
     run(tmp_path, 5, ROUNDS)
+
+
+@pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
+@pytest.mark.timeout(480 + 60 * ROUNDS)
+def test_five_nodes_and_two_gateways(tmp_path: Path) -> None:
+    run(tmp_path, 5, ROUNDS, gateways=2)

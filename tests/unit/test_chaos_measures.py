@@ -63,7 +63,7 @@ def test_busiest() -> None:
 
 def test_schedule_has_every_kind_before_one_comes_twice() -> None:
     count = len(FAULTS)
-    planned = schedule(2 * count + 1, 1)
+    planned = schedule(2 * count + 1, 1, FAULTS)
     names = [each.kind for each in planned]
     assert len({each.seed for each in planned}) == len(planned)
     kinds = sorted(FAULTS)
