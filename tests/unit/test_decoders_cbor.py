@@ -3,14 +3,17 @@ document in JSON. The examples are those of RFC 8949, appendix A."""
 
 import base64
 import json
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.pipeline.decoders.decoded import DEPTH_MAX, Decoded, DecodeError
-from holdfast.pipeline.decoders.documents import parse_cbor
+from holdfast.pipeline.decoders.documents import parse_cbor, parse_messagepack
 from holdfast.pipeline.decoders.json_payload import Fields, decode_document, decode_json
 from holdfast.pipeline.tables.rules import Rule
 from tests.support.fold_log import Log
@@ -44,7 +47,7 @@ def test_a_document_is_read_as_in_json(document: Any, is_canonical: bool) -> Non
     if is_canonical:
         document = cbor2.loads(payload)  # its keys are sorted
     text = json.dumps(document).encode()
-    assert columns(decode_document(parse_cbor(payload), FIELDS)) == columns(
+    assert columns(decode_document(parse_cbor(payload)[0], FIELDS)) == columns(
         decode_json(text, FIELDS)
     )
 
@@ -65,7 +68,7 @@ def test_a_document_is_read_as_in_json(document: Any, is_canonical: bool) -> Non
     ],
 )  # fmt: skip
 def test_the_examples_of_the_specification(hexadecimal: str, value: Any) -> None:
-    assert parse_cbor(bytes.fromhex(hexadecimal)) == value
+    assert parse_cbor(bytes.fromhex(hexadecimal)) == (value, None)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_what_is_no_document_is_refused(payload: bytes, text: str) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(payload: bytes) -> None:
     try:
-        document = parse_cbor(payload)
+        document, _ = parse_cbor(payload)
     except DecodeError:
         return
     json.dumps(document, ensure_ascii=False)
@@ -100,3 +103,56 @@ def test_a_rule_reads_cbor_behind_a_layer() -> None:
     read = log.read()
     assert read.quarantine == []
     assert read.values() == [("x", "t", 21.5), ("x", "id", "AQ==")] * 3
+
+
+@pytest.mark.parametrize(
+    "hexadecimal",
+    [
+        "a2616101616102",  # {"a": 1, "a": 2}
+        "a1616ea2616101616102",  # one level deeper
+        "81bf616101616102ff",  # in a map of indefinite length in a list
+    ],
+)
+def test_a_key_that_is_there_twice_is_counted_and_the_last_one_counts(hexadecimal: str) -> None:
+    log = Log(Rule("c", decode="cbor"))
+    log.add("c", bytes.fromhex(hexadecimal))
+    found = log.read()
+    assert [row["value_double"] for row in found.readings] == [2.0]
+    assert [row["code"] for row in found.quarantine] == ["key"]
+    assert "'a': the last counts" in found.reasons()[0]
+
+
+def test_a_key_of_senml_that_is_there_twice_is_counted() -> None:
+    log = Log(Rule("s", decode="senml"))
+    log.add("s", b'[{"n":"t","v":1,"v":2}]')
+    log.add("s", bytes.fromhex("81a3616e617461760161760261"))  # cut
+    log.add("s", bytes.fromhex("81a3616e6174617601617602"))
+    found = log.read()
+    assert found.values() == [("s", "t", 2.0)] * 2
+    assert [row["code"] for row in found.quarantine] == ["key", "format", "key"]
+
+
+def test_types_that_json_has_not() -> None:
+    when = datetime(2026, 9, 21, 14, 0, tzinfo=UTC)
+    log = Log(Rule("c", decode="cbor"))
+    log.add("c", cbor2.dumps({"ts": when, 1: b"\x01", "v": Decimal("1.5")}))
+    found = log.read()
+    assert found.values() == [("c", "1", "AQ=="), ("c", "v", 1.5)]
+    assert found.readings[0]["event_time"] == when
+
+
+@given(DOCUMENTS)
+def test_messagepack_has_each_key_once(document: Any) -> None:
+    assert parse_messagepack(msgspec.msgpack.encode(document)) == (document, None)
+
+
+@given(DOCUMENTS, st.text(max_size=40), st.integers(0, 70_000))
+def test_a_key_of_messagepack_that_is_there_twice_is_counted(
+    document: Any, key: str, length: int
+) -> None:
+    one = msgspec.msgpack.encode(key)
+    values = [bytes(length), msgspec.msgpack.Ext(5, bytes(length % 300)), document, 2.5]
+    pairs = b"".join(one + msgspec.msgpack.encode(value) for value in values)
+    found, error = parse_messagepack(b"\x92\xde\x00\x04" + pairs + b"\x01")
+    assert found == [{key: 2.5}, 1]
+    assert error == "a key is there twice: the last counts"

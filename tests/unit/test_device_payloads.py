@@ -2,8 +2,6 @@
 
 import json
 import sys
-from datetime import UTC, datetime
-from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,32 +61,19 @@ def test_noise_has_an_end_each_day_and_is_counted() -> None:
         assert "more of this code are only counted" in found.quarantine[NOISE_MAX - 1]["reason"]
 
 
+@pytest.mark.parametrize("library", [None, SimpleNamespace(CBORDecoder=BytesIO)])
 def test_cbor_without_its_package_is_told_and_nothing_else_stops(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, library: object
 ) -> None:
+    """Without it, or with one that takes a key twice without a word, as before 6.1."""
     log = Log(Rule("c", decode="cbor"))
     log.add("c", b"\xa1\x61\x76\x01")
     log.add("other", b"7")
-    monkeypatch.setitem(sys.modules, "cbor2", None)
+    monkeypatch.setitem(sys.modules, "cbor2", library)
     found = log.read()
     assert found.values() == [("other", "value", 7.0)]
     assert [row["code"] for row in found.quarantine] == ["package"]
-    assert "pip install cbor2" in found.reasons()[0]
-    when = datetime(2026, 9, 21, 14, 0, tzinfo=UTC)
-    document = {"ts": when, 1: b"\x01", "v": Decimal("1.5")}
-
-    class Decoder:
-        def __init__(self, file: BytesIO) -> None:
-            file.read()
-
-        def decode(self) -> dict[object, object]:
-            return document
-
-    library = SimpleNamespace(CBORDecoder=Decoder)
-    monkeypatch.setitem(sys.modules, "cbor2", library)
-    found = log.read()
-    assert found.values() == [("c", "1", "AQ=="), ("c", "v", 1.5), ("other", "value", 7.0)]
-    assert found.readings[0]["event_time"] == when
+    assert "pip install 'cbor2>=" in found.reasons()[0]
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -24,7 +24,7 @@ from holdfast.pipeline.decoders.decoded import (
     DecodeError,
     own_name,
 )
-from holdfast.pipeline.decoders.json_payload import Fields
+from holdfast.pipeline.decoders.json_payload import Fields, count_keys
 
 GZIP_BEGIN: Final = b"\x1f\x8b"
 _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
@@ -68,36 +68,88 @@ _PLAIN: Final = (int, float, bool, str, type(None))
 _BASES: Final = ("bn", "bt", "bv", "bs")
 
 
-def parse_messagepack(payload: bytes) -> Any:
-    """Parses MessagePack. Raises DecodeError."""
+def parse_messagepack(payload: bytes) -> tuple[Any, str | None]:
+    """Parses MessagePack. Returns the document, and an error for keys that an object has twice.
+    Raises DecodeError."""
     try:
-        return plain(msgspec.msgpack.decode(payload))
+        document = msgspec.msgpack.decode(payload)
+        has_lost = _count_pairs(payload) > count_keys(document)
+        return plain(document), "a key is there twice: the last counts" if has_lost else None
     except DecodeError:
         raise
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DecodeError(f"no MessagePack: {error}") from None
 
 
-def parse_cbor(payload: bytes) -> Any:
-    """Parses CBOR. Raises DecodeError."""
+_SIZES: Final = {
+    0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2,
+    0xDD: 4, 0xDE: 2, 0xDF: 4,
+}  # fmt: skip
+"""The bytes of the length behind the first byte of a MessagePack value."""
+_EXTENSIONS: Final = range(0xC7, 0xCA)
+_FIXED: Final = {
+    0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
+    0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+"""The bytes behind the first byte of a number or a short extension."""
+
+
+def _count_pairs(payload: bytes) -> int:
+    """Returns the number of pairs in all maps of a MessagePack document that is well-formed."""
+    at, values, pairs = 0, 1, 0
+    while values:
+        values -= 1
+        first = payload[at]
+        at += 1 + _FIXED.get(first, 0)
+        kind, length = first & 0xF0, first & 0x0F
+        if first in _SIZES:
+            size = _SIZES[first]
+            length = int.from_bytes(payload[at : at + size])
+            at += size + (first in _EXTENSIONS)
+            kind = 0x80 if first >= 0xDE else 0x90 if first >= 0xDC else 0xA0
+        elif kind in (0xA0, 0xB0):
+            length = first & 0x1F
+        if kind == 0x80:
+            pairs += length
+            values += 2 * length
+        elif kind == 0x90:
+            values += length
+        elif kind in (0xA0, 0xB0):
+            at += length
+    return pairs
+
+
+def parse_cbor(payload: bytes) -> tuple[Any, str | None]:
+    """Parses CBOR. Returns the document, and an error for keys that an object has twice. Raises
+    DecodeError."""
+    file = BytesIO(payload)
     try:
         import cbor2
-    except ImportError:
+
+        decoder = cbor2.CBORDecoder(file, allow_duplicate_keys=False)
+    except (ImportError, TypeError):
         raise DecodeError(
-            "CBOR needs the package cbor2 on the machines of the tasks: pip install cbor2",
+            "CBOR needs the package cbor2, 6.1 or later, on the machines of the tasks: "
+            "pip install 'cbor2>=6.1'",
             "package",
         ) from None
+    error = None
     try:
-        file = BytesIO(payload)
-        found = plain(cbor2.CBORDecoder(file).decode())
+        try:
+            document = decoder.decode()
+        except cbor2.CBORDecodeError as strict:
+            file = BytesIO(payload)
+            document = cbor2.CBORDecoder(file).decode()
+            error = f"{strict}: the last counts"
+        found = plain(document)
     except DecodeError:
         raise
-    except Exception as error:  # noqa: BLE001
+    except Exception as other:  # noqa: BLE001
         # The library decodes tags with Python's own types, which raise many kinds of errors.
-        raise DecodeError(f"no CBOR: {error}") from None
+        raise DecodeError(f"no CBOR: {other}") from None
     if file.read(1):
         raise DecodeError("no CBOR: there are bytes behind the first document")
-    return found
+    return found, error
 
 
 def plain(value: Any, depth: int = 1) -> Any:

@@ -77,9 +77,9 @@ def decode_json(payload: bytes, fields: Fields) -> Decoded:
 
 def decode_parsed(payload: bytes, document: Any, fields: Fields) -> Decoded:
     """Decodes a document that `parse_json` found in a payload. Raises DecodeError."""
-    keys = _count_keys(document)
+    keys = count_keys(document)
     decoded = decode_document(document, fields)
-    _refuse_repeated_keys(payload, keys, decoded)
+    refuse_repeated_keys(payload, keys, decoded)
     return decoded
 
 
@@ -118,7 +118,7 @@ def _without_pairs(value: Any, key: str, of_key: str, depth: int) -> Any:
     return [_without_pairs(each, key, of_key, depth + 1) for each in value]
 
 
-def _count_keys(value: Any) -> int:
+def count_keys(value: Any) -> int:
     """Returns the number of keys of all objects in a document."""
     keys, parts = 0, [value]
     while parts:
@@ -132,7 +132,7 @@ def _count_keys(value: Any) -> int:
     return keys
 
 
-def _refuse_repeated_keys(payload: bytes, keys: int, decoded: Decoded) -> None:
+def refuse_repeated_keys(payload: bytes, keys: int, decoded: Decoded) -> None:
     """Notes keys that an object has twice. `parse_json` takes the last value of each.
 
     `keys` is the number of keys that it found. Each of them ends like KEY_END in the payload.

@@ -16,7 +16,14 @@ from holdfast.pipeline.decoders.documents import (
     parse_messagepack,
     plain,
 )
-from holdfast.pipeline.decoders.json_payload import Fields, decode_document, decode_json, parse_json
+from holdfast.pipeline.decoders.json_payload import (
+    Fields,
+    count_keys,
+    decode_document,
+    decode_json,
+    parse_json,
+    refuse_repeated_keys,
+)
 from holdfast.pipeline.decoders.text_payload import (
     ONLINE,
     decode_any,
@@ -84,13 +91,19 @@ class Reader:
             return decode_number(payload, self.metric_of(topic))
         if decode == "text":
             return decode_text(payload, self.metric_of(topic))
-        if decode == "cbor":
-            return decode_document(parse_cbor(payload), fields)
-        if decode == "messagepack":
-            return decode_document(parse_messagepack(payload), fields)
-        if decode == "senml":
-            is_json = payload.lstrip()[:1] == b"["
-            return decode_senml(parse_json(payload) if is_json else parse_cbor(payload), fields)
+        if decode == "senml" and payload.lstrip()[:1] == b"[":
+            document = parse_json(payload)
+            keys = count_keys(document)
+            decoded = decode_senml(document, fields)
+            refuse_repeated_keys(payload, keys, decoded)
+            return decoded
+        if decode in ("cbor", "messagepack", "senml"):
+            parse = parse_messagepack if decode == "messagepack" else parse_cbor
+            document, error = parse(payload)
+            decoded = (decode_senml if decode == "senml" else decode_document)(document, fields)
+            if error is not None:
+                decoded.refuse(error, "key")
+            return decoded
         if decode == "function":
             return decode_document(self._call(topic, payload), fields)
         return decode_status(payload, fields, any_word=decode == "status")
