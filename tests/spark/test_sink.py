@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
+ROOT = Path(__file__).parents[2]
 WAIT_S = 60
 ROWS = 600
 Stored = dict[str, list[int]]
@@ -299,6 +300,29 @@ def test_the_example(spark: SparkSession, broker: Holdfast, tmp_path: Path) -> N
         (alert,) = log(spark, broker).where("topic LIKE 'alerts/%'").collect()
         assert alert.topic == "alerts/oven"
         assert json.loads(alert.payload)["reading"] == 91.5
+
+
+def test_the_stream_of_the_page(spark: SparkSession, broker: Holdfast, tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "pipeline.md").read_text().partition("## Writing back")[2]
+    program = section.partition("```python\n")[2].partition("```")[0]
+    admin = f"127.0.0.1:{broker.admin_port}"
+    for written, here in (("broker-a:18083,broker-b:18083", admin),
+                          ("broker-a:1883,broker-b:1883", servers(broker)),
+                          ("/data/checkpoints/alerts", str(tmp_path))):  # fmt: skip
+        assert written in program
+        program = program.replace(written, here)
+    program = program.replace(".load()", ".option('startingOffsets', 'earliest').load()")
+    readings = [("plant/oven/temperature", "91.5"), ("plant/oven/temperature", "broken")]
+    readings += [("plant/door/temperature", "21.4")]
+    write(spark.createDataFrame(readings, "topic string, payload string").coalesce(1), broker)
+    exec(program, {"spark": spark})
+    (query,) = spark.streams.active
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    (alert,) = log(spark, broker).where("topic LIKE 'alerts/%'").collect()
+    assert (alert.topic, bytes(alert.payload)) == ("alerts/plant/oven/temperature", b"91.5")
 
 
 def test_mosquitto_gets_everything_at_least_once(spark: SparkSession, mosquitto: Broker) -> None:
