@@ -1,6 +1,8 @@
 """Rules that are proposed from messages: by convention, by levels, and safe with any topic."""
 
 import json
+import zlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -175,6 +177,13 @@ FLEETS: dict[str, tuple[Pairs, set[str]]] = {
               ("site/d1/status", "online"), ("site/d2/status", "offline")),
         {"d1", "d2"},
     ),
+    "online and offline of systems that share nothing else": (
+        fleet(("ha/status", "online"), ("dev9/status", "offline"), ("dev10/connected", "2"),
+              ("hm/connected", "1"), ("hm/a/b", "1"), ("modbus/raw", "5"), ("ecowitt/raw", "6"),
+              ("ecowitt/x", "7"), ("gw1/LWT", "Online"), ("gw2/LWT", "Offline")),
+        {"ha", "dev9", "dev10/connected", "hm/connected", "hm/a/b", "modbus/raw", "raw", "x", "gw1",
+         "gw2"},
+    ),
 }  # fmt: skip
 
 
@@ -214,6 +223,59 @@ def test_a_constant_sequence_and_a_time_that_is_none_are_turned_off() -> None:
     (found,) = proposed(parts)
     assert "time=None" in found.rule
     assert "sequence=None" in found.rule
+
+
+def test_only_binary_payloads_that_nothing_reads_are_left_out() -> None:
+    """An ignored message is in no quarantine, so nobody would miss it."""
+    cbor = bytes.fromhex("a261741a6acb0b6e6176fb4035800000000000")
+    packed = bytes.fromhex("81a474656d70cb4035800000000000")
+    messages = [
+        ("gw/gas", b'{"v":7}'), ("gw/water", b'{"v":8,"ts":1790000000}'), ("gw/cbor", cbor),
+        ("gw/packed", packed), ("gw/zlib", zlib.compress(b'{"v":1}')),
+        ("gw/lines", b'{"v":1}\n{"v":2}\n'), ("gw/nul", b"21.5\0"), ("gw/latin", b"21.5 \xb0C"),
+        ("gw/picture", b"\xff\xd8\xff\xe0\0\x10JFIF"),
+    ]  # fmt: skip
+    every = proposed(messages * 3)
+    assert not any("no message yet" in each.reason for each in every)
+    found = {each.rule.split('"')[1]: each.rule for each in every}
+    assert found.pop("gw/packed") == 'Rule("gw/packed", decode="messagepack")'
+    assert found.pop("gw/zlib") == 'Rule("gw/zlib", decode="zlib+json")'
+    if find_spec("cbor2"):
+        assert found.pop("gw/cbor") == 'Rule("gw/cbor", decode="cbor")'
+    assert found.pop("gw/+") == 'Rule("gw/+", device="level 2")'
+    assert set(found) <= {"gw/picture", "gw/cbor"}
+    assert found["gw/picture"] == 'Rule("gw/picture", decode="ignore")'
+
+
+def test_a_time_of_days_ago_is_a_time() -> None:
+    """A device that was offline sends what it has kept."""
+    then = (TIME_US // 1_000_000 - 3 * 86_400) // 10
+    parts = fleet(*((f"logger/{n}/data", f'{{"ts":{then}#,"v":#}}') for n in (1, 2)))
+    (found,) = proposed(parts)
+    assert "time" not in found.rule
+
+
+def test_lists_of_named_values_have_the_names() -> None:
+    """Without it, the place in the list would be the name, and a change would mix the values."""
+    text = (
+        '{"values":[{"id":"Ch1.Temp","v":#,"q":true,"t":1790000000000},'
+        '{"id":"Ch1.Rpm","v":9#,"q":false,"t":1790000000000}]}'
+    )
+    other = '{"values":[{"id":"Ch1.Rpm","v":7#,"q":true,"t":1790000000000}]}'
+    messages = fleet(("iotgateway", text), ("iotgateway", other))
+    (found,) = proposed(messages)
+    assert "pairs=('id', 'v')" in found.rule
+    log = Log(eval(found.rule, {"Rule": Rule}))
+    for topic, payload in messages:
+        log.add(topic, payload)
+    rows = [(row["metric"], row["value_double"], row["value_boolean"])
+            for row in log.read().readings]  # fmt: skip
+    assert rows[:6] == [
+        ("values.Ch1.Temp", 0.0, None), ("values.Ch1.Temp.q", None, True),
+        ("values.Ch1.Temp.t", 1790000000000.0, None), ("values.Ch1.Rpm", 90.0, None),
+        ("values.Ch1.Rpm.q", None, False), ("values.Ch1.Rpm.t", 1790000000000.0, None),
+    ]  # fmt: skip
+    assert not any(name.startswith("values.0") for name, *_ in rows)
 
 
 def test_lines_of_cells_and_binary_payloads() -> None:

@@ -103,8 +103,8 @@ def decode_document(document: Any, fields: Fields) -> Decoded:
 
 
 def _without_pairs(value: Any, key: str, of_key: str, depth: int) -> Any:
-    """Returns a document in which each list of pairs is an object: [{"key": "v", "value": 1}] is
-    {"v": 1}. Raises DecodeError."""
+    """Returns a document in which each list of pairs is an object: [{"key": "v", "value": 1, "q":
+    2}] is {"v": 1, "v.q": 2}. Raises DecodeError."""
     if depth > DEPTH_MAX:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep", "limit")
     if type(value) is dict:
@@ -114,7 +114,12 @@ def _without_pairs(value: Any, key: str, of_key: str, depth: int) -> Any:
     if value and all(type(each) is dict and {key, of_key} <= each.keys() for each in value):
         names = [each[key] for each in value]
         if all(type(name) is str for name in names) and len(set(names)) == len(names):
-            return {each[key]: each[of_key] for each in value}
+            return {
+                name if at == of_key else f"{name}.{at}": item
+                for name, each in zip(names, value, strict=True)
+                for at, item in each.items()
+                if at != key
+            }
     return [_without_pairs(each, key, of_key, depth + 1) for each in value]
 
 
@@ -141,6 +146,7 @@ def refuse_repeated_keys(payload: bytes, keys: int, decoded: Decoded) -> None:
         return
 
     def note(pairs: list[tuple[str, Any]]) -> None:
+        """Notes the keys that one object has twice."""
         counts = Counter(name for name, _ in pairs)
         for name, count in counts.items():
             if count > 1:

@@ -1,0 +1,347 @@
+"""Finds the roles of fields in the messages of topics: their time, a counter, a message id, numbers
+in texts, lists of named values, and the columns of lines."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from holdfast.pipeline.decoders.decoded import DecodeError
+from holdfast.pipeline.decoders.documents import (
+    GZIP_BEGIN,
+    inflated,
+    parse_cbor,
+    parse_messagepack,
+)
+from holdfast.pipeline.decoders.json_payload import parse_json
+from holdfast.pipeline.decoders.text_payload import plain_value
+from holdfast.pipeline.decoders.times import parse_time
+from holdfast.pipeline.tables.alike import EARLIEST_US
+from holdfast.pipeline.tables.rules import ID_FIELDS, SEQUENCE_FIELDS, TIME_FIELDS
+
+MESSAGES_PER_TOPIC: Final = 50
+"""The newest messages of a topic that are looked at."""
+_ID_NAME: Final = re.compile(
+    r"(?:^|[._-])(?:id|ID|uuid|UUID|guid|GUID)$|[a-z](?:Id|ID|Uuid|UUID|Guid)$"
+)
+"""The end of the name of a field that may identify a message: `id`, `event_id`, `messageId`."""
+IDS_MIN: Final = 10
+"""The fewest messages from which a message id is proposed."""
+ID_LENGTH_MIN: Final = 6
+"""The fewest characters of a message id."""
+PAIR_KEYS: Final = ("id", "name", "key", "tag", "n")
+PAIR_VALUES: Final = ("v", "val", "value")
+"""The names of key and value in lists of named values."""
+DAY_US: Final = 86_400_000_000
+QUARTER_US: Final = 900_000_000
+"""The step of the offsets of time zones in microseconds."""
+LAG_US: Final = 120_000_000
+"""The microseconds that a message may need, so that a constant offset is still one."""
+LETTERS: Final = 0.7
+"""The share of letters in a text of another encoding than UTF-8."""
+SHARE: Final = 0.9
+"""The share of messages that must agree."""
+Arguments = dict[str, Any]
+"""The arguments of a rule."""
+Document = dict[str, Any]
+"""A JSON object of a device."""
+
+
+@dataclass
+class TopicMessages:
+    """The messages of one topic."""
+
+    name: str
+    messages: list[tuple[bytes, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.levels = tuple(self.name.split("/"))
+        self.documents: list[tuple[Any, int]] = []
+        self.decode = ""
+        """The decoder of binary documents. Empty: the default one."""
+
+    def parse(self) -> None:
+        """Parses the newest messages."""
+        self.messages = self.messages[-MESSAGES_PER_TOPIC:]
+        self.documents = [(_parsed(parse_json, payload), at) for payload, at in self.messages]
+        is_text = any(map(_is_text, (payload for payload, _ in self.messages)))
+        for decode, parse in () if is_text else _BINARY.items():
+            found = [(_parsed(parse, payload), at) for payload, at in self.messages]
+            if all(type(document) is dict and document for document, _ in found):
+                self.decode, self.documents = decode, found
+                return
+
+    @property
+    def objects(self) -> list[tuple[Document, int]]:
+        """The messages that are JSON objects."""
+        return [(each, at) for each, at in self.documents if isinstance(each, dict)]
+
+
+_BINARY: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    "cbor": lambda payload: parse_cbor(payload)[0],
+    "messagepack": lambda payload: parse_messagepack(payload)[0],
+    "zlib+json": lambda payload: parse_json(inflated(payload)),
+}
+
+
+def _parsed(parse: Callable[[bytes], Any], payload: bytes) -> Any:
+    try:
+        return parse(inflated(payload) if payload.startswith(GZIP_BEGIN) else payload)
+    except DecodeError:
+        return None
+
+
+def _is_text(payload: bytes) -> bool:
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_picture(payload: bytes) -> bool:
+    """Returns whether a payload is no text in an encoding of 8 bits either."""
+    letters = sum(each in b"\t\r\n" or 32 <= each < 127 for each in payload)
+    return not _is_text(payload) and letters < LETTERS * len(payload)
+
+
+def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
+    """Returns the fields of objects with a time or a counter under another name, and numbers in
+    texts."""
+    objects = [(document, at) for topic in group for document, at in topic.objects]
+    if not objects:
+        return {}
+    found: Arguments = {}
+    reasons = []
+    having = {name: [each for each in objects if name in each[0]] for name in TIME_FIELDS}
+    usual = [name for name in TIME_FIELDS if having[name]]
+    readable = [name for name in usual if _offset_is_near(name, having[name])]
+    if not readable:
+        named = next((name for name in _names(objects) if _offset_is_near(name, objects)), None)
+        if named is not None:
+            # Times that differ are right, too: a phone sends positions of hours ago.
+            is_own = offset_of(named, group) is None
+            of_time, why = ({"time": named}, "") if is_own else time_arguments(named, group, zone)
+            found |= of_time
+            reasons.append(f"the time is {named}{why}")
+        elif usual and not any(_is_of_the_past(name, having[name]) for name in usual):
+            found["time"] = None
+            reasons.append(f"{usual[0]} is no time of the message")
+    elif offset_of(readable[0], group):
+        of_time, why = time_arguments(readable[0], group, zone)
+        found |= of_time
+        reasons.append(f"the time is {readable[0]}{why}")
+    counters = [name for name in _names(objects) if _is_counter(name, group)
+                and not _offset_is_near(name, objects)]  # fmt: skip
+    if counters and counters[0] not in SEQUENCE_FIELDS:
+        found["sequence"] = counters[0]
+        reasons.append(f"{counters[0]} counts the messages")
+    elif (
+        not counters
+        and any(name in each for name in SEQUENCE_FIELDS for each, _ in objects)
+        and not any(_grows(name, topic) for name in SEQUENCE_FIELDS for topic in group)
+    ):
+        found["sequence"] = None
+        reasons.append("the sequence does not count")
+    if not any(name in each for name in ID_FIELDS for each, _ in objects):
+        ids = [name for name in _names(objects) if _is_message_id(name, group)]
+        if ids:
+            found["id"] = ids[0]
+            reasons.append(f"{ids[0]} differs in every message")
+    pairs = _pairs_of([document for document, _ in objects])
+    if pairs is not None:
+        found["pairs"] = pairs
+        reasons.append(f"lists of {pairs[0]} and {pairs[1]}")
+    texts = [name for name in _names(objects) if _is_number_text(name, objects)]
+    if texts:
+        found["numbers"] = tuple(texts)
+        reasons.append(f"{len(texts)} fields are numbers in texts")
+    return found | ({"why": "; ".join(reasons)} if reasons else {})
+
+
+def _pairs_of(documents: Sequence[Document]) -> tuple[str, str] | None:
+    """Returns the names of key and value of the lists that each of some objects has."""
+    lists = [[each for each in document.values() if type(each) is list and each
+              and all(type(item) is dict for item in each)] for document in documents]  # fmt: skip
+    items = [item for each in lists for found in each for item in found]
+    for key in PAIR_KEYS:
+        for value in PAIR_VALUES:
+            if all(lists) and all(type(each.get(key)) is str and value in each for each in items):
+                return key, value
+    return None
+
+
+def _names(objects: Sequence[tuple[Document, int]]) -> list[str]:
+    """Returns the names of the fields of some objects, those inside of objects with dots."""
+    names: dict[str, None] = {}
+    for document, _ in objects[:MESSAGES_PER_TOPIC]:
+        for name, value in document.items():
+            names[name] = None
+            if isinstance(value, dict):
+                names |= dict.fromkeys(f"{name}.{each}" for each in value)
+    return list(names)
+
+
+def _inner(document: Mapping[str, Any], name: str) -> Any:
+    if name in document:
+        return document[name]
+    first, dot, rest = name.partition(".")
+    inner = document.get(first) if dot else None
+    return inner.get(rest) if isinstance(inner, dict) else None
+
+
+def _offset_is_near(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
+    """Returns whether a field is a time within a day of storing, in nearly all messages."""
+    near = 0
+    for document, store_us in objects:
+        found = _inner(document, name)
+        time_us = parse_time(found) if type(found) in (int, float, str, dict) else None
+        near += time_us is not None and abs(time_us - store_us) < DAY_US
+    return near >= SHARE * len(objects)
+
+
+def _is_of_the_past(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
+    """Returns whether a field is a time that is believed, of any age, in nearly all messages."""
+    found = [(parse_time(_inner(document, name)), store_us) for document, store_us in objects]
+    past = sum(time_us is not None and EARLIEST_US <= time_us <= at for time_us, at in found)
+    return past >= SHARE * len(objects)
+
+
+def _values_of(name: str, topic: TopicMessages) -> list[int]:
+    found = [_inner(document, name) for document, _ in topic.objects]
+    return [each for each in found if type(each) is int]
+
+
+def _is_counter(name: str, group: Sequence[TopicMessages]) -> bool:
+    """Returns whether a field grows by one with each message of a topic, in messages enough."""
+    steps = [
+        after - before for topic in group for before, after in pairwise(_values_of(name, topic))
+    ]
+    return len(steps) >= 5 and sum(step == 1 for step in steps) >= SHARE * len(steps)
+
+
+def _grows(name: str, topic: TopicMessages) -> bool:
+    """Returns whether the last number of a topic is greater than the first, or it has few."""
+    values = _values_of(name, topic)
+    return bool(values) and (len(values) < 3 or values[-1] > values[0])
+
+
+def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
+    """Returns whether a field identifies the message: a text that messages share only if they are
+    equal."""
+    if not _ID_NAME.search(name):
+        return False
+    ids = [_inner(document, name) for topic in group for document, _ in topic.objects]
+    payloads = {payload for topic in group for payload, _ in topic.messages}
+    return (
+        len(payloads) >= IDS_MIN
+        and all(isinstance(each, str) and len(each) >= ID_LENGTH_MIN for each in ids)
+        and len(set(ids)) == len(payloads)
+        and not _offset_is_near(name, [each for topic in group for each in topic.objects])
+    )
+
+
+def _is_number_text(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
+    """Returns whether a field is a text that is a number in all messages, and no identifier."""
+    having = [each for each in objects if _inner(each[0], name) is not None]
+    values = [_inner(document, name) for document, _ in having]
+    texts = [each for each in values if isinstance(each, str)]
+    return (
+        len(texts) >= 3
+        and len(texts) == len(having)
+        and all(type(plain_value(text)) in (int, float) for text in texts)
+        and (any("." in text for text in texts) or len(set(texts)) > len(texts) / 2)
+        and not _offset_is_near(name, having)
+    )
+
+
+def csv_of(group: Sequence[TopicMessages]) -> Arguments:
+    """Returns the columns of lines with the same number of cells, most of them numbers."""
+    lines = [
+        (line, store_us)
+        for topic in group
+        for payload, store_us in topic.messages
+        for line in payload.decode(errors="replace").splitlines()
+    ]
+    if any(topic.objects for topic in group):
+        return {}
+    for delimiter in (";", ",", "\t"):
+        counts = {line.count(delimiter) for line, _ in lines}
+        if len(counts) != 1 or not lines or counts == {0}:
+            continue
+        cells = [line.split(delimiter) for line, _ in lines]
+        numbers = sum(plain_value(cell.strip()) is not None for line in cells for cell in line)
+        if numbers < sum(map(len, cells)) / 2:
+            continue
+        is_time = all(
+            (time_us := parse_time(line[0].strip())) is not None and abs(time_us - at) < DAY_US
+            for line, (_, at) in zip(cells, lines, strict=True)
+        )
+        columns = tuple(f"column_{number}" for number in range(1, len(cells[0]) + 1))
+        if is_time:
+            columns = ("ts", *columns[1:])
+        more = {"delimiter": delimiter} if delimiter != "," else {}
+        why = "lines of cells: name the columns, `_` leaves one out"
+        return {"decode": "csv", "columns": columns, "why": why} | more
+    return {}
+
+
+def offset_of(name: str, topics: Sequence[TopicMessages]) -> int | None:
+    """Returns by how much the times of a field are ahead of the broker's, in quarters of an hour.
+
+    None: they are no times, or do not agree.
+    """
+    offsets = []
+    for topic in topics:
+        for document, store_us in topic.objects:
+            found = _inner(document, name)
+            time_us = None if found is None else parse_time(found)
+            if time_us is not None:
+                offsets.append(time_us - store_us)
+    if not offsets:
+        return None
+    step = round(max(offsets) / QUARTER_US) * QUARTER_US
+    near = sum(abs(offset - step) <= LAG_US for offset in offsets)
+    return step if near >= SHARE * len(offsets) and abs(step) < DAY_US else None
+
+
+def _offset_at(zone: str, time_us: int) -> int | None:
+    """Returns the offset that a zone had at a time, in microseconds, or None for no zone."""
+    try:
+        offset = datetime.fromtimestamp(time_us / 1e6, ZoneInfo(zone)).utcoffset()
+    except (ZoneInfoNotFoundError, ValueError):
+        return None
+    return None if offset is None else round(offset.total_seconds() * 1_000_000)
+
+
+def local_zone() -> str:
+    """Returns the zone of this machine, or an empty text if it is not known."""
+    name = os.environ.get("TZ", "").removeprefix(":")
+    if not name:
+        place = str(Path("/etc/localtime").resolve())
+        name = place.partition("/zoneinfo/")[2]
+    return "" if name in ("UTC", "Etc/UTC", "Universal", "Zulu") else name
+
+
+def time_arguments(name: str, topics: Sequence[TopicMessages], zone: str) -> tuple[Arguments, str]:
+    """Returns the arguments of a rule for a time that may be local, and an explanation."""
+    offset_us = offset_of(name, topics)
+    if offset_us == 0:
+        return {"time": name}, ""
+    stored = [store_us for topic in topics for _, store_us in topic.objects]
+    if offset_us is not None and {offset_us} == {_offset_at(zone, each) for each in stored}:
+        return {"time": name, "zone": zone}, ""
+    if offset_us is None:
+        why = f"; {name} is no time that agrees with the broker's, which is used"
+    else:
+        why = (
+            f"; {name} is local time, {abs(offset_us) / 3.6e9:.2f} h "
+            f"{'ahead of' if offset_us > 0 else 'behind'} the broker's, which is used: to use it, "
+            f'write time="{name}" and its zone, such as zone="Europe/Berlin"'
+        )
+    return {"time": None, "drop": (name,)}, why
