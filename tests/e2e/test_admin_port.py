@@ -39,6 +39,10 @@ class Nothing:
     federation = None
     config = Config()
     is_stopping = False
+    restarts = 0
+
+    def __init__(self) -> None:
+        self.siblings: list[str] = []
 
 
 def routes() -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """`holdfast serve --processes`: a supervisor and its nodes as real processes."""
 
+import json
 import os
 import random
 import re
@@ -142,6 +143,31 @@ def test_kill_9_of_each_process_under_load(broker: Processes) -> None:
     assert not check(ledger), f"seed {SEED}: {check(ledger)[:5]}"
     assert broker.starts(0) == broker.starts(1) == 3
     print(f"processes that were killed served again after {seconds} s")
+
+
+def test_one_admin_port_for_all(broker: Processes) -> None:
+    """Its readiness and metrics are those of all processes, also while one is down."""
+    clients = [client_at(broker, index, f"client-{index}") for index in (0, 1)]
+    metrics = broker.admin("/metrics")[1]
+    for index, node in enumerate(("n1", "n1-1")):
+        assert f'holdfast_connections{{node="{node}",process="{index}"}} 1.0' in metrics
+        assert f'holdfast_local_process_up{{process="{index}"}} 1.0' in metrics
+        assert f'process_resident_memory_bytes{{process="{index}"}}' in metrics
+    listed = json.loads(broker.admin("/api/v1/clients?limit=10")[1])
+    found = {each["client"]: each["node"] for each in listed["sessions"]}
+    assert found == {"client-0": "n1", "client-1": "n1-1"}
+    os.kill(broker.pids()[1], signal.SIGSTOP)
+    until(lambda: "process_down" in broker.admin("/readyz")[1], "readiness names process 1")
+    assert broker.admin("/readyz")[0] == 503
+    assert 'holdfast_local_process_up{process="1"} 0.0' in broker.admin("/metrics")[1]
+    os.kill(broker.pids()[1], signal.SIGCONT)
+    until(lambda: broker.admin("/readyz")[0] == 200, "ready again")
+    kill_process(broker, 1)
+    until(lambda: broker.admin("/readyz")[0] == 200, "ready again")
+    form = 'holdfast_local_process_restarts_total{process="1"} 1.0'
+    until(lambda: form in broker.admin("/metrics")[1], "the restart is counted")
+    for each in clients:
+        each.socket.close()
 
 
 def test_a_process_that_ends_again_and_again_waits_longer(broker: Processes) -> None:

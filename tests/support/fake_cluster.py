@@ -146,6 +146,8 @@ class FakeServer:
         self.maintenance: Maintenance | None = None
         self.config = Config()
         self.is_stopping = False
+        self.siblings: list[str] = []
+        self.restarts = 0
         self.explain = None
         self.audit = audit_of(self)
 

@@ -82,7 +82,7 @@ def test_help_says_something() -> None:
 def test_a_scrape_has_the_form_that_is_accepted(accept: str, media_type: str, last: str) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ProcessCollector(FakeServer(None)))
-    scrape = asyncio.run(render(registry, accept))
+    scrape = asyncio.run(render(registry.collect(), accept))
     assert scrape.media_type.startswith(media_type)
     assert scrape.body.decode().rstrip().endswith(last)
 
@@ -90,7 +90,7 @@ def test_a_scrape_has_the_form_that_is_accepted(accept: str, media_type: str, la
 def test_the_build_and_the_process() -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ProcessCollector(FakeServer(None)))
-    text = asyncio.run(render(registry, "application/openmetrics-text")).body.decode()
+    text = asyncio.run(render(registry.collect(), "application/openmetrics-text")).body.decode()
     samples = {
         sample.name: sample
         for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]

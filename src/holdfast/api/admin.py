@@ -46,8 +46,9 @@ from holdfast.api.metrics.scrape import render
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.log_elsewhere import LogElsewhere
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.processes import MachineProcesses
 from holdfast.api.process import ServedProcess
-from holdfast.api.readiness import obstacles, stop_obstacles
+from holdfast.api.readiness import stop_obstacles
 from holdfast.api.routes.resources import resource_endpoints
 from holdfast.api.routes.top_routes import TopRoutes
 from holdfast.config.schema import Config
@@ -77,9 +78,10 @@ class AdminRoutes:
         self._access = access
         self.census = Census(server)
         self.figures = FigureRecorder(server)
-        self._registry = registry_for(server, self.census)
+        registry = registry_for(server, self.census)
         self.top = TopRoutes(server, self.census)
         everywhere = Everywhere(server)
+        self._processes = MachineProcesses(server, everywhere, registry)
         node = OwnNode(server)
         self.clients = ClientRoutes(node, everywhere)
         resources = resource_endpoints(node, everywhere, self.figures, self.clients)
@@ -124,7 +126,7 @@ class AdminRoutes:
 
     async def readyz(self, call: Call) -> Response:
         """Reports the obstacles, and the figures that explain them."""
-        found = obstacles(self._server)
+        found = await self._processes.obstacles()
         body: dict[str, object] = {
             "ready": not found,
             "reasons": {each.name: each.text for each in found},
@@ -174,7 +176,8 @@ class AdminRoutes:
             raise ApiRefusal(409, str(error)) from None
 
     async def metrics(self, call: Call) -> Response:
-        scrape = await render(self._registry, call.request.headers.get("accept", ""))
+        families = await self._processes.families()
+        scrape = await render(families, call.request.headers.get("accept", ""))
         return Response(scrape.body, media_type=scrape.media_type)
 
 

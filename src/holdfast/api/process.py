@@ -59,6 +59,10 @@ class ServedProcess(Protocol):
     maintenance: Maintenance | None
     config: Config
     audit: AuditLog
+    siblings: list[str]
+    """The nodes of the other processes of this machine, from process 1 on, at process 0."""
+    restarts: int
+    """The number of processes that ended before this one, with several processes."""
     is_stopping: bool
     """Whether the process is about to close its listeners."""
     explain: Callable[[], list[Setting]] | None

@@ -44,6 +44,9 @@ def obstacles(server: ServedProcess) -> list[Obstacle]:
     cluster = server.cluster
     if cluster is not None:
         found += _of_cluster(cluster.figures())
+        if down := [node for node in server.siblings if not cluster.figures().peers.get(node)]:
+            text = f"{', '.join(down)} of this machine's processes: their partitions wait"
+            found.append(Obstacle("process_down", text))
     broker = server.broker
     if broker is None:
         if server.sharing is not None:

@@ -55,7 +55,7 @@ from holdfast.node.metadata.model import WITNESS
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.process.cluster import ClusterMembership, Held, check_may_share
 from holdfast.process.join import joins, with_cluster
-from holdfast.process.place import EXIT_REMOVED, ProcessPlace, with_directory
+from holdfast.process.place import EXIT_REMOVED, ProcessPlace, node_name, with_directory
 from holdfast.process.service_manager import ServiceManager
 from holdfast.process.siblings import SiblingNodes
 from holdfast.security.access.access_file import AccessError
@@ -128,6 +128,8 @@ class Server:
         self.failure: BaseException | None = None
         self._hands_over = self._starts_anew = self._is_removed = False
         self.place = place
+        self.siblings: list[str] = []
+        self.restarts = 0 if place is None else place.restarts
         self._serving: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._arranging: asyncio.Task[None] | None = None
@@ -188,14 +190,21 @@ class Server:
             await self._start_admin()
             self._serving = watched(self._serve_in_cluster(clustering))
             if self.place is not None:
-                node, operations = clustering.cluster_node, clustering.operations
-                siblings = SiblingNodes(self.place, node, operations, self._end_removed)
-                self._arranging = watched(siblings.run())
+                self._join_siblings(self.place, clustering)
             return
         try:
             await self._serve_as_one()
         except StorageError as error:
             raise StartError(str(error)) from error
+
+    def _join_siblings(self, place: ProcessPlace, clustering: ClusterMembership) -> None:
+        """Serves with the other processes of this machine."""
+        if place.index == 0:
+            own = self.config.node.id
+            self.siblings = [node_name(own, each) for each in range(1, place.count)]
+        node, operations = clustering.cluster_node, clustering.operations
+        siblings = SiblingNodes(place, node, operations, self._end_removed)
+        self._arranging = watched(siblings.run())
 
     def _load(self) -> Config:
         """Reads the configuration again, with what the start has found out."""

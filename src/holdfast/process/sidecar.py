@@ -108,7 +108,7 @@ class SidecarPort:
         return JSONResponse({"ready": edge["is_up"]}, 200 if edge["is_up"] else 503)
 
     async def _metrics(self, call: Call) -> Response:
-        scrape = await render(self._registry, call.request.headers.get("accept", ""))
+        scrape = await render(self._registry.collect(), call.request.headers.get("accept", ""))
         return Response(scrape.body, media_type=scrape.media_type)
 
 

@@ -95,6 +95,9 @@ LABELLED_COUNTERS: Final = {
     "descriptor_waits": Declared(
         COUNTER, ("node",), "Openings of files that waited for a file descriptor."
     ),
+    "local_process_restarts": Declared(
+        COUNTER, (), "Processes that ended at the place of this one, since the broker started."
+    ),
     "log_reclaimed_bytes": Declared(
         COUNTER, ("node",), "Bytes given back after partitions moved away from this node."
     ),
@@ -180,6 +183,9 @@ LABELLED_GAUGES: Final = {
         GAUGE,
         ("node", "door", "file"),
         "End of a file's first certificate or revocation list to end, seconds since 1970.",
+    ),
+    "local_process_up": Declared(
+        GAUGE, ("process",), "1 for each process of the machine that replies, with several."
     ),
     "not_ready": Declared(GAUGE, ("node", "reason"), "1 for each reason why a node is not ready."),
     "maintenance_failing": Declared(

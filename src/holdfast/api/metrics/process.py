@@ -70,6 +70,9 @@ class ProcessCollector(Collector):
         ]
         build.add_metric(labels, 1)
         yield build
+        restarts = counter("local_process_restarts")
+        restarts.add_metric([], self._server.restarts)
+        yield restarts
         for name, value in process_values().items():
             made = counter if METRICS[name].kind == "counter" else gauge
             family = made(name)

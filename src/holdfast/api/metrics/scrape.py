@@ -26,13 +26,13 @@ class _Collected:
         return self._families
 
 
-async def render(registry: CollectorRegistry, accepted: str) -> Scrape:
-    """Returns all metrics in a form that the client accepts, by the Accept header of its request.
+async def render(families: Iterable[Metric], accepted: str) -> Scrape:
+    """Returns metrics in a form that the client accepts, by the Accept header of its request.
 
     Only the collection belongs to the event loop. The text of some hundred partitions takes longer
     than a turn may, so a thread makes it.
     """
     encode, media_type = choose_encoder(accepted)
-    collected = _Collected(list(registry.collect()))
+    collected = _Collected(list(families))
     body = await asyncio.to_thread(encode, cast(CollectorRegistry, collected))
     return Scrape(body, media_type)
