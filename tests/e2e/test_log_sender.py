@@ -3,6 +3,8 @@
 import json
 import random
 import socket
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -302,3 +304,107 @@ def test_a_bound_on_readers(node: Holdfast) -> None:
     finally:
         for each in connections:
             each.close()
+
+
+def open_reader(node: Holdfast, *, busy: bool) -> socket.socket:
+    """A reader that has had one response. A busy one takes the next response slowly."""
+    connection = socket.create_connection(("127.0.0.1", node.admin_port), timeout=20)
+    if busy:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    size_bytes = 1 << 26 if busy else 1
+    body = json.dumps({"ranges": [[0, 0, 1 << 40]], "bytes": size_bytes}).encode()
+    connection.sendall(
+        log_sender.FIRST_BYTES + b"HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+        b"%d\r\n\r\n" % len(body) + body
+    )
+    if busy:
+        assert connection.recv(1) == b"H"  # It has shown its credentials.
+    else:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += connection.recv(1)
+        left = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        while left:
+            left -= len(connection.recv(min(left, 1 << 16)))
+    return connection
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Iterator[Holdfast]:
+    """A log that does not fit the buffers of a connection."""
+    found = Journal(tmp_path / "data", partitions=4, segment_bytes=1 << 20)
+    for number in range(800):
+        found.append(number % 4, [record("a", bytes(10_000)) for _ in range(2)])
+    node = Holdfast(tmp_path, SETTINGS, found.directory)
+    node.start()
+    yield node
+    node.kill()
+
+
+def test_a_task_waits_for_a_permit(large: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have all of them for longer than a reader waits for a server that is away."""
+    monkeypatch.setattr(reader_http, "PATIENCE_S", 0.5)
+    ranges = [OffsetRange(p, 0, 400) for p in range(4)]
+    others = [open_reader(large, busy=True) for _ in range(log_sender.READERS_MAX)]
+    found: list[int] = []
+
+    def task() -> None:
+        coverage = Coverage(ranges, fail_on_data_loss=True)
+        servers = [("127.0.0.1", large.admin_port)]
+        for chunk in reader_http.read_ranges(servers, ranges, coverage):
+            found.append(chunk.records)
+
+    thread = threading.Thread(target=task)
+    thread.start()
+    try:
+        thread.join(4)
+        assert thread.is_alive()
+        assert not found
+        others.pop().close()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert sum(found) == 1600
+    finally:
+        for each in others:
+            each.close()
+
+
+def test_an_idle_reader_makes_room(large: Holdfast) -> None:
+    others = [open_reader(large, busy=number > 0) for number in range(log_sender.READERS_MAX)]
+    ranges = [OffsetRange(0, 0, 400)]
+    try:
+        coverage = Coverage(ranges, fail_on_data_loss=True)
+        servers = [("127.0.0.1", large.admin_port)]
+        chunks = reader_http.read_ranges(servers, ranges, coverage)
+        assert sum(chunk.records for chunk in chunks) == 400
+        assert others[0].recv(1) == b""
+    finally:
+        for each in others:
+            each.close()
+
+
+def test_readers_share_a_rate(tmp_path: Path) -> None:
+    """Two readers of 8 MB each at 8 MB/s, of which the first 4 MB are not waited for."""
+    found = Journal(tmp_path / "data", partitions=4, segment_bytes=1 << 20)
+    for number in range(400):
+        found.append(number % 4, [record("a", bytes(10_000)) for _ in range(2)])
+    settings = {**SETTINGS, "log": {"partitions": 4, "read_bytes_per_s": 8_000_000}}
+    node = Holdfast(tmp_path, settings, found.directory)
+    node.start()
+    try:
+        began = time.monotonic()
+        ranges = [OffsetRange(p, 0, 200) for p in range(4)]
+
+        def task() -> None:
+            coverage = Coverage(ranges, fail_on_data_loss=True)
+            servers = [("127.0.0.1", node.admin_port)]
+            assert sum(c.records for c in reader_http.read_ranges(servers, ranges, coverage)) == 800
+
+        threads = [threading.Thread(target=task) for _ in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert time.monotonic() - began > 1.2
+    finally:
+        node.kill()

@@ -2,7 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.pipeline.source.options import COLUMNS, OptionError, parse, parse_timestamp_us
+from holdfast.pipeline.source.options import (
+    COLUMNS,
+    TASKS_MAX,
+    OptionError,
+    default_tasks,
+    parse,
+    parse_timestamp_us,
+)
 
 
 def test_defaults() -> None:
@@ -11,7 +18,10 @@ def test_defaults() -> None:
     assert options.starting_offsets is None
     assert options.fail_on_data_loss
     assert options.columns == COLUMNS
-    assert options.tasks >= 1
+    assert options.tasks == 0
+    assert default_tasks(0) >= 1
+    assert default_tasks(1_000_000_000) == 500
+    assert default_tasks(1 << 60) == TASKS_MAX
 
 
 def test_names_are_case_insensitive() -> None:

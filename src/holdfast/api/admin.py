@@ -201,7 +201,11 @@ class AdminServer:
         # A Unix socket has a path in place of an address.
         bind, self.port = address[:2] if isinstance(address, tuple) else ("localhost", 0)
         known = Hosts([bind, socket.gethostname(), *hosts], "admin.hosts")
-        self._sender = LogSender(lambda: server.broker, RequestChecks(known, self._gate))
+        self._sender = LogSender(
+            lambda: server.broker,
+            RequestChecks(known, self._gate),
+            lambda: server.config.log.read_bytes_per_s,
+        )
         connections_max = descriptors.share(CONNECTIONS_MAX)
         routes = AdminRoutes(server, self._access)
         self.census, self._figures, self._top = routes.census, routes.figures, routes.top

@@ -373,7 +373,7 @@ class _Extents(Response):
         try:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            for file, position, length in self._plan.extents:
+            for file, position, length, _ in self._plan.extents:
                 end = position + length
                 while position < end and not gone.done():
                     read = partial(file.read, position, min(PIECE_BYTES, end - position))

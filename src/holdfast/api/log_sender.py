@@ -56,13 +56,16 @@ FIRST_BYTES: Final = f"POST {PATH} ".encode()
 """The first bytes of a connection of such a reader."""
 READERS_MAX: Final = 64
 """The most connections, with one thread each. Without room, the oldest one that has shown no
-credentials is closed, or else the newcomer receives 503."""
+credentials is closed, or one that is idle. Else the newcomer receives 503 and comes again."""
 BODIES_BYTES_MAX: Final = 8 << 20
 """The most bytes of requests in memory, over all connections."""
 IDLE_S: Final = 60.0
 """The time in seconds after which an inactive reader is dropped."""
 REQUEST_S: Final = 10.0
 """The time in seconds from a request's first byte to its last."""
+IDLE_DISPLACED_S: Final = 1.0
+"""The seconds without a request after which a reader makes room for another one. Its next request
+opens another connection."""
 RATE_BYTES_PER_S: Final = 65_536
 """The slowest rate of a reader, IDLE_S not counted. A slower one is dropped."""
 PIECE_BYTES: Final = 256 << 10
@@ -85,13 +88,22 @@ class KernelFile(Protocol):
 class LogSender:
     """The threads that send the log, from the start of the admin port to its end."""
 
-    def __init__(self, find_broker: FindBroker, checks: "RequestChecks") -> None:
+    def __init__(
+        self,
+        find_broker: FindBroker,
+        checks: "RequestChecks",
+        bytes_per_s: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`bytes_per_s`: the most that all readers together are sent; 0: no limit."""
         self._find_broker = find_broker
         self._checks = checks
+        self._pace = Pace(bytes_per_s)
         self._readers_max = descriptors.share(READERS_MAX)
         self._bodies = Budget(BODIES_BYTES_MAX)
         self._lock = threading.Lock()
         self._sockets: dict[socket.socket, threading.Thread] = {}
+        self._idle: dict[socket.socket, float] = {}
+        """The connections without a request, the longest first, and since when."""
         self._unproved: dict[socket.socket, None] = {}
         """The connections whose credentials are not checked yet, the oldest first."""
         self._closing = False
@@ -135,7 +147,9 @@ class LogSender:
             return True
         oldest = next(iter(self._unproved), None)
         if oldest is None:
-            return False
+            oldest, since = next(iter(self._idle.items()), (None, 0.0))
+            if oldest is None or time.monotonic() - since < IDLE_DISPLACED_S:
+                return False
         self._remove(oldest)
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)
@@ -144,6 +158,14 @@ class LogSender:
     def _remove(self, connection: socket.socket) -> None:
         self._sockets.pop(connection, None)
         self._unproved.pop(connection, None)
+        self._idle.pop(connection, None)
+
+    def _note_idle(self, connection: socket.socket, is_idle: bool) -> None:
+        """Notes whether a connection waits for its next request."""
+        with self._lock:
+            self._idle.pop(connection, None)
+            if is_idle and connection in self._sockets:
+                self._idle[connection] = time.monotonic()
 
     def _note_proof(self, connection: socket.socket) -> None:
         with self._lock:
@@ -154,9 +176,14 @@ class LogSender:
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-                note_proof = partial(self._note_proof, connection)
                 LogRequests(
-                    connection, received, self._find_broker, self._checks, self._bodies, note_proof
+                    connection,
+                    _Received(received, connection, partial(self._note_idle, connection)),
+                    self._find_broker,
+                    self._checks,
+                    self._bodies,
+                    self._pace,
+                    partial(self._note_proof, connection),
                 )
         except OSError:
             return  # The reader has closed the connection, or is too slow.
@@ -205,10 +232,35 @@ class Budget:
             self._left += size_bytes
 
 
+class Pace:
+    """The rate of bytes that several threads share. Each waits for its turn."""
+
+    def __init__(self, bytes_per_s: Callable[[], int]) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def wait(self, size_bytes: int) -> float:
+        """Waits before bytes are sent, and returns for how many seconds."""
+        rate = self._bytes_per_s()
+        if not rate:
+            return 0.0
+        with self._lock:
+            now = time.monotonic()
+            begin = max(now, self._free_at)
+            self._free_at = begin + size_bytes / rate
+        time.sleep(begin - now)
+        return begin - now
+
+
 class _Received(io.RawIOBase):
     """A connection with bytes read before. Until `rest`, a request has REQUEST_S to arrive."""
 
-    def __init__(self, received: bytes, connection: socket.socket) -> None:
+    def __init__(
+        self, received: bytes, connection: socket.socket, note_idle: Callable[[bool], None]
+    ) -> None:
+        """`note_idle` is called before and after each wait for the next request."""
+        self._note_idle = note_idle
         self._received = received
         self._connection = connection
         self._deadline = time.monotonic() + REQUEST_S
@@ -229,8 +281,11 @@ class _Received(io.RawIOBase):
                 if wait_s <= 0:
                     raise TimeoutError("the request takes too long")
             self._connection.settimeout(wait_s)
+            if not self._deadline:
+                self._note_idle(True)
             count = self._connection.recv_into(buffer)
             if not self._deadline:
+                self._note_idle(False)
                 self._deadline = time.monotonic() + REQUEST_S
             return count
         count = min(len(buffer), len(self._received))
@@ -249,14 +304,16 @@ class LogRequests(BaseHTTPRequestHandler):
     def __init__(
         self,
         connection: socket.socket,
-        received: bytes,
+        received: _Received,
         find_broker: FindBroker,
         checks: "RequestChecks",
         bodies: Budget,
+        pace: Pace,
         note_proof: Callable[[], None],
     ) -> None:
         """`note_proof` is called when a request has passed the checks."""
-        self._input = _Received(received, connection)
+        self._input = received
+        self._pace = pace
         self._find_broker = find_broker
         self._checks = checks
         self._bodies = bodies
@@ -328,7 +385,7 @@ class LogRequests(BaseHTTPRequestHandler):
         self.end_headers()
         deadline = time.monotonic() + IDLE_S + plan.size_bytes / RATE_BYTES_PER_S
         for extent in plan.extents:
-            _send(self.connection, extent, deadline)
+            deadline += _send(self.connection, extent, deadline, self._pace)
 
     def _answer(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
@@ -344,12 +401,15 @@ class LogRequests(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
-    """Sends a range of a file. Raises `OSError`, also when the deadline has passed."""
+def _send(connection: socket.socket, extent: Extent, deadline: float, pace: Pace) -> float:
+    """Sends a range of a file, and returns the seconds that the pace has taken. Raises `OSError`,
+    also when the deadline has passed, which does not count these seconds."""
     file, position, left = extent.file, extent.position, extent.length
+    paced_s = 0.0
     opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, KernelFile) else None
     while left:
-        wait_s = deadline - time.monotonic()
+        paced_s += pace.wait(min(left, STRETCH_BYTES if opened is not None else PIECE_BYTES))
+        wait_s = deadline + paced_s - time.monotonic()
         if wait_s <= 0:
             raise TimeoutError("the reader is too slow")
         connection.settimeout(min(wait_s, IDLE_S))
@@ -364,6 +424,11 @@ def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
             raise OSError("the segment became shorter")
         position += sent
         left -= sent
+    if opened is not None and extent.is_cold:
+        # What one reader has read is not worth the pages of the newest records. The kernel keeps
+        # those that are still being sent.
+        os.posix_fadvise(opened.fileno(), extent.position, extent.length, os.POSIX_FADV_DONTNEED)
+    return paced_s
 
 
 class LogConnections(BoundedConnection):

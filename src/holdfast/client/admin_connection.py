@@ -62,6 +62,10 @@ class Misdirected(AdminError):
         self.servers = servers
 
 
+class Busy(NoAnswer):
+    """The server has no room for another connection now. It gets room when others end."""
+
+
 class AdminConnection:
     """One connection, opened when first used and again after a failure."""
 
@@ -176,9 +180,11 @@ class AdminConnection:
         """Receives a response with a status below 500. Raises NoAnswer."""
         response = self.receive_response()
         if response.status >= 500:
-            text = self.complaint("the request", response.status, self.text_of(response))
+            body = self.text_of(response)
+            text = self.complaint("the request", response.status, body)
             self.close()
-            raise NoAnswer(text)
+            is_busy = response.status == 503 and not body and "Retry-After" in response.headers
+            raise Busy(text) if is_busy else NoAnswer(text)
         return response
 
     def text_of(self, response: HTTPResponse) -> bytes:

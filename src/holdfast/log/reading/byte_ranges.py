@@ -24,6 +24,9 @@ EXTENTS_MAX: Final = 256
 """The most extents of a plan."""
 SEGMENTS_MAX: Final = 8
 """The most segments of a plan, even without a match, because each may need its index loaded."""
+WARM_SEGMENTS: Final = 3
+"""The newest segments, with the one that is written, whose pages stay in the kernel's cache for
+sessions and replicas that are a little behind."""
 GAP_BYTES: Final = 8 << 10
 """The most unwanted bytes between two wanted batches that are cheaper to send than to leave out."""
 
@@ -37,6 +40,9 @@ class Extent(NamedTuple):
     file: ReadFile
     position: int
     length: int
+    is_cold: bool = False
+    """True if the file is some segments behind the one that is written, so that only readers of the
+    past have use for it."""
 
 
 class Plan:
@@ -56,8 +62,8 @@ class Plan:
             self.next[partition] = start
             self.ends[partition] = end
 
-    def add(self, file: ReadFile, position: int, length: int) -> None:
-        self.extents.append(Extent(file, position, length))
+    def add(self, file: ReadFile, position: int, length: int, is_cold: bool) -> None:
+        self.extents.append(Extent(file, position, length, is_cold))
         self.size_bytes += length
 
     def note_passed(self, partition: int, start: int, end: int) -> None:
@@ -90,7 +96,8 @@ class Extents:
         for partition, end in plan.ends.items():
             plan.ends[partition] = min(end, written[partition])
         visited = 0
-        for segment in list(self._journal.segments):
+        segments = list(self._journal.segments)
+        for number, segment in enumerate(segments):
             here = {
                 partition: min(end, segment.end_offsets()[partition])
                 for partition, end in plan.ends.items()
@@ -110,7 +117,8 @@ class Extents:
                 file = self._cache.file(segment.sequence)
             except FileNotFoundError:
                 continue  # retention was faster
-            if not _Stretch(plan, segment, index, file, here).take(bytes_max, topics):
+            is_cold = number < len(segments) - WARM_SEGMENTS
+            if not _Stretch(plan, segment, index, file, here, is_cold).take(bytes_max, topics):
                 break
         return plan
 
@@ -125,8 +133,10 @@ class _Stretch:
         index: SegmentIndex,
         file: ReadFile,
         limits: dict[int, int],
+        is_cold: bool,
     ) -> None:
         self.plan = plan
+        self.is_cold = is_cold
         self.segment = segment
         self.index = index
         self.file = file
@@ -188,7 +198,7 @@ class _Stretch:
         stop = max(first + 1, bisect_right(positions, start + budget, first + 1, last + 1) - 1)
         if stop >= last:
             stop = last + 1
-        self.plan.add(self.file, start, self._end_of(stop - 1) - start)
+        self.plan.add(self.file, start, self._end_of(stop - 1) - start, self.is_cold)
         return stop if stop <= last else -1
 
     def _scattered(
@@ -209,7 +219,7 @@ class _Stretch:
         for number in numbers:
             position = index.positions[number]
             if start >= 0 and position - end > gap_bytes:
-                plan.add(self.file, start, end - start)
+                plan.add(self.file, start, end - start, self.is_cold)
                 start = -1
             full = plan.size_bytes + (end - start if start >= 0 else 0) >= bytes_max
             if full or len(plan.extents) >= EXTENTS_MAX:
@@ -223,7 +233,7 @@ class _Stretch:
                 self._pass(partition, covered[partition], index.base_offsets[number])
                 covered[partition] = index.base_offsets[number] + index.counts[number]
         if start >= 0:
-            plan.add(self.file, start, end - start)
+            plan.add(self.file, start, end - start, self.is_cold)
         if passing:
             for partition, limit in self.limits.items():
                 reached = limit

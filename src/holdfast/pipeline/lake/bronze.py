@@ -67,9 +67,8 @@ class Bronze:
         if self.options.lake and location(self.options.lake).absolute() == engine.lake:
             raise LakeError(f"the lake {engine.lake} is no source of itself: leave the option lake")
         self.records_max = self.options.records_per_trigger_max or RECORDS_PER_STEP
-        given = "tasks" in {name.lower() for name in source}
         parallelism: int = engine.spark.sparkContext.defaultParallelism
-        self.tasks_max = self.options.tasks if given else parallelism
+        self.tasks_max = self.options.tasks or parallelism
         self._access = LogAccess(self.options)
         self.end: Offsets = {}
         """The end of the log at the last look."""

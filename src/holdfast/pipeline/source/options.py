@@ -31,7 +31,8 @@ topics               only messages that these MQTT filters match, separated by c
 pushFilters          batch reads: `true`: Spark's filters of partition, offset, timestamp and topic
                      limit the read. Then load another DataFrame for each query, because Spark
                      applies the limits of the first query to the next one, too. `false` (default)
-tasks                the most tasks (default: number of processors). A stream keeps a partition in
+tasks                the most tasks. Default: one for each 2,000,000 offsets, and no fewer than the
+                     driver has processors. A stream keeps a partition in
                      one task. In a batch read each task has a part of the time
 columns              only these columns, separated by commas, in that order. Spark always requests
                      all columns of a Python source, so leaving some out saves their cost
@@ -99,6 +100,8 @@ TASKS_MAX: Final = 10_000
 """The largest value of the option `tasks`."""
 
 
+TASK_RECORDS_MAX: Final = 2_000_000
+"""The offsets of a task, about a second of its time, for which a read gets another one."""
 SERVER_WAIT_S: Final = 300.0
 """The seconds for which a stream waits for servers that are away, unless `serverWait` is given. A
 restart or an upgrade takes less."""
@@ -134,6 +137,7 @@ class SourceOptions:
     topics: TopicFilter
     push_filters: bool
     tasks: int
+    """The most tasks of a read. 0: see `default_tasks`."""
     columns: tuple[str, ...]
     starting_generation: int | None = None
     """The generation of the log in `startingOffsets`, if that is given."""
@@ -142,6 +146,14 @@ class SourceOptions:
     def wait_s(self) -> float:
         """The seconds for which a request waits for servers that are away."""
         return self.server_wait_s or 0.0
+
+
+def default_tasks(records: int) -> int:
+    """Returns the most tasks of a read of some offsets, unless the user gave a number.
+
+    A large read has as many as a large cluster can use, whatever the driver's machine is.
+    """
+    return min(TASKS_MAX, max(os.cpu_count() or 1, -(-records // TASK_RECORDS_MAX)))
 
 
 def for_stream(options: SourceOptions) -> SourceOptions:
@@ -187,7 +199,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         server_wait_s=_wait_s(given.get("serverwait")),
         topics=_topics(given.get("topics")),
         push_filters=option_flag(given, "pushFilters", default=False),
-        tasks=_option_number(given, "tasks", TASKS_MAX) or os.cpu_count() or 1,
+        tasks=_option_number(given, "tasks", TASKS_MAX) or 0,
         columns=_columns(given.get("columns")),
         starting_generation=parse_generation(
             "startingOffsets", given.get("startingoffsets", EARLIEST)

@@ -59,6 +59,7 @@ from holdfast.pipeline.source.options import (
     DDL_TYPES,
     OptionError,
     SourceOptions,
+    default_tasks,
     for_stream,
     parse,
 )
@@ -241,7 +242,7 @@ class LogAccess:
         order. Otherwise each task reads the part of every partition that was written at about the
         same time.
         """
-        tasks = tasks or self.options.tasks
+        tasks = tasks or self.options.tasks or default_tasks(sum(each.records for each in ranges))
         topics = topics or self.options.topics
         if self.options.servers:
             number = self._servers().generation.number
@@ -504,7 +505,8 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         records = sum(each.records for each in ranges)
         # The number of tasks depends on the range only. So a micro-batch that Spark repeats has the
         # same tasks.
-        tasks = min(self.options.tasks, max(1, records // TASK_RECORDS))
+        tasks_max = self.options.tasks or default_tasks(records)
+        tasks = min(tasks_max, max(1, records // TASK_RECORDS))
         return [*access.plan_tasks(ranges, tasks=tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from holdfast.client.admin_access import NO_ACCESS, AdminAccess
 from holdfast.client.admin_connection import (
     AdminConnection,
     AdminError,
+    Busy,
     NoAnswer,
     Server,
 )
@@ -240,6 +241,10 @@ class RangeReader:
             try:
                 chunk = self._next()
             except NoAnswer as error:
+                if isinstance(error, Busy):
+                    # Other readers have the permits of this server. They get done, so waiting for
+                    # one has no end, and a job with many tasks does not fail.
+                    self._silent_since = time.monotonic()
                 self._turn(str(error))
                 continue
             if coverage.next != before:
