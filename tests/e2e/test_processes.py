@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,31 @@ def test_more_and_fewer_processes(tmp_path: Path) -> None:
     # Without surplus processes it is a broker of one process again.
     assert "supervisor_started" not in broker.this_log()
     assert "Traceback" not in broker.log_text()
+
+
+def test_a_backup_has_all_processes(broker: Processes, tmp_path: Path) -> None:
+    receiver = client_at(broker, 1, "receiver", expiry_s=1000, clean=False)
+    receiver.subscribe(("t/#", 1))
+    receiver.disconnect()
+    sender = client_at(broker, 0, "sender")
+    for number in range(40):
+        assert sender.publish(f"t/{number}", b"%d" % number, 1, retain=True) == 0
+    backup, restored = tmp_path / "backup", tmp_path / "restored"
+    sender.socket.close()
+    for arguments in (["backup", broker.data, backup], ["restore", backup, restored]):
+        command = [sys.executable, "-m", "holdfast.cli.main", *map(str, arguments)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S)
+        assert run.returncode == 0, run.stderr
+    assert f"--processes 2 --data {restored}" in run.stdout
+    assert broker.stop() == 0
+    broker.data = restored
+    broker.start()
+    back = client_at(broker, 0, "receiver", expiry_s=1000, clean=False)
+    assert sorted(int(back.message().payload) for _ in range(40)) == list(range(40))
+    back.subscribe(("t/#", 0))
+    found = sorted(int(back.message().payload) for _ in range(40))
+    assert found == list(range(40))
+    back.socket.close()
 
 
 def test_a_second_broker_is_refused(broker: Processes, tmp_path: Path) -> None:

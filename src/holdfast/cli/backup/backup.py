@@ -51,12 +51,15 @@ from holdfast.log.files.layout import (
     BEFORE_ADOPTION,
     JOURNAL,
     LOCK,
+    MANIFEST,
+    PROCESSES,
     SNAPSHOTS,
     START,
     DataDirectory,
 )
 from holdfast.log.journal.epoch_folders import EPOCHS, FOLDERS, LEASE
 from holdfast.log.journal.watermarks import NAME as WATERMARKS
+from holdfast.process.place import present_processes
 
 COPY_BYTES: Final = 1 << 20
 """The bytes that are copied at a time."""
@@ -201,6 +204,17 @@ class _Locked(Exception):
     pass
 
 
+def make_backups(source: Path, target: Path) -> list[tuple[BackupManifest, Copied]]:
+    """Makes a backup of `source` in `target`, and of the other processes that serve `source`. The
+    first one has begun first. Raises as `make_backup`."""
+    made = [make_backup(source, target)]
+    for index in present_processes(source):
+        place = Path(PROCESSES, str(index))
+        if (source / place / MANIFEST).exists():
+            made.append(make_backup(source / place, target / place))
+    return made
+
+
 def make_backup(source: Path, target: Path) -> tuple[BackupManifest, Copied]:
     """Makes a backup of `source` in `target`, which is new or empty.
 
@@ -298,8 +312,8 @@ def _copy_other(name: str, epoch: str, number: int, copied: Copied) -> None:
 def _names(source: Path) -> Iterator[str]:
     for path in sorted(source.rglob("*")):
         name = str(path.relative_to(source))
-        is_former = name.startswith(f"{BEFORE_ADOPTION}/")
-        is_left_out = is_former or name.endswith(TEMPORARY) or name in LEFT_OUT
+        is_other = name.startswith((f"{BEFORE_ADOPTION}/", f"{PROCESSES}/"))
+        is_left_out = is_other or name.endswith(TEMPORARY) or name in LEFT_OUT
         if path.is_file() and not is_left_out:
             yield name
 

@@ -5,7 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from holdfast.cli.backup.backup import make_backup
+from holdfast.cli.backup.backup import make_backups
 from holdfast.cli.backup.manifest import BackupError
 from holdfast.cli.log.text import size_text
 from holdfast.cli.text import count_text
@@ -28,14 +28,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Makes a backup. Returns 1 if that is impossible."""
     try:
-        manifest, copied = make_backup(args.directory, args.target)
+        made = make_backups(args.directory, args.target)
     except (BackupError, DataDirectoryError, OSError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return 1
-    files = count_text(len(manifest.files), "file")
-    print(f"{args.target}: {files}, {size_text(copied.linked_bytes)} linked,"
-          f" {size_text(copied.copied_bytes)} copied")  # fmt: skip
-    if not copied.links:
-        print("no hard links here (another file system or owner), so all files were copied")
-    print(f"has everything acknowledged before {manifest.began}")
+    for manifest, copied in made:
+        files = count_text(len(manifest.files), "file")
+        print(f"{copied.target}: {files}, {size_text(copied.linked_bytes)} linked,"
+              f" {size_text(copied.copied_bytes)} copied")  # fmt: skip
+        if not copied.links:
+            print("no hard links here (another file system or owner), so all files were copied")
+    print(f"has everything acknowledged before {made[0][0].began}")
     return 0

@@ -32,10 +32,17 @@ from holdfast.io.conversion.raft_metadata import read_metadata
 from holdfast.io.disk.raft_files import FOLDER as RAFT
 from holdfast.io.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.log.files.data_directory import open_to_read
-from holdfast.log.files.layout import FORMER_MAX, GENERATION_BITS, DataDirectory, segment_name
+from holdfast.log.files.layout import (
+    FORMER_MAX,
+    GENERATION_BITS,
+    PROCESSES,
+    DataDirectory,
+    segment_name,
+)
 from holdfast.log.journal.epoch_folders import FOLDERS
 from holdfast.log.journal.recovery import open_journal
 from holdfast.node.metadata.state_machine import peer_id
+from holdfast.process.place import present_processes
 
 PROBLEMS_SHOWN: Final = 5
 AGE_STARTS_MAX: Final = 2**23
@@ -58,9 +65,27 @@ def restore(backup: Path, target: Path, until_us: int | None) -> tuple[BackupMan
         raise BackupError(
             f"{made.partial} is replaced by a restore: move the backup to another name"
         )
+    places = [Path(PROCESSES, str(each)) for each in present_processes(backup)]
+    others = {place: read_manifest(backup / place) for place in places}
+    if others:
+        until_us = _common_time(until_us, [manifest, *others.values()])
     with made as partial:
         lines = _fill(manifest, Copied(backup, partial), until_us)
+        for place, other in others.items():
+            lines += _fill(other, Copied(backup / place, partial / place), until_us)
     return manifest, lines
+
+
+def _common_time(until_us: int | None, manifests: list[BackupManifest]) -> int:
+    """The time up to which the backups of several processes are restored. The first one has
+    everything before it began, and the others have records after that.
+
+    Counter-example: a client has acknowledged a message of process 1 that came after the backup of
+    process 0, where the session is. Its position would be behind the end of the log.
+    """
+    began = min(datetime.fromisoformat(each.began) for each in manifests)
+    began_us = int(began.timestamp() * 1_000_000)
+    return began_us if until_us is None else min(until_us, began_us)
 
 
 def _fill(manifest: BackupManifest, copied: Copied, until_us: int | None) -> list[str]:
@@ -157,6 +182,9 @@ def advice(manifest: BackupManifest, target: Path) -> list[str]:
         return [
             f"start the nodes of the pair on {target}: holdfast serve --standby --data {target}"
         ]
+    if others := present_processes(target):
+        count = len(others) + 1
+        return [f"start the broker: holdfast serve --processes {count} --data {target}"]
     if manifest.kind == "node" or _is_only_node(target, open_to_read(target)):
         return [f"start the broker: holdfast serve --data {target}"]
     return [
