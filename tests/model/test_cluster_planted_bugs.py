@@ -27,6 +27,7 @@ from holdfast.node.replicate.incomplete import Incomplete
 from holdfast.node.replicate.progress import LedPartition
 from holdfast.node.runtime import peer_check
 from holdfast.node.session.session import Session
+from holdfast.node.session.state import complete_inflight
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.snapshot_entries import first_starts
 from tests.sim.casts import TIMED
@@ -207,7 +208,7 @@ def cursors_are_filled_in_when_looked_at() -> AbstractContextManager[object]:
     def planted(replicated: ReplicatedState, session: Session) -> None:
         if session.positions is None:
             session.positions = first_starts(replicated.state, session)
-        replicated._complete_inflight(session)
+        complete_inflight(session)
 
     return patch.object(ReplicatedState, "_complete_session", planted)
 

@@ -5,9 +5,10 @@ from unittest.mock import patch
 
 from holdfast.node.metadata import operations
 from holdfast.node.metadata.model import WITNESS
+from holdfast.node.node_state import NodeState
+from holdfast.node.ownership import acquisition
 from holdfast.node.session.session import Session
-from holdfast.node.state.session_records import SessionEntry
-from holdfast.node.state.session_takeover import SessionTakeover
+from holdfast.node.state.session_takeover import live_session
 from tests.sim.casts import ALL_CASTS, GROUPS, LOG, QOS0, TIMED
 from tests.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE, RESIZE
 from tests.sim.plans import settings_for
@@ -85,18 +86,15 @@ def test_a_disk_that_hangs() -> None:
 
 def test_messages_are_new_unless_a_node_was_lost() -> None:
     """Sessions that move between nodes that live do not get what waits for them with DUP."""
-    take_over = SessionTakeover.take_over
     for faults in ((), (KILL,)):
         taken: list[bool] = []
 
-        def note(
-            recovery: SessionTakeover, entry: SessionEntry, over: bool, taken: list[bool] = taken
-        ) -> Session:
-            session = take_over(recovery, entry, over)
+        def note(state: NodeState, recorded: Session, taken: list[bool] = taken) -> Session:
+            session = live_session(state, recorded)
             taken.append(session.maybe_sent is not None)
             return session
 
-        with patch.object(SessionTakeover, "take_over", note):
+        with patch.object(acquisition, "live_session", note):
             play(0, LOG, faults=faults)
         assert taken
         assert any(taken) == bool(faults)

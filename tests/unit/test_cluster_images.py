@@ -23,7 +23,7 @@ from holdfast.node.session.will import Will
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.retention_pins import pins_of
 from holdfast.node.state.session_records import encode_session, open_record
-from holdfast.node.state.session_takeover import SessionTakeover
+from holdfast.node.state.session_takeover import live_session
 from tests.support.folded_state import sessions_and_groups
 from tests.support.journal_port import new_state
 
@@ -140,9 +140,7 @@ def test_a_session_without_positions_begins_where_it_subscribed_on_every_node() 
         bench.open(1)
         filters = [["f/#", 1, False, False, 0, 0]]
         bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
-        taken = SessionTakeover(bench.new().state).take_over(
-            bench.images.entry(bench.session()), False
-        )
+        taken = live_session(bench.new().state, bench.session())
         found.append(taken.positions)
     assert found == [[30, 20]] * 3
 
@@ -177,7 +175,7 @@ def test_the_first_cursor_after_a_takeover_names_all_positions() -> None:
     """The images have none that a record could change."""
     bench = Bench()
     bench.open(1)
-    taken = SessionTakeover(bench.new().state).take_over(bench.images.entry(bench.session()), False)
+    taken = live_session(bench.new().state, bench.session())
     assert taken.positions is not None
     assert taken.logged_positions is None
 

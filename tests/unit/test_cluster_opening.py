@@ -36,7 +36,6 @@ from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session, new_subscription
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
-from holdfast.node.state.snapshot_entries import session_entry
 from holdfast.node.topic_rights.kept_subscriptions import checksum_of
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -292,11 +291,7 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     bench.wait(ASK_AFTER_S)
     image = bench.record(epoch=7)
     image.inbound = {3: 0, 4: 0}
-    entry = session_entry(bench.images, image)
-    assert entry.inbound == [(3, 0), (4, 0)]
-    entry.maybe_sent = False
-    frame = OpenedFrame(request=1, client=CLIENT, epoch=7, present=True, lost=False, session=entry)
-    bench.opener.opened("n1", frame)
+    bench.answer(1, 7, present=True)
     assert there.state == OPENING
     images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 7}
     rarities_of(images.state.sessions[CLIENT]).trusted = (0, 7)

@@ -1,15 +1,22 @@
-"""A session begins from the replicated state of its node as it does from another node's entry."""
+"""A live session begins from the recorded one of its node, and shares nothing with it."""
 
 import random
+from operator import ge
 
 from holdfast.node.config import NodeConfig
 from holdfast.node.session.additions import LOG_READER
 from holdfast.node.session.rare_fields import rarities_of
+from holdfast.node.session.replay import Replay
 from holdfast.node.session.session import Inflight, Session
-from holdfast.node.session.state import encode_cursor
+from holdfast.node.session.state import decode_cursor, encode_cursor, in_log_order
 from holdfast.node.state.replicated import ReplicatedState
-from holdfast.node.state.session_records import ReplayEntry, SessionEntry, WillEntry
-from holdfast.node.state.session_takeover import SessionTakeover
+from holdfast.node.state.session_records import (
+    ReplayEntry,
+    SessionEntry,
+    WillEntry,
+    subscription_row,
+)
+from holdfast.node.state.session_takeover import live_session
 from tests.support.journal_port import new_state
 from tests.unit.test_cluster_images import Bench
 
@@ -103,31 +110,109 @@ def picture(value: object, above: tuple[int, ...] = ()) -> object:
     return value
 
 
-def taken(recorded: Session, images: ReplicatedState, replays_over: bool, *, here: bool) -> object:
-    """The live session and the routes of a node, after it took over the recorded one."""
+def taken(recorded: Session, images: ReplicatedState) -> tuple[Session, object]:
+    """The live session of the recorded one, and the routes of its node."""
     config = NodeConfig(node_id="n1", partitions=2)
     state = new_state(config, images.state.journal)
     state.delivered = [45, 46]
-    takeover = SessionTakeover(state)
-    if here:
-        live = takeover.take_over_here(recorded)
-    else:
-        live = takeover.take_over(images.entry(recorded), replays_over)
+    live = live_session(state, recorded)
     assert state.sessions == {"c": live}
-    return picture(live), sorted(state.subscriptions.filters()), sorted(state.groups)
+    return live, (sorted(state.subscriptions.filters()), sorted(state.groups))
 
 
-def test_a_session_begins_here_as_from_an_entry() -> None:
+def drawn(seed: int) -> tuple[Bench, Session, SessionEntry]:
+    draw = random.Random(seed)
+    bench = Bench()
+    entry = drawn_entry(draw)
+    recorded = bench.images.restore(entry)
+    # Timers and snapshots look at some sessions first.
+    if draw.random() < 0.5:
+        bench.images.entry(recorded)
+    rarities_of(recorded).replays_over = draw.random() < 0.3
+    return bench, recorded, entry
+
+
+def test_a_live_session_has_what_the_entry_says() -> None:
     for seed in range(200):
-        draw = random.Random(seed)
-        bench = Bench()
-        recorded = bench.images.restore(drawn_entry(draw))
-        replays_over = draw.random() < 0.3
-        # Timers and snapshots look at some sessions first.
-        if draw.random() < 0.5:
-            bench.images.entry(recorded)
-        rarities_of(recorded).replays_over = replays_over
+        bench, recorded, entry = drawn(seed)
         before = picture(recorded)
-        here = taken(recorded, bench.images, replays_over, here=True)
+        live, _ = taken(recorded, bench.images)
         assert picture(recorded) == before, seed
-        assert here == taken(recorded, bench.images, replays_over, here=False), seed
+        again = entry.replays or {}
+        if rarities_of(recorded).replays_over:
+            again = {}
+        assert [each.filter for each in live.subscriptions.values() if each.replay] == list(again)
+        for row in entry.subscriptions:
+            subscription = live.subscriptions[row[0]]
+            assert subscription_row(subscription)[:5] == row[:5]
+            if row[0] in again:
+                assert subscription.start == again[row[0]].start
+                assert picture(subscription.replay) == picture(
+                    Replay(again[row[0]].seam, {b"a/b": 3}, {(1, 4)} - (live.done or set()))
+                )
+            elif row[0] not in (entry.replays or {}):
+                is_passed = row[6] is None or all(map(ge, live.positions or (), row[6]))
+                assert subscription.start == (None if is_passed else row[6])
+        cursor = decode_cursor(entry.cursor)
+        if cursor.positions:
+            assert live.positions == live.logged_positions == [each for _, each in cursor.positions]
+        else:
+            assert live.logged_positions is None
+        inflight = {packet_id: each for packet_id, each in cursor.inflight if each is not None}
+        assert list(map(picture, live.inflight.values())) == [
+            picture(each) for each in in_log_order(inflight).values()
+        ]
+        assert live.done == (set(cursor.done) or None)
+        assert live.will is recorded.will
+        assert (live.expiry_s, live.username, live.is_owned) == (
+            entry.expiry_s,
+            entry.username,
+            entry.proved,
+        )
+        assert (live.epoch, live.life, live.owner) == (entry.epoch, entry.born, entry.owner)
+        assert live.maybe_sent == ([45, 46] if entry.maybe_sent else None)
+        owed = {filter: (each.after, each.seam) for filter, each in (live.owed or {}).items()}
+        assert owed == (entry.owed or {})
+        assert live.owed_inflight == (set(entry.passed or ()) or None)
+        live.check()
+
+
+def test_a_session_begins_as_from_its_own_entry() -> None:
+    """A snapshot and a transfer lose nothing that a live session has."""
+    for seed in range(200):
+        bench, recorded, _ = drawn(seed)
+        other = Bench()
+        same = other.images.restore(bench.images.entry(recorded))
+        rarities_of(same).replays_over = rarities_of(recorded).replays_over
+        live, routes = taken(recorded, bench.images)
+        again, same_routes = taken(same, other.images)
+        assert picture(live) == picture(again), seed
+        assert routes == same_routes
+
+
+def test_the_live_session_shares_nothing_that_changes() -> None:
+    """Counter-example: a client acknowledges a message, and its packet id is freed in the
+    replicated state before a record says so."""
+    for seed in range(100):
+        bench, recorded, _ = drawn(seed)
+        before = picture(recorded)
+        live, _ = taken(recorded, bench.images)
+        for entry in live.inflight.values():
+            entry.state = 2
+        for packet_id in list(live.inflight):
+            del live.inflight[packet_id]
+        for each in live.subscriptions.values():
+            if each.start is not None:
+                each.start[:] = [0, 0]
+            if each.replay is not None:
+                each.replay.seam[:] = [0, 0]
+                each.replay.floors.clear()
+        for positions in (live.positions, live.logged_positions):
+            if positions is not None:
+                positions[:] = [0, 0]
+        live.add_done([(1, 49)])
+        if live.owed_inflight:
+            live.owed_inflight.clear()
+        for owed in (live.owed or {}).values():
+            owed.after = "z"
+        assert picture(recorded) == before, seed

@@ -46,7 +46,9 @@ class OpenFrame(Struct, omit_defaults=True):
 
 class OpenedFrame(Struct, kw_only=True, omit_defaults=True):
     """SESSION_OPENED: the reply to OpenFrame. A `lost` session was closed again and its will
-    published. `denied`: it belongs to another user. `kept`: its owner keeps it, see CloseFrame."""
+    published. `denied`: it belongs to another user. `kept`: its owner keeps it, see CloseFrame.
+    `maybe_sent`: it was sent messages that its logged cursor does not cover. `session`: for a node
+    without RECORDED_SESSIONS, which does not begin it from its own replicated state."""
 
     request: int
     client: str
@@ -55,6 +57,7 @@ class OpenedFrame(Struct, kw_only=True, omit_defaults=True):
     lost: bool
     denied: bool = False
     kept: list[str] | None = None
+    maybe_sent: bool = False
     session: SessionEntry | None
 
 

@@ -18,7 +18,6 @@ Invariants
   node coordinates sessions, or requests them from a coordinator, after another node has begun to.
 """
 
-import struct
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
@@ -32,22 +31,21 @@ from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.close import log_close, refuse
 from holdfast.node.connections.session_open import finish_open, refuse_other_user
 from holdfast.node.context import NEVER, ClusterContext
-from holdfast.node.frame_kinds import SESSION_OPEN, BadFrame
+from holdfast.node.frame_kinds import SESSION_OPEN
 from holdfast.node.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
 from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.live_sessions import LiveSessions
 from holdfast.node.ownership.own_reports import OwnReports
 from holdfast.node.ownership.releases import FEATURE
-from holdfast.node.ownership.requests import NOTHING, PendingOpen, positions_of
+from holdfast.node.ownership.requests import NOTHING, PendingOpen
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.rights import proves_names
 from holdfast.node.session.connection import CLOSED, OPENING, Connection
-from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import continues
 from holdfast.node.state.session_records import will_entry
-from holdfast.node.state.session_takeover import SessionTakeover
+from holdfast.node.state.session_takeover import live_session
 from holdfast.node.sweep import Sweep
 from holdfast.node.topic_rights.kept_subscriptions import checksum_of, waits_for_more
 from holdfast.protocol.mqtt import reasons
@@ -275,12 +273,9 @@ class SessionAcquisition:
             self._refuse(asking)
             return
         self._send_no_more(asking)
-        if not self._context.is_alone:
-            # A node that is alone has applied what was appended before the reply.
-            if frame.present:
-                asking.positions = positions_of(frame.session, self._state.config.partitions)
-            if frame.present or not self._is_in_log(asking):
-                asking.barrier = self._barriers.begin()
+        # A node that is alone has applied what was appended before the reply.
+        if not self._context.is_alone and (frame.present or not self._is_in_log(asking)):
+            asking.barrier = self._barriers.begin()
         self._finish_if_ready(asking)
 
     def _decide_again(self, asking: PendingOpen, filters: list[str]) -> None:
@@ -383,9 +378,6 @@ class SessionAcquisition:
             return
         if asking.barrier != NOTHING and not self._barriers.has_passed(asking.barrier):
             return
-        for partition, offset in asking.positions:
-            if self._state.delivered[partition] < offset:
-                return
         answer = asking.reply
         assert answer is not None
         epoch = answer.epoch
@@ -402,18 +394,17 @@ class SessionAcquisition:
         if is_lost:
             self._refuse(asking)
             return
-        if answer.session is not None:
-            filters = [row[0] for row in answer.session.subscriptions]
-            if self.holds_filters(asking, filters):
-                return
+        resumed = image if answer.present else None
+        if resumed is not None and self.holds_filters(asking, list(resumed.subscriptions)):
+            return
         self._done(asking)
         self.live.end(asking.client_id)
-        session = self._session(answer, image)
+        session = self._session(answer.client, resumed)
         if answer.present:
             # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
             # when it replied.
             self._coordinator.load_packet_ids(session)
-            kept = 1 if image is None else image.next_packet_id
+            kept = 1 if resumed is None else resumed.next_packet_id
             if kept > 1 and continues(session.inflight, kept):
                 # The session was here before. The log does not have this number.
                 session.next_packet_id = kept
@@ -428,29 +419,18 @@ class SessionAcquisition:
         session.will = asking.opening.will
         session.expiry_s = asking.opening.expiry_s
         if session.expiry_s > 0 or session.will is not None:
-            resumed = asking.reply.session
             # This node has delivered nothing, so only an earlier owner may have sent inflight
             # messages.
-            maybe_sent = resumed is not None and resumed.maybe_sent is True
-            image = self._coordinator.recorded_session(session.client_id)
-            if resumed is None and asking.reply.present and image is not None:
-                maybe_sent = rarities_of(image).lacks_sent
+            older = asking.reply.session
+            maybe_sent = asking.reply.maybe_sent or (older is not None and older.maybe_sent is True)
             log_close(self._state, session, maybe_sent=maybe_sent)
         self.live.report_closed(session.client_id, session.epoch)
         self._done(asking)
 
-    def _session(self, answer: OpenedFrame, image: Session | None) -> Session:
-        takeover = SessionTakeover(self._state)
-        if answer.session is None:
-            if image is None or not answer.present:
-                return Session(answer.client)
-            session = takeover.take_over_here(image)
-        else:
-            replays_over = image is not None and rarities_of(image).replays_over
-            try:
-                session = takeover.take_over(answer.session, replays_over)
-            except (ValueError, struct.error) as error:
-                raise BadFrame(f"session of {answer.client!r}: {error!r}") from None
+    def _session(self, client_id: str, resumed: Session | None) -> Session:
+        if resumed is None:
+            return Session(client_id)
+        session = live_session(self._state, resumed)
         if session.maybe_sent is not None and self._context.began_at is not None:
             # Only an earlier process has not logged all that it sent.
             session.maybe_sent = self._context.began_at

@@ -1,9 +1,11 @@
 """Sends a coordinator's replies and orders to nodes, this one included (`local`)."""
 
 from holdfast.node.context import ClusterContext
+from holdfast.node.features import RECORDED_SESSIONS
 from holdfast.node.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED, BadFrame
 from holdfast.node.frames import CloseFrame, OpenedFrame, OwnedSessions
 from holdfast.node.ownership.requests import SessionRequest
+from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.state.replicated import ReplicatedState
 
 
@@ -54,16 +56,15 @@ class HomeAnswers:
         """Sends the reply to a request. `is_lost`: the session was closed again and its will
         published."""
         image = self._replicated.state.sessions.get(request.client_id) if present else None
-        if self._context.is_alone:
-            # The session begins from the replicated state, which is this node's.
-            image = None
+        is_older = not self._context.understands(request.node, RECORDED_SESSIONS)
         frame = OpenedFrame(
             request=request.number,
             client=request.client_id,
             epoch=epoch,
             present=present,
             lost=is_lost,
-            session=None if image is None else self._replicated.entry(image),
+            maybe_sent=image is not None and rarities_of(image).lacks_sent,
+            session=self._replicated.entry(image) if image is not None and is_older else None,
         )
         self._send_opened(request, frame)
 

@@ -1,6 +1,5 @@
 """Requests for sessions, as the client's node and the coordinator keep them."""
 
-import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -10,12 +9,9 @@ from msgspec import UNSET
 from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.context import NEVER
 from holdfast.node.feeds.filter_holds import FilterHold
-from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.frames import OpenedFrame, OpenFrame
 from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.session.connection import Connection
-from holdfast.node.session.state import decode_cursor
-from holdfast.node.state.session_records import SessionEntry
 
 NOTHING: Final = -1
 STALE_MAX: Final = 100
@@ -48,8 +44,6 @@ class PendingOpen:
         self.reply: OpenedFrame | None = None
         # The read barrier that must be passed first. NOTHING: none.
         self.barrier = NOTHING
-        # The (partition, offset) pairs of the session's cursor.
-        self.positions: list[tuple[int, int]] = []
         # The announcement of the session's filters, at a node that is fed.
         self.hold: FilterHold | None = None
 
@@ -199,14 +193,3 @@ class OpenedPromise(Promise):
         """Drops the request: this node does not lead the home partition any more, or leads it in a
         later epoch."""
         self._refused()
-
-
-def positions_of(session: SessionEntry | None, partitions: int) -> list[tuple[int, int]]:
-    """Returns the (partition, offset) pairs of a session's cursor, in a log with so many
-    partitions. Raises BadFrame when it is malformed."""
-    if session is None:
-        return []
-    try:
-        return decode_cursor(session.cursor, partitions).positions
-    except (ValueError, struct.error) as error:
-        raise BadFrame(f"cursor of a session: {error!r}") from None

@@ -23,7 +23,7 @@ from itertools import starmap
 from typing import Final, TypeVar
 
 from holdfast.log.record import Record
-from holdfast.node.session.session import TAG_MIN, Inflight
+from holdfast.node.session.session import TAG_MIN, Inflight, Session
 
 EntryT = TypeVar("EntryT")
 
@@ -180,6 +180,15 @@ def in_sending_order(inflight: dict[int, EntryT]) -> dict[int, EntryT]:
             widest = gap
             oldest = index
     return {packet_id: inflight[packet_id] for packet_id in ids[oldest:] + ids[:oldest]}
+
+
+def complete_inflight(session: Session) -> None:
+    """Orders the recorded inflight messages of a session as they are sent again."""
+    if session.inflight:
+        session.inflight = in_log_order(session.inflight)
+    for entry in session.inflight.values():
+        entry.logged = True
+    session.replaying = bool(session.inflight or session.done)
 
 
 def in_log_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:

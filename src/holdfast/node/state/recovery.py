@@ -32,7 +32,7 @@ from holdfast.node.session.session import (
     Subscription,
     new_subscription,
 )
-from holdfast.node.session.state import CursorState, cursor_in, in_log_order
+from holdfast.node.session.state import CursorState, cursor_in
 from holdfast.node.state.ban_records import apply_ban, restore_ban
 from holdfast.node.state.inbound_ids import SenderPacketIds
 from holdfast.node.state.recorded_state import RecordedState
@@ -83,8 +83,7 @@ twice."""
 class Recovery(SenderPacketIds):
     """The rebuilding of a `RecordedState` from snapshot entries and records.
 
-    `node.state.replicated` is the recovery of the replicated state, which never ends, and
-    `node.state.session_takeover` takes one session of it into the state of a node.
+    `node.state.replicated` is the recovery of the replicated state, which never ends.
     """
 
     def __init__(self, state: RecordedState) -> None:
@@ -473,13 +472,6 @@ class Recovery(SenderPacketIds):
         self._set_cursor(session, cursor)
         session.owed_inflight = set(entry.passed or ()) or None
         return session
-
-    def _complete_inflight(self, session: Session) -> None:
-        if session.inflight:
-            session.inflight = in_log_order(session.inflight)
-        for entry in session.inflight.values():
-            entry.logged = True
-        session.replaying = bool(session.inflight or session.done)
 
     def _rearm(self, session: Session) -> bool:
         """Starts the timers of will and expiry. False: the session has expired."""

@@ -27,7 +27,7 @@ from holdfast.log.record import Record
 from holdfast.node.failure.cluster_clock import TOLERANCE_S
 from holdfast.node.session.rare_fields import NOT_TRUSTED, rarities_of
 from holdfast.node.session.session import Inflight, Session, Subscription
-from holdfast.node.session.state import CursorState
+from holdfast.node.session.state import CursorState, complete_inflight
 from holdfast.node.state.client_epochs import ClientEpochs
 from holdfast.node.state.fields import (
     EPOCHS,
@@ -201,7 +201,7 @@ class ReplicatedState(ReplicatedPacketIds):
     def _complete_session(self, session: Session) -> None:
         """Leaves positions that no record sets empty: the node that resumes the session sets them
         (`take_over`)."""
-        self._complete_inflight(session)
+        complete_inflight(session)
 
     def _subscribe(self, session: Session, row: SubscriptionRow, start: list[int] | None) -> None:
         super()._subscribe(session, row, start)
