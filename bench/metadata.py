@@ -20,9 +20,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from bench.options import new_parser, write_json
-from holdfast.node.failure.detector import Beat, Detector, DetectorConfig
+from holdfast.node.failure.detector import (
+    Beat,
+    Detector,
+    DetectorConfig,
+    Heartbeat,
+    encode_heartbeat,
+)
 from holdfast.node.failure.health import Health, Presence
-from holdfast.node.failure.heartbeat import Heartbeat, encode_heartbeat
 from holdfast.node.metadata import operations
 from holdfast.node.metadata.codec import encode_command, encode_metadata
 from holdfast.node.metadata.commands import (

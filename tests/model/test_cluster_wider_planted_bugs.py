@@ -12,14 +12,13 @@ from holdfast.log.batch import Batch
 from holdfast.log.record import Record
 from holdfast.node.failure.disk_watch import DiskWatch
 from holdfast.node.groups import queue_changes as changes
-from holdfast.node.metadata import commands, voters
+from holdfast.node.metadata import commands, store
 from holdfast.node.metadata.commands import Applied, PutNode
 from holdfast.node.metadata.model import WITNESS, ClusterMetadata, NodeInfo
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.expiry import Endings
 from holdfast.node.ownership.requests import SessionRequest
-from holdfast.node.publish.admission import STORE, Admission
-from holdfast.node.publish.uncommitted import UncommittedState
+from holdfast.node.publish.admission import STORE, Admission, UncommittedState
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.routing.qos0_routing import Qos0Routing
 from holdfast.node.session.message import Message
@@ -155,14 +154,14 @@ def what_a_lost_node_has_sent_is_new() -> AbstractContextManager[object]:
 
 
 def a_witness_does_not_vote() -> AbstractContextManager[object]:
-    is_good = voters._is_good
+    is_good = store._is_good
 
     def is_good_data_node(
         member: str, own: str, wanted: dict[str, NodeInfo], leaving: set[str]
     ) -> bool:
         return is_good(member, own, wanted, leaving) and wanted[member].role != WITNESS
 
-    return patch.object(voters, "_is_good", is_good_data_node)
+    return patch.object(store, "_is_good", is_good_data_node)
 
 
 def a_removed_name_is_not_taken_again() -> AbstractContextManager[object]:

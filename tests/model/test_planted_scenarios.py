@@ -25,8 +25,8 @@ from holdfast.node.groups.group_state import Coordination
 from holdfast.node.groups.groups import Groups
 from holdfast.node.groups.homes import Home, LedHomes
 from holdfast.node.ownership.closings import Closings
-from holdfast.node.ownership.epochs import EpochReservations
 from holdfast.node.ownership.lease import FOREVER, OwnershipLease
+from holdfast.node.ownership.owners import EpochReservations
 from holdfast.node.position_reports import PositionReports
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.producers import ProducerTable
@@ -37,8 +37,7 @@ from holdfast.node.routing.qos0_routing import Qos0Routing
 from holdfast.node.runtime import relayed_links
 from holdfast.node.runtime.relayed_links import RelayedLinks
 from holdfast.node.session.message import Message
-from holdfast.node.state.group_members import GroupMembers
-from holdfast.node.state.groups import GroupPositions
+from holdfast.node.state.groups import GroupMembers, GroupPositions
 from holdfast.node.state.offset_ranges import FinishedOffsets
 from holdfast.node.state.recorded_state import RecordedState
 from tests.model import test_cluster_put_back as put_back

@@ -40,7 +40,7 @@ from holdfast.node.session.audience import Audience, decode_audience, encode_aud
 from holdfast.node.session.state import decode_cursor, encode_cursor
 from holdfast.node.state import session_records as sessions
 from holdfast.node.state.ban_records import BanEntry, ban_entry, decode_ban
-from holdfast.node.state.group_members import MEMBERS, MembersEntry
+from holdfast.node.state.groups import MEMBERS, MembersEntry
 from holdfast.pipeline.lake.files import commits
 from holdfast.pipeline.lake.files.settings import LakeSettings, Registration
 from holdfast.security import peer_identity

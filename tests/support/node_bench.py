@@ -11,7 +11,7 @@ from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.reading.scan import scan_segment
 from holdfast.log.reading.starts import FoundStart, bytes_from
 from holdfast.log.record import MESSAGE, Record
-from holdfast.node.broker_port import BrokerPort
+from holdfast.node.cluster_node import BrokerPort
 from holdfast.node.config import NodeConfig
 from holdfast.node.delivery.subscribe import handle_starts
 from holdfast.node.effects import (

@@ -15,7 +15,7 @@ from holdfast.io.peers import questions
 from holdfast.log.record import MESSAGE
 from holdfast.node import frame_kinds as kinds
 from holdfast.node import frames
-from holdfast.node.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
+from holdfast.node.failure.detector import Heartbeat, decode_heartbeat, encode_heartbeat
 from holdfast.node.feeds import frames as feeds
 from holdfast.node.frames import OWNED_DECODER, OwnedSessions
 from holdfast.node.groups import codec as groups

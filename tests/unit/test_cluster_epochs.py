@@ -14,13 +14,13 @@ from holdfast.node.frames import OpenFrame
 from holdfast.node.node_state import Promise
 from holdfast.node.ownership import owners
 from holdfast.node.ownership.coordinator import SessionCoordinator
-from holdfast.node.ownership.epochs import EPOCH_ORIGIN_S, OWN_STEP, PATIENCE_S, RANGE, STEP
+from holdfast.node.ownership.owners import EPOCH_ORIGIN_S, OWN_STEP, PATIENCE_S, RANGE, STEP
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import NOTHING, MetadataReads
-from holdfast.node.state.entries import entries, take
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import ReserveRecord, encode_session
+from holdfast.node.state.transfer import entries, take
 from holdfast.protocol.mqtt import reasons
 from tests.support.journal_port import new_state
 

@@ -28,9 +28,8 @@ from holdfast.node.replicate.progress import Peer
 from holdfast.node.replicate.state import ReplicaState
 from holdfast.node.routing.qos0_routing import QOS0_BYTES_MAX, Qos0Routing
 from holdfast.node.session.message import Message
-from holdfast.node.state.entries import entries
 from holdfast.node.state.replicated import ReplicatedState
-from holdfast.node.state.transfer import PIECE_BYTES
+from holdfast.node.state.transfer import PIECE_BYTES, entries
 from tests.support.journal_port import new_state
 
 ROOM_BYTES = FRAME_BYTES_MAX - PACKET_BYTES_LIMIT

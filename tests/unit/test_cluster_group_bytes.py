@@ -38,7 +38,7 @@ def test_records_that_come_back_are_read_while_there_is_room(
 ) -> None:
     """A read stops at the limit, and goes on once its records are assigned."""
     monkeypatch.setattr(f"{GROUPS}.group_state.RETURNED_BYTES_MAX", 1)
-    monkeypatch.setattr(f"{GROUPS}.record_fetch.READ_RECORDS_MAX", 2)
+    monkeypatch.setattr(f"{GROUPS}.group_state.READ_RECORDS_MAX", 2)
     stage = Stage(monkeypatch, "b" + other, quiet=2)
     stage.publish(2 * WINDOW)
     stage.until(lambda: stage.count(0, 1) == 2 * WINDOW)

@@ -14,8 +14,7 @@ from holdfast.node.effects import ReadLog
 from holdfast.node.groups.assignments import AgentContext
 from holdfast.node.groups.codec import Assign
 from holdfast.node.groups.control_frames import FullReport, NodeCapacity, Place
-from holdfast.node.groups.coordinator import Coordinator
-from holdfast.node.groups.reclaim import LOOK_AGAIN_S
+from holdfast.node.groups.coordinator import LOOK_AGAIN_S, Coordinator
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.pending_records import Appender

@@ -19,7 +19,7 @@ from holdfast.node.groups.control_frames import FullReport, NodeCapacity
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Group
 from holdfast.node.session.state import encode_cursor
-from holdfast.node.state import entries as image_entries
+from holdfast.node.state import transfer as image_entries
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import SNAPSHOT_MEMBERS, ReplicatedState
 from holdfast.node.state.session_records import (

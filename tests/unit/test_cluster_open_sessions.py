@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.log.partition import partition_of
 from holdfast.node.session.session import Session
-from holdfast.node.state.open_sessions import OpenSessions
+from holdfast.node.state.replicated import OpenSessions
 
 
 def test_sessions_come_in_the_order_of_their_opening() -> None:

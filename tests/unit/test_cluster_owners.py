@@ -5,15 +5,14 @@ from holdfast.log.record import FLAG_PACKET_ID, MESSAGE, SESSION, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.frames import OpenFrame
-from holdfast.node.ownership.epochs import EPOCH_ORIGIN_S, RANGE, SECONDS_MAX, STEP
-from holdfast.node.ownership.owners import Owners
+from holdfast.node.ownership.owners import EPOCH_ORIGIN_S, RANGE, SECONDS_MAX, STEP, Owners
 from holdfast.node.ownership.requests import SessionRequest
 from holdfast.node.session.session import Session
 from holdfast.node.state.client_epochs import ClientEpochs
-from holdfast.node.state.entries import entries, take
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import encode_session, open_record
+from holdfast.node.state.transfer import entries, take
 
 TODAY_US = 1_760_000_000_000_000
 YEAR_US = 365 * 86_400 * 1_000_000

@@ -5,7 +5,7 @@ import pytest
 from holdfast.log import record as log_record
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
-from holdfast.node.broker_port import BrokerPort
+from holdfast.node.cluster_node import BrokerPort
 from holdfast.node.config import NodeConfig
 from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.session_open import finish_open

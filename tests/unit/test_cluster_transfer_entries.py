@@ -16,7 +16,7 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.session.session import RECEIVED, SENT, Inflight, Session, tag_of
 from holdfast.node.session.state import encode_cursor
 from holdfast.node.session.will import Will
-from holdfast.node.state import entries as image_entries
+from holdfast.node.state import transfer as image_entries
 from holdfast.node.state.ban_records import ban_key
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState

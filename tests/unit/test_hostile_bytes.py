@@ -34,7 +34,7 @@ from holdfast.log.journal.watermarks import decode_checkpoint
 from holdfast.log.reading.index_file import CorruptIndex, decode, decode_head
 from holdfast.log.record import MESSAGE, Record
 from holdfast.node.delivery.replay_start import InvalidStart, parse_start
-from holdfast.node.failure.heartbeat import decode_heartbeat
+from holdfast.node.failure.detector import decode_heartbeat
 from holdfast.node.feeds import frames as feeds
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.groups.codec import AgentReport, decode_assign, decode_report
@@ -214,7 +214,7 @@ def table() -> dict[str, Decoder]:
         (b"mqtt://a:1 [::1]:2 h",),
     )
     add(
-        "node/failure/heartbeat.py:decode_heartbeat",
+        "node/failure/detector.py:decode_heartbeat",
         decode_heartbeat,
         bad_frame,
         (*JSON, *numbers),

@@ -18,13 +18,13 @@ from holdfast.log.record import MESSAGE, Record
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.delivery.log_replay import message_of
 from holdfast.node.routing.routing import find_route
-from holdfast.node.state.entries import entries, take
 from holdfast.node.state.recovery import Recovery
 from holdfast.node.state.replicated import (
     SNAPSHOT_EPOCHS,
     SNAPSHOT_INBOUND,
     ReplicatedState,
 )
+from holdfast.node.state.transfer import entries, take
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.topics.names import InvalidTopic
 from tests.fuzz.mutation import damage

@@ -24,8 +24,7 @@ from holdfast.node.metadata.requests import (
     Unknown,
 )
 from holdfast.node.metadata.state_machine import peer_id
-from holdfast.node.metadata.store import UNWRITTEN_MAX, MetaStore
-from holdfast.node.metadata.voters import HandOver, plan
+from holdfast.node.metadata.store import UNWRITTEN_MAX, HandOver, MetaStore, plan
 from holdfast.node.raft.log import Membership, RaftState
 from tests.support.sim_raft import carry_out
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.node.config import NodeConfig
-from holdfast.node.connections.timer_actions import PROGRESS_STEPS_PER_TURN
 from holdfast.node.node import (
     PACKETS_PER_TURN,
+    PROGRESS_STEPS_PER_TURN,
     RECEIVERS_PER_PACKET,
     TIMERS_PER_TURN,
 )

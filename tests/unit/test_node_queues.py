@@ -3,8 +3,8 @@
 import pytest
 
 from holdfast.node.config import NodeConfig
-from holdfast.node.connections.input import mount_filters
 from holdfast.node.groups.queue_changes import create_queue, delete_queue
+from holdfast.node.node import mount_filters
 from holdfast.node.state.retention_pins import pins_of
 from holdfast.protocol.mqtt import packets as m
 from holdfast.security.acl import AclFile

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdfast.node.state.recorded_filters import RecordedFilters
+from holdfast.node.state.replicated import RecordedFilters
 from holdfast.protocol.topics.names import is_shared, matches
 
 FILTERS = ("a", "a/b", "a/+", "+/b", "#", "a/#", "$share/g/a", "$SYS/#", "é/+")

@@ -6,9 +6,17 @@ from itertools import product
 
 import pytest
 
-from holdfast.node.failure.detector import Beat, Detector, DetectorConfig, HeardAgain, Suspected
+from holdfast.node.failure.detector import (
+    Beat,
+    Detector,
+    DetectorConfig,
+    HeardAgain,
+    Heartbeat,
+    Suspected,
+    decode_heartbeat,
+    encode_heartbeat,
+)
 from holdfast.node.failure.health import Presence
-from holdfast.node.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo
 from holdfast.node.metadata.status import stop_effect

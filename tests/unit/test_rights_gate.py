@@ -110,7 +110,7 @@ READ_WAYS: Final = {
     "node/publish/completion.py:hand_out_qos0": LIVE,
     "node/publish/inbound.py:_publish_qos0": LIVE,
     "node/sys_topics.py:publish_own": LIVE,
-    "node/connections/wills.py:_publish_qos0": LIVE,
+    "node/ownership/expiry.py:_publish_qos0": LIVE,
     "node/publish/delayed.py:_publish_qos0": LIVE,
     "node/federation_session.py:publish": LIVE,
     "node/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,
@@ -213,7 +213,7 @@ WRITE_WAYS: Final = {
     "node/publish/acceptance.py:refuse_for_now": WRITE,
     "node/publish/inbound.py:handle_publish": WRITE,
     "node/publish/completion.py:record_of_qos0": WRITE,
-    "node/connections/wills.py:publish_will": WILL,
+    "node/ownership/expiry.py:publish_will": WILL,
     "node/publish/delayed.py:delayed_record": DELAYED,
     "node/publish/delayed.py:_publish": DELAYED_LATER,
     "node/federation_session.py:publish": FEDERATED,
@@ -236,7 +236,6 @@ COPIES: Final = {
     "node/publish/pending_records.py:",
     "node/feeds/server.py:FeedServer._wanted",
     "node/publish/apply.py:",
-    "node/publish/uncommitted.py:",
 }
 
 

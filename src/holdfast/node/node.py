@@ -10,21 +10,26 @@ from typing import Final
 from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node.admission.ban_enforcement import begin_admission
+from holdfast.node.admission.checks import is_address_banned
 from holdfast.node.admission.proof import Proof
-from holdfast.node.admission.throttle import charge_bytes, release_meter, throttled_until
+from holdfast.node.admission.throttle import (
+    charge_bytes,
+    handle_throttle,
+    release_meter,
+    throttled_until,
+)
 from holdfast.node.config import NodeConfig
 from holdfast.node.connections import connect as connecting
-from holdfast.node.connections.accept import has_room, limit_pending, refuse_connection
+from holdfast.node.connections.client_notes import note_no_room, note_unopened
 from holdfast.node.connections.close import (
     handle_connection_lost,
     handle_disconnect,
     handle_violation,
 )
+from holdfast.node.connections.connect import handle_identity_end
 from holdfast.node.connections.exchange import handle_auth
-from holdfast.node.connections.input import Input, mount_filters
-from holdfast.node.connections.keep_alive import clear_deadline, set_deadline
-from holdfast.node.connections.pending_connects import CONNECT_FIRST_BYTE
-from holdfast.node.connections.timer_actions import fire
+from holdfast.node.connections.keep_alive import check_deadline, clear_deadline, set_deadline
+from holdfast.node.connections.pending_connects import CONNECT_FIRST_BYTE, PendingHandshake
 from holdfast.node.delivery import log_replay, read_results
 from holdfast.node.delivery.acknowledgements import (
     handle_puback,
@@ -32,18 +37,36 @@ from holdfast.node.delivery.acknowledgements import (
     handle_pubrec,
     proceed,
 )
+from holdfast.node.delivery.log_replay import continue_reading
+from holdfast.node.delivery.replay_start import start_prefix
 from holdfast.node.delivery.subscribe import handle_subscribe
+from holdfast.node.delivery.subscriptions import DeferredReview
 from holdfast.node.delivery.unsubscribe import handle_unsubscribe
-from holdfast.node.effects import AskRights, FetchInflight, ReadLog, ResumeInput
-from holdfast.node.node_state import NodeState
+from holdfast.node.effects import AskRights, Cut, FetchInflight, ReadLog, ResumeInput
+from holdfast.node.node_state import NodeState, Work
 from holdfast.node.publish.inbound import handle_publish, handle_pubrel
 from holdfast.node.relocation.client_relocation import ClientRelocation
-from holdfast.node.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
+from holdfast.node.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection, Deadline
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.session import Group, Session
-from holdfast.node.state.recorded_state import CANCELLED, SYS
+from holdfast.node.state.recorded_state import (
+    CANCELLED,
+    IDENTITY_ENDS,
+    KEEP_ALIVE,
+    PROGRESS,
+    RELOCATION,
+    REPLAY,
+    RIGHTS_CHANGED,
+    SYS,
+    THROTTLE,
+    TOPIC_RIGHTS,
+    WITHHELD,
+    WORK,
+    Timer,
+)
+from holdfast.node.state.state_records import log_progress
 from holdfast.node.sys_topics import SysTopics
-from holdfast.node.topic_rights.questions import forget_decisions, is_waiting
+from holdfast.node.topic_rights.questions import forget_decisions, handle_topic_expiry, is_waiting
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.decode import decode, decode_ack
 from holdfast.protocol.mqtt.encode import PINGRESP_BYTES
@@ -65,9 +88,11 @@ from holdfast.protocol.mqtt.packets import (
     Auth,
     Connect,
     Disconnect,
+    Packet,
     Subscribe,
     Unsubscribe,
 )
+from holdfast.protocol.topics.names import mounted_filter
 from holdfast.security.acl import ClientRules
 from holdfast.security.identity.identity import Answer
 
@@ -398,3 +423,138 @@ class Node:
             self.relocation.drain(others, text, per_s)
         else:
             self.relocation.send_all(others, text)
+
+
+def has_room(state: NodeState, remote: str, listener: str, sockets_max: int) -> bool:
+    """Makes room for a connection if necessary. False: the driver closes its socket."""
+    pending = state.pending_connects
+    if is_address_banned(state, remote):
+        state.stats.refused_banned += 1
+        return False
+    if pending.is_crowded(remote):
+        refuse_connection(state, "address_full", remote, listener, pending.per_address_max)
+        return False
+    if state.connections + state.handshakes >= sockets_max and not displace_oldest(state):
+        refuse_connection(state, "connections_full", remote, listener, sockets_max)
+        return False
+    return True
+
+
+def refuse_connection(
+    state: NodeState, event: str, remote: str, listener: str, connections_max: int
+) -> None:
+    """Counts and logs a connection without room. The driver closes its socket without a packet,
+    because MQTT has none before CONNECT."""
+    state.stats.refuse_connection(event)
+    note_no_room(state, event, remote, listener, connections_max)
+
+
+def displace_oldest(state: NodeState) -> bool:
+    """Closes the oldest handshake or connection that has proved nothing. False: there is none."""
+    oldest = state.pending_connects.oldest()
+    if isinstance(oldest, PendingHandshake):
+        # Removed now: the handshake ends later, and the next newcomer must displace another one.
+        state.pending_connects.end_handshake(oldest)
+        state.stats.connections_displaced += 1
+        oldest.cancel()
+    elif oldest is not None:
+        _displace(state, oldest)
+    return oldest is not None
+
+
+def limit_pending(state: NodeState, connection: Connection, size_bytes: int) -> None:
+    """Closes the oldest connection with bytes of a CONNECT while the connections without an
+    answered CONNECT buffer more than `pending_connect_bytes`."""
+    pending = state.pending_connects
+    pending.buffer(connection, size_bytes)
+    while pending.bytes > pending.bytes_max and not connection.closing:
+        oldest = pending.oldest_holder()
+        _displace(state, connection if oldest is None else oldest)
+
+
+def _displace(state: NodeState, connection: Connection) -> None:
+    state.stats.connections_displaced += 1
+    note_unopened(state, connection, "connection_displaced")
+    state.pending_connects.leave(connection)
+    handle_connection_lost(state, connection)
+    state.effects.append(Cut(connection))
+
+
+class Input(Work):
+    """The continuation of a connection's input that was too much for one turn."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+
+    def step(self, state: NodeState, steps: int) -> int:
+        self.has_more = False
+        if not self.connection.closing:
+            state.effects.append(ResumeInput(self.connection))
+        return steps
+
+
+def mount_filters(packet: Packet, mount: str) -> None:
+    """Puts the prefix of the client's topics in front of the filters of a SUBSCRIBE or
+    UNSUBSCRIBE."""
+    if isinstance(packet, Subscribe):
+        for request in packet.subscriptions:
+            request.filter = _mounted(mount, request.filter)
+    elif isinstance(packet, Unsubscribe):
+        packet.filters = [_mounted(mount, filter) for filter in packet.filters]
+
+
+def _mounted(mount: str, filter: str) -> str:
+    """The filter below the mount; a start in the past stays in front."""
+    start = start_prefix(filter)
+    return start + mounted_filter(mount, filter[len(start) :])
+
+
+PROGRESS_STEPS_PER_TURN: Final = 500
+"""The most steps of logging cursors in one turn. The cursors of all sessions at once would hold up
+the event loop."""
+
+
+def fire(state: NodeState, timer: Timer, sys_topics: SysTopics) -> None:
+    """Carries out the action of a timer that is due.
+
+    A cancelled timer has no subject and does nothing. The actions check the state of their subject,
+    because an action before may have closed it.
+    """
+    kind = timer.kind
+    subject = timer.subject
+    if kind == PROGRESS:
+        log_progress(state, PROGRESS_STEPS_PER_TURN)
+    elif kind == WORK:
+        state.run_work()
+    elif kind == REPLAY:
+        session = state.replay_pace.next_reader()
+        if session is not None:
+            continue_reading(state, session)
+    elif kind == RIGHTS_CHANGED:
+        state.start_work(DeferredReview(state))
+    elif kind == SYS:
+        sys_topics.publish()
+        state.arm(state.now + state.config.sys_interval_s, SYS, None)
+    elif kind == KEEP_ALIVE:
+        assert isinstance(subject, Deadline)
+        check_deadline(state, subject)
+    elif kind == RELOCATION:
+        assert isinstance(subject, ClientRelocation)
+        subject.step()
+    elif isinstance(subject, Connection):
+        _fire_for_connection(state, kind, subject)
+
+
+def _fire_for_connection(state: NodeState, kind: int, connection: Connection) -> None:
+    """Carries out the action of a connection's timer."""
+    if kind == THROTTLE:
+        handle_throttle(state, connection)
+    elif kind == IDENTITY_ENDS:
+        handle_identity_end(state, connection)
+    elif kind == TOPIC_RIGHTS:
+        handle_topic_expiry(state, connection)
+    elif kind == WITHHELD and connection.state == OPEN:
+        session = connection.session
+        assert isinstance(session, Session)
+        proceed(state, session)

@@ -190,7 +190,7 @@ class GroupPort:
 
 
 class ClusterPort:
-    """The log and the other nodes as the core uses them; `node.broker_port.BrokerPort` implements
+    """The log and the other nodes as the core uses them; `node.cluster_node.BrokerPort` implements
     it. Records go to the leaders of
     their partitions, so their offsets are unknown until they come back committed."""
 

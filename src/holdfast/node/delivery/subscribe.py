@@ -7,7 +7,6 @@ from holdfast.log.reading.starts import FoundStart
 from holdfast.node.admission.throttle import recording_refusal
 from holdfast.node.connections.client_notes import note_filter_denied
 from holdfast.node.connections.close import handle_violation
-from holdfast.node.delivery.filter_room import FilterRoom
 from holdfast.node.delivery.log_replay import continue_reading, feed_group
 from holdfast.node.delivery.outbox import end_drains
 from holdfast.node.delivery.replay import (
@@ -26,19 +25,10 @@ from holdfast.node.groups.queue_changes import QueueRoom, begin_queues, needs_hi
 from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.rights import may_replay, may_subscribe
 from holdfast.node.session.connection import CLOSED, OPEN, Connection
-from holdfast.node.session.session import (
-    GroupMember,
-    Session,
-    Subscription,
-    new_subscription,
-)
-from holdfast.node.state.session_records import (
-    SubscribeRecord,
-    subscription_row,
-)
-from holdfast.node.state.state_records import (
-    append_change,
-)
+from holdfast.node.session.session import GroupMember, Session, Subscription, new_subscription
+from holdfast.node.state.recorded_state import filter_bytes, filter_memory, filter_owner
+from holdfast.node.state.session_records import SubscribeRecord, subscription_row
+from holdfast.node.state.state_records import append_change
 from holdfast.node.topic_rights.questions import asks_to_subscribe, is_filter_unanswered
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_within
@@ -59,6 +49,57 @@ from holdfast.protocol.topics.names import (
     is_shared,
     split_shared,
 )
+
+
+class FilterRoom:
+    """The filters that a SUBSCRIBE may add, within `limits.subscriptions_per_session`,
+    `limits.filter_bytes_per_session` and the share of `limits.filter_bytes`.
+
+    A SUBSCRIBE that is on its way to the log does not count, so the table may exceed its limit by
+    `limits.pending_bytes_max`.
+    """
+
+    def __init__(self, state: NodeState, session: Session) -> None:
+        self._state = state
+        self._session = session
+        self._count = len(session.subscriptions)
+        self._filter_bytes = session.filter_bytes
+        self._memory_bytes = 0
+        # Why a filter was refused; "": none was.
+        self.error = ""
+
+    def has(self, filter: str) -> bool:
+        """Whether there is room for one more filter, which is counted then."""
+        session = self._session
+        config = self._state.config
+        size_bytes = self._filter_bytes + filter_bytes(filter)
+        if session.is_internal:
+            return True
+        if (
+            self._count >= config.subscriptions_per_session
+            or size_bytes > config.filter_bytes_per_session
+        ):
+            self.error = "this session has as many filters as it may have"
+            return False
+        memory_bytes = self._memory_bytes + filter_memory(filter)
+        if not self._has_share(memory_bytes):
+            self.error = "this user or address has as many filters as there is room for all others"
+            return False
+        self._count += 1
+        self._filter_bytes = size_bytes
+        self._memory_bytes = memory_bytes
+        return True
+
+    def _has_share(self, size_bytes: int) -> bool:
+        state = self._state
+        session = self._session
+        most = state.config.filter_bytes_max
+        if not state.filters.has_room(filter_owner(session), size_bytes, most):
+            return False
+        if not session.is_durable():
+            return True
+        # Every node of a cluster has the durable sessions of all.
+        return state.cluster.recorded().filters.has_room(session.username or "", size_bytes, most)
 
 
 class SubscribePromise(Promise):

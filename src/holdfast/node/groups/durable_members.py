@@ -1,4 +1,4 @@
-"""Writes and removes member records at the groups' coordinator (`node.state.group_members`).
+"""Writes and removes member records at the groups' coordinator (`node.state.groups`).
 
 - A subscription without a member record gets one. Subscriptions of older versions have none.
 - A member record without a subscription is removed once no record under way can bring the

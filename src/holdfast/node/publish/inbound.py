@@ -18,7 +18,6 @@ from holdfast.node.publish.acceptance import (
     refuse_for_now,
     release,
 )
-from holdfast.node.publish.aliases import resolve_alias
 from holdfast.node.publish.completion import (
     PublishPromise,
     ReplyPromise,
@@ -27,26 +26,17 @@ from holdfast.node.publish.completion import (
     record_of_qos0,
 )
 from holdfast.node.publish.control import COMMAND_TOPIC, take_command
-from holdfast.node.publish.delayed_inbound import publish_delayed
-from holdfast.node.publish.delayed_table import (
-    DELAYED_PREFIX,
-    InvalidDelay,
-    mounted,
-    split_delayed,
-)
+from holdfast.node.publish.delayed import delayed_record, delayed_refusal, delayed_route
+from holdfast.node.publish.delayed_table import DELAYED_PREFIX, InvalidDelay, mounted, split_delayed
 from holdfast.node.rights import is_reserved, may_write
 from holdfast.node.routing.routing import look_up, resolved
-from holdfast.node.session.connection import Connection
+from holdfast.node.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Session
-from holdfast.node.topic_rights.questions import (
-    UNANSWERED,
-    asks_to_publish,
-    is_unanswered,
-)
+from holdfast.node.topic_rights.questions import UNANSWERED, asks_to_publish, is_unanswered
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
-from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBCOMP
 from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.protocol.topics.names import InvalidTopic
@@ -278,3 +268,106 @@ def handle_pubrel(
     reply = encode_ack(PUBCOMP, packet_id, reason, connection.version)
     is_counted = is_known and not session.is_doubtful(packet_id)
     release(state, session, packet_id, ReplyPromise(connection, reply, is_counted))
+
+
+def resolve_alias(state: NodeState, connection: Connection, publish: Publish) -> None:
+    """Replaces a topic alias by its topic, or sets it. An alias lasts as long as its connection."""
+    alias = publish.topic_alias
+    if not alias:
+        if connection.version >= 5:
+            # [MQTT-3.3.2-8] a topic or an alias
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "empty topic name without topic alias")
+        raise MalformedPacket("empty topic name")
+    # [MQTT-3.3.2-8] [MQTT-3.3.2-9] [MQTT-3.2.2-17]
+    if alias > state.config.topic_alias_max:
+        raise ProtocolViolation(
+            reasons.TOPIC_ALIAS_INVALID,
+            f"topic alias {alias}, the maximum here is {state.config.topic_alias_max}",
+        )
+    aliases = connection.aliases_in
+    if aliases is None:
+        aliases = AliasesIn()
+        connection.aliases_in = aliases
+    if publish.topic:
+        if not aliases.set(alias, publish.topic):
+            raise ProtocolViolation(
+                reasons.QUOTA_EXCEEDED,
+                f"topic aliases for more than {ALIASES_IN_BYTES_MAX} bytes of topics",
+            )
+        return
+    topic = aliases.topics.get(alias)
+    if topic is None:
+        raise ProtocolViolation(
+            reasons.PROTOCOL_ERROR, f"topic alias {alias} was not set on this connection"
+        )
+    publish.topic = topic
+
+
+def publish_delayed(
+    state: NodeState, connection: Connection, session: Session, publish: Publish
+) -> None:
+    """Stores a message to `$delayed/SECONDS/TOPIC`, or refuses it. PUBACK follows when it is
+    durable, not when it is due.
+
+    The client's packet id, or its number as a producer, is in the record as in that of any message.
+    So a repetition is recognised in the same way, across restarts and nodes, before and after the
+    message is due.
+    """
+    try:
+        route = delayed_route(state, publish)
+        record = delayed_record(state, connection, session, publish, route)
+    except (InvalidDelay, InvalidTopic) as error:
+        refuse(state, connection, session, publish, reasons.TOPIC_NAME_INVALID, str(error))
+        return
+    if not may_write(connection, route):
+        refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+        return
+    if publish.qos == 0:
+        state.stats.publish_qos0_received += 1
+        if delayed_refusal(state, record) or state.disk_full:
+            state.stats.refused_quota += 1
+        else:
+            state.append(record)
+        return
+    connection.unacknowledged += 1
+    if connection.unacknowledged > state.config.receive_maximum and connection.version >= 5:
+        text = f"more than {state.config.receive_maximum} publishes without acknowledgement"
+        raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
+    if publish.qos == 2:
+        state.stats.publish_qos2_received += 1
+        if is_repeated(state, connection, session, publish, record.partition):
+            return
+    else:
+        state.stats.publish_qos1_received += 1
+    text = delayed_refusal(state, record)
+    is_numbered = publish.qos == 1 or connection.numbers_qos2
+    if is_numbered and is_replied(state, connection, session, publish, record, text):
+        return
+    if publish.qos == 2 and session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
+        identify(session, publish.packet_id, record)
+    _store_delayed(state, connection, session, publish, record, text)
+
+
+def _store_delayed(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    record: Record,
+    text: str,
+) -> None:
+    """Appends the record, or refuses the message. `text`: the reason of a refusal, or ""."""
+    if text:
+        state.stats.refused_quota += 1
+    else:
+        # That of a rate is counted already.
+        text = refusal_of(connection) or state.cluster.refusal(connection, record)
+    if text:
+        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
+        return
+    may_be_known = False
+    if publish.qos == 2:
+        # Before the record is committed: a repetition that arrives meanwhile must not be stored.
+        session.hold_inbound(publish.packet_id, record.partition)
+        may_be_known = publish.dup
+    state.publish(record, PublishPromise(record, connection, publish.packet_id, may_be_known))

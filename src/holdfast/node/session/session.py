@@ -17,14 +17,13 @@ Invariants
 
 from collections import OrderedDict, deque
 from operator import le
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from zlib import crc32
 
 from holdfast.node.session.additions import DRAINS, LOG_READER, additions_of
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.cursor import Cursor
 from holdfast.node.session.message import Message, queued_size
-from holdfast.node.session.no_entries import NoEntries
 from holdfast.node.session.rare_fields import RareState, inflight_ahead
 from holdfast.node.session.replay import Replay
 from holdfast.node.session.will import Will
@@ -32,6 +31,21 @@ from holdfast.protocol.topics.names import is_shared
 
 if TYPE_CHECKING:
     from mypy_extensions import i32
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class NoEntries(dict[K, V]):
+    """A table that stays empty. An idle client has neither subscriptions nor messages, and each
+    table of its own would cost it 64 bytes.
+
+    All clients share this table, so writing to it raises `TypeError`.
+    """
+
+    def __setitem__(self, key: K, value: V) -> None:
+        raise TypeError(f"{key!r} for the table of all sessions without entries")
+
 
 NEVER_EXPIRES: Final = 0xFFFFFFFF
 FEDERATION: Final = "$federation"

@@ -27,6 +27,7 @@ from holdfast.node.publish.producers import ID_BYTES_MAX
 from holdfast.node.rights import forget
 from holdfast.node.session.rare_fields import OwedRetained
 from holdfast.node.session.session import (
+    NEVER_EXPIRES,
     Inflight,
     Session,
     Subscription,
@@ -35,7 +36,7 @@ from holdfast.node.session.session import (
 from holdfast.node.session.state import CursorState, cursor_in
 from holdfast.node.state.ban_records import apply_ban, restore_ban
 from holdfast.node.state.inbound_ids import SenderPacketIds
-from holdfast.node.state.recorded_state import RecordedState
+from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE, RecordedState
 from holdfast.node.state.session_records import (
     CloseRecord,
     EndRecord,
@@ -56,7 +57,6 @@ from holdfast.node.state.session_records import (
     decode_record,
     restore_replays,
 )
-from holdfast.node.state.session_timers import rearm
 from holdfast.node.state.snapshot_entries import (
     SNAPSHOT_BAN,
     SNAPSHOT_DELAYED,
@@ -74,6 +74,33 @@ from holdfast.protocol.topics.names import (
     is_queue,
     is_shared,
 )
+
+
+def rearm(state: RecordedState, session: Session, slack_us: int) -> bool:
+    """Starts the timers of will and expiry of a session without a connection. False: it has
+    expired. `slack_us`: the most microseconds by which the clock of its close may be behind this
+    node's.
+
+    The interval of a session or will began when its connection was lost, by the clock of the log.
+    What is left of it goes on from now.
+    """
+    gone_us = state.wall_us - session.disconnected_us - slack_us
+    gone_s = max(0, gone_us) / 1_000_000
+    # A timer that was armed since the session was touched must not fire beside the new one.
+    state.cancel(session.will_timer)
+    state.cancel(session.expiry_timer)
+    will = session.will
+    if will is not None and session.expiry_s > 0:
+        due_s = min(will.delay_s, session.expiry_s) - gone_s
+        session.will_timer = state.arm(state.now + max(0.0, due_s), WILL_DUE, session)
+    if session.expiry_s == NEVER_EXPIRES:
+        return True
+    left_s = session.expiry_s - gone_s
+    if left_s <= 0:
+        return False
+    session.expiry_timer = state.arm(state.now + left_s, SESSION_EXPIRY, session)
+    return True
+
 
 ASSIGNED_MAX: Final = 10_000
 """The most entries of one group in `group_assigned`. Beyond them a crash may deliver a message
