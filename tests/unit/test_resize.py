@@ -50,7 +50,7 @@ from holdfast.node.metadata.operations import OperationError
 from holdfast.node.ownership import releases, reports
 from holdfast.node.replicate import disk_position, incomplete
 from holdfast.node.runtime.peer_check import PeerCheck
-from holdfast.process.join import with_directory
+from holdfast.process.place import with_directory
 from holdfast.security.peer_identity import (
     ANSWERS_APART,
     LEVELS,
