@@ -53,7 +53,7 @@ class DecodeError(ValueError):
         self.code = code
 
 
-RESERVED: Final = frozenset({"$online", "$sequence", "$repeated", "$quarantined"})
+RESERVED: Final = frozenset({"$online", "$sequence", "$empty", "$repeated", "$quarantined"})
 """The metrics that the pipeline itself makes. A payload cannot make one: a device that sends
 `{"$online": false}` would be down in `outages`."""
 

@@ -12,12 +12,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.pipeline.decoders.decoded import DecodeError
-from holdfast.pipeline.decoders.documents import (
-    GZIP_BEGIN,
-    inflated,
-    parse_cbor,
-    parse_messagepack,
-)
+from holdfast.pipeline.decoders.documents import GZIP_BEGIN, inflated, parse_cbor, parse_messagepack
 from holdfast.pipeline.decoders.json_payload import parse_json
 from holdfast.pipeline.decoders.text_payload import plain_value
 from holdfast.pipeline.decoders.times import parse_time
@@ -97,11 +92,7 @@ def _parsed(parse: Callable[[bytes], Any], payload: bytes) -> Any:
 
 
 def _is_text(payload: bytes) -> bool:
-    try:
-        payload.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return "\ufffd" not in payload.decode(errors="replace")
 
 
 def is_picture(payload: bytes) -> bool:

@@ -70,6 +70,8 @@ NOISE: Final = "errors that are only counted"
 them."""
 SEQUENCE: Final = "$sequence"
 """The metric of a numbered message that has no other."""
+EMPTY: Final = "$empty"
+"""The metric of another message that has none, such as `{}`. Its device is there."""
 
 
 class Folder:
@@ -207,9 +209,12 @@ class Folder:
         except DecodeError as error:
             self._quarantine(message, str(error), error.code)
             return
-        if place.sequence is not None and emissions and not emissions[0].decoded.names:
-            # Without this reading no row would show that the number has come.
-            emissions[0].decoded.add_only(SEQUENCE, place.sequence)
+        if emissions and not emissions[0].decoded.names:
+            # Without this reading no row would show that the number, or the message, has come.
+            if place.sequence is not None:
+                emissions[0].decoded.add_only(SEQUENCE, place.sequence)
+            elif emissions[0].decoded.errors is None:
+                emissions[0].decoded.add(EMPTY, None)
         first = 0
         for emission in emissions:
             decoded = emission.decoded
