@@ -43,6 +43,7 @@ class ClusterNode(Holdfast):
         *,
         is_witness: bool = False,
         is_gateway: bool = False,
+        zone: str = "",
         host: str = "127.0.0.1",
         prefix: Iterable[str] = (),
     ) -> None:
@@ -55,6 +56,7 @@ class ClusterNode(Holdfast):
         self.secret_file = secret_file
         self.is_witness = is_witness
         self.is_gateway = is_gateway
+        self.zone = zone
         self.has_data = not is_witness and not is_gateway
         self.is_paused = False
         self.join: list[str] = []
@@ -80,6 +82,7 @@ class ClusterNode(Holdfast):
         if self.join:
             command += ["--join", ",".join(self.join)]
         command += ["--role", "gateway"] * self.is_gateway
+        command += ["--zone", self.zone] if self.zone else []
         return command + ["--witness"] * self.is_witness
 
     def ready(self) -> bool:
@@ -149,7 +152,8 @@ class ClusterProcesses:
     it ends its processes and finds no traceback in their logs.
 
     `settings` are the tables of every node's configuration. The last `witnesses` nodes are without
-    data, and so are the nodes of the names `gateways`. `hosts` and `prefixes`: see ClusterNode.
+    data, and so are the nodes of the names `gateways`. `zones` has one letter for each. `hosts` and
+    `prefixes`: see ClusterNode.
     """
 
     node_class = ClusterNode
@@ -162,6 +166,7 @@ class ClusterProcesses:
         *,
         witnesses: int = 0,
         gateways: Collection[str] = (),
+        zones: str = "",
         hosts: list[str] | None = None,
         prefixes: list[list[str]] | None = None,
     ) -> None:
@@ -176,6 +181,7 @@ class ClusterProcesses:
             self._make_node(
                 is_witness=index >= count - witnesses,
                 is_gateway=f"n{index + 1}" in gateways,
+                zone=zones[index : index + 1],
                 host=hosts[index] if hosts else "127.0.0.1",
                 prefix=prefixes[index] if prefixes else (),
             )

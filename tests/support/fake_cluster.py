@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from holdfast.api.admin import AdminServer, audit_of
-from holdfast.api.cluster_operations import ClusterError, ClusterFigures, Make
+from holdfast.api.cluster_operations import ClusterError, ClusterFigures, Make, PlacementFigures
 from holdfast.config.schema import Config
 from holdfast.federation.sidecar.in_broker import BrokerFederation
 from holdfast.io.disk.maintenance import Maintenance
@@ -94,6 +94,7 @@ class FakeCluster:
             "sessions_here": 5,
         }
         self.values = ClusterFigures(node, initialised=True, has_majority=True)
+        self.placement: PlacementFigures | None = None
         self.questions = SimpleNamespace(answer=None)
         self.asked: list[str] = []
         self.refusal = ""
@@ -108,6 +109,9 @@ class FakeCluster:
 
     def other_nodes(self) -> dict[str, str]:
         return {}
+
+    def placement_figures(self) -> PlacementFigures | None:
+        return self.placement
 
     def figures(self) -> ClusterFigures:
         return self.values

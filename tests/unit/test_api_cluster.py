@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from holdfast.api.cluster_operations import PlacementFigures
 from tests.support.fake_cluster import FakeCluster, admin_port
 
 CHANGES = {
@@ -199,6 +200,7 @@ def test_metrics() -> None:
         is_damaged=True,
         clock_skews_s={"n2": -1.5},
     )
+    cluster.placement = PlacementFigures("a", 6, 2, True, 21, 64)
     with admin_port(cluster) as port:
         found = metrics(port)
     assert found == {
@@ -214,6 +216,12 @@ def test_metrics() -> None:
         ("holdfast_partitions_under_replicated", "n1"): 4,
         ("holdfast_partitions_leaderless", "n1"): 2,
         ("holdfast_partitions_moving", "n1"): 1,
+        ("holdfast_partitions_under_zoned", "n1"): 6,
+        ("holdfast_replicas_uneven", "n1"): 2,
+        ("holdfast_moves_paused", "n1"): 1,
+        ("holdfast_partitions_led", "n1"): 21,
+        ("holdfast_partitions_stored", "n1"): 64,
+        ("holdfast_node_zone", "n1", "a"): 1,
         ("holdfast_disk_stalled", "n1"): 0,
         ("holdfast_disk_damaged", "n1"): 1,
         ("holdfast_disk_older_copy", "n1"): 0,

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.cli.cluster.plan import PlannedMoves, plan_lines
 from holdfast.cli.cluster.status import ClusterStatus, changes
 from holdfast.cli.main import main
 from holdfast.log.partition import partition_of
@@ -142,6 +143,38 @@ def test_verdicts_about_nodes(cluster: FakeCluster, cli: Cli) -> None:
     cluster.nodes[2] |= {"connected": False}
     assert cli("status") == 1
     assert cli.lines[0] == "degraded: n2 is down; n1 has no link to n3"
+
+
+def test_zones_and_a_pause_are_shown(cluster: FakeCluster, cli: Cli) -> None:
+    cluster.nodes[2]["zone"] = "b"
+    cluster.fields |= {"paused": True, "under_zoned": 2}
+    assert cli("status") == 0
+    paused = "moves of replicas are paused, 2 partitions with too many replicas in one zone"
+    assert cli.lines[0].endswith(f"all with 3 in sync, {paused}")
+    assert cli.lines[2].split()[:4] == ["node", "state", "role", "zone"]
+    assert [line.split()[3] for line in cli.lines[3:6]] == ["-", "-", "b"]
+    cluster.fields |= {"under_replicated": 2}
+    assert cli("status") == 1
+    assert cli.lines[0].endswith("2 partitions under-replicated; moves of replicas are paused")
+
+
+def test_the_moves_of_a_plan_are_lines() -> None:
+    sizes = {"n2": 1_500_000_000, "n1": 20}
+    lines = [*plan_lines(PlannedMoves(2, 1, 1, sizes, 3700.2, True, 3))]
+    assert lines[:4] == [
+        "1 replica being copied",
+        "2 replicas to copy, 1 leadership to move",
+        "n1 receives 20 B",
+        "n2 receives 1.5 GB",
+    ]
+    assert lines[4].startswith("copied in about 1:01:40 at catch_up_bytes_per_s, until ")
+    assert lines[5:] == [
+        "moves are paused: `holdfast cluster resume` begins them",
+        "3 partitions with too many replicas in one zone",
+    ]
+    assert [*plan_lines(PlannedMoves(0, 0, 0, {}, 0.0, False, 0))] == [
+        "no data is copied, and no leadership moves"
+    ]
 
 
 def test_a_link_through_another_node_is_no_defect(cluster: FakeCluster, cli: Cli) -> None:

@@ -17,6 +17,7 @@ from holdfast.io.disk.storage import Storage
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.retention import RetentionPolicy, decide
+from holdfast.log.journal.segment_list import partition_bytes
 from holdfast.log.reading.cursor import LogReader
 from holdfast.node.state.maintenance_plan import MaintenancePlan
 from tests.sim.disk import Crash, SimDisk
@@ -173,6 +174,12 @@ def test_segments_that_are_mostly_alive_stay(node: Node) -> None:
     assert node.stored_bytes() == size_bytes + 48
     dead = sum(each.dead_bytes for each in node.journal.segments)
     assert 0.25 * size_bytes < dead < 0.45 * size_bytes
+
+
+def test_the_bytes_of_each_partition_are_estimated(node: Node) -> None:
+    mine, moved = partition_bytes(node.journal.segments, 2)
+    assert 0.99 * node.stored_bytes() <= mine + moved <= node.stored_bytes()
+    assert 1.8 * mine < moved < 2.2 * mine, "it has two of each three records"
 
 
 def test_retention_counts_live_bytes(node: Node) -> None:

@@ -420,6 +420,28 @@ def test_a_join_moves_its_share_a_few_at_a_time() -> None:
     world.require_perfect()
 
 
+def test_a_pause_ends_moves_and_not_failovers() -> None:
+    world = cluster("n2", "n3")
+    added = world.added
+    pause = operations.pause(world.metadata, True)
+    assert pause is not None
+    world.carry_out(pause)
+    world.join("n4")
+    world.run(20)
+    assert world.added == added
+    world.kill("n2")
+    world.run(2 * CONFIG.replace_after_s)
+    assert leaders(world)["n2"] == 0
+    assert world.added == added
+    world.start("n2")
+    resume = operations.pause(world.metadata, False)
+    assert resume is not None
+    world.carry_out(resume)
+    world.run(30)
+    world.require_perfect()
+    assert world.added - added == 48
+
+
 def test_drain_takes_leaderships_first_and_then_everything() -> None:
     world = cluster("n2", "n3", "n4")
     assert world.operate(operations.drain, "n2")

@@ -1,12 +1,13 @@
 """The follower, and how logs are brought together: cut by epoch, begun anew, caught up."""
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.journal.epoch_table import EpochTable
 from holdfast.log.record import MESSAGE, Record
 from holdfast.node.frame_kinds import FOLLOW_FROM, REPLICATE, REPLICATE_ACK, BadFrame
-from holdfast.node.metadata.model import PartitionInfo
+from holdfast.node.metadata.model import AgreedPlacement, PartitionInfo
 from holdfast.node.replicate.codec import (
     CUT,
     EPOCH,
@@ -307,6 +308,27 @@ def test_catching_up_goes_on_in_bounded_pieces() -> None:
         cores.wait(0.05)
     assert pieces >= 7
     assert cores.watermark("d") == 20
+
+
+def test_a_replica_that_is_added_waits_while_moves_are_paused() -> None:
+    cores = small_reads()
+    cores.change(adding=("d",))
+    cores.metadata = replace(cores.metadata, placement=AgreedPlacement(1, (), True))
+    cores.tell()
+    cores.connect("ad")
+    for _ in range(50):
+        cores.settle()
+        cores.wait(0.3)
+    assert cores.numbers("d") == []
+    cores.write("a", 20)
+    assert cores.watermark("a") == 21, "nothing else waits"
+    cores.change()
+    cores.metadata = replace(cores.metadata, placement=AgreedPlacement(1, (), False))
+    cores.tell()
+    for _ in range(50):
+        cores.settle()
+        cores.wait(0.3)
+    assert cores.numbers("d") == [*range(21)]
 
 
 def test_catching_up_keeps_to_its_rate() -> None:

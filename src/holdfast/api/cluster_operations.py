@@ -13,24 +13,39 @@ from holdfast.io.event_loop.commands.agreement import AccessAgreement
 from holdfast.io.peers.questions import PeerQuestions
 from holdfast.log.files.layout import GENERATION_BITS
 from holdfast.node.failure.health import Health, Presence
-from holdfast.node.features import AGREED_REPLICATION, GIVES_UP_RECORDS
+from holdfast.node.features import AGREED_PLACEMENT, AGREED_REPLICATION, GIVES_UP_RECORDS
 from holdfast.node.metadata import operations, status
-from holdfast.node.metadata.commands import Command, Resize
+from holdfast.node.metadata.commands import Command, PutPlacement, Resize
 from holdfast.node.metadata.history import MetadataChange
-from holdfast.node.metadata.model import DATA, WITNESS, ClusterMetadata, NodeInfo, NodePhase
+from holdfast.node.metadata.model import (
+    DATA,
+    WITNESS,
+    ClusterMetadata,
+    NodeInfo,
+    NodePhase,
+)
 from holdfast.node.metadata.requests import Accepted, Outcome, RequestRefused
-from holdfast.node.placement.forecast import PartitionForecast, forecast
+from holdfast.node.placement.forecast import PartitionForecast, Situation, forecast
 from holdfast.node.placement.planning import last_copies
 from holdfast.node.runtime.runtime import Runtime
 from holdfast.node.session.session import Session
 
 Make = Callable[[ClusterMetadata], Command | None]
 """The command of an operation; None if nothing is to be done. Raises `OperationError`."""
+Change = Callable[[Situation], Situation]
+
+
+def _unchanged(situation: Situation) -> Situation:
+    return situation
+
+
 PLANNED: Final[Mapping[str, Callable[[ClusterMetadata, str], Command | None]]] = {
     "drain": operations.drain,
     "undrain": operations.undrain,
     "remove": operations.remove,
     "rebalance": lambda metadata, node: operations.rebalance(metadata),
+    "pause": lambda metadata, node: operations.pause(metadata, True),
+    "resume": lambda metadata, node: operations.pause(metadata, False),
 }
 """The commands of the operations that can be planned, by name."""
 
@@ -42,6 +57,19 @@ def planned(action: str, node: str) -> Make:
 
 def _planned(action: str, node: str, metadata: ClusterMetadata) -> Command | None:
     return PLANNED[action](metadata, node)
+
+
+@dataclass(frozen=True)
+class PlacementFigures:
+    """The figures of the placement, for metrics. They cost more than `ClusterFigures`."""
+
+    zone: str
+    under_zoned: int
+    uneven: int
+    is_paused: bool
+    leaders: int
+    """Partitions that this node leads; `replicas`: of which it is a replica."""
+    replicas: int
 
 
 class ClusterError(Exception):
@@ -298,6 +326,21 @@ class ClusterOperations:
             sorted(cluster_node.remote_reads.unreachable),
         )
 
+    def placement_figures(self) -> PlacementFigures | None:
+        """Returns the figures of the placement, or None without a cluster."""
+        metadata, node = self._cluster_node.context.metadata, self._config.node.id
+        if metadata is None:
+            return None
+        even = status.evenness(metadata)
+        return PlacementFigures(
+            self._config.cluster.zone,
+            even.under_zoned,
+            even.uneven,
+            metadata.is_paused,
+            sum(info.leader == node for info in metadata.partitions),
+            operations.partitions_held(metadata, node),
+        )
+
     def replicated_sessions(self) -> Iterator[Session]:
         """Yields the sessions of all nodes as the log defines them. They may change meanwhile."""
         return self._cluster_node.replicated.all_sessions()
@@ -327,22 +370,14 @@ class ClusterOperations:
         """Returns, for each partition led here, the records that each follower does not have."""
         return self._cluster_node.replication.lags()
 
-    def leaders(self) -> dict[str, int]:
-        """Returns the number of partitions that each data node leads."""
-        metadata = self._metadata()
-        found = {node: 0 for node, info in metadata.nodes.items() if info.role == DATA}
-        for info in metadata.partitions:
-            if info.leader:
-                found[info.leader] = found.get(info.leader, 0) + 1
-        return found
-
-    def plan(self, make: Make) -> Callable[[], list[PartitionForecast]]:
-        """Returns a pure function that computes the result of an operation. Raises `ClusterError`
-        if the operation is refused."""
-        metadata = self._metadata()
-        health = self._cluster_node.health(self._loop.time())
-        command = self._command(lambda: make(metadata))
-        return partial(forecast, metadata, health, command)
+    def plan(
+        self, make: Make, change: Change = _unchanged
+    ) -> Callable[[], list[PartitionForecast]]:
+        """Returns a pure function that computes the result of an operation. `change`: the nodes
+        that join or are lost before. Raises `ClusterError` if the operation is refused."""
+        situation = Situation(self.metadata, self._cluster_node.health(self._loop.time()))
+        command = self._command(lambda: make(situation.metadata))
+        return lambda: forecast(change(situation), command)
 
     async def init(self) -> dict[str, object]:
         """Initialises a cluster with this node, and returns the status. Nodes that name this one in
@@ -397,21 +432,21 @@ class ClusterOperations:
 
     async def change(self, make: Make) -> None:
         """Carries out an operation. A drain moves the leaderships away first, then the replicas."""
-        await self._operate(lambda: make(self._metadata()))
+        await self._operate(lambda: make(self.metadata))
 
-    def _check_may_resize(self) -> None:
-        """Raises `ClusterError` if the nodes cannot agree on a replication now. A node that does
-        not know the command could not read its own log any more."""
+    def _check_knows(self, feature: str, name: str) -> None:
+        """Raises `ClusterError` if the nodes cannot agree on a command of this feature now. A node
+        that does not know it could not read its own log any more."""
         context = self._cluster_node.context
         if not context.is_available(self._loop.time()):
             raise ClusterError("no majority of the nodes that vote is reached: try again later")
         if unknown := context.nodes_unknown():
             raise ClusterError(
                 f"this node has not met {', '.join(unknown)} since its start, and does not know"
-                " whether its version can resize: start it, or remove it from the cluster"
+                f" whether its version can {name}: start it, or remove it from the cluster"
             )
-        if older := context.nodes_without(AGREED_REPLICATION, witnesses=True):
-            raise ClusterError(f"the version of {', '.join(older)} cannot resize: upgrade it first")
+        if older := context.nodes_without(feature, witnesses=True):
+            raise ClusterError(f"the version of {', '.join(older)} cannot {name}: upgrade it first")
 
     async def unsafe_recover(self, node: str) -> None:
         """Makes a node leader of leaderless partitions. Acknowledged records may be lost."""
@@ -419,9 +454,7 @@ class ClusterOperations:
         older = context.nodes_without(GIVES_UP_RECORDS, witnesses=True)
         number = 0 if older else secrets.randbits(GENERATION_BITS) or 1
         await self._operate(
-            lambda: operations.unsafe_recover(
-                self._metadata(), node, None, self._replaced(), number
-            )
+            lambda: operations.unsafe_recover(self.metadata, node, None, self._replaced(), number)
         )
 
     def _replaced(self) -> dict[str, str]:
@@ -438,13 +471,15 @@ class ClusterOperations:
     async def remove(self, node: str) -> None:
         """Removes a node for good. Refused unless it is drained, or down and replaced."""
         try:
-            operations.remove(self._metadata(), node)
+            operations.remove(self.metadata, node)
         except operations.OperationError as error:
             raise ClusterError(str(error)) from error
         self._broker.touch()
         await self._outcome(self._cluster_node.meta.remove(node, self._loop.time()))
 
-    def _metadata(self) -> ClusterMetadata:
+    @property
+    def metadata(self) -> ClusterMetadata:
+        """The agreed state of the cluster. Raises `ClusterError` if there is no cluster yet."""
         metadata = self._cluster_node.context.metadata
         if metadata is None:
             raise ClusterError("the cluster is not initialised: holdfast cluster init")
@@ -471,7 +506,9 @@ class ClusterOperations:
         except operations.OperationError as error:
             raise ClusterError(str(error)) from error
         if isinstance(command, Resize):
-            self._check_may_resize()
+            self._check_knows(AGREED_REPLICATION, "resize")
+        if isinstance(command, PutPlacement):
+            self._check_knows(AGREED_PLACEMENT, "pause moves")
         return command
 
     async def _outcome(self, request: int) -> None:

@@ -1,9 +1,10 @@
 """Routes of the admin port for cluster operations.
 
 - `GET /cluster`: this node's view of the cluster, see `ClusterOperations.status`.
-- `POST /cluster/init`, `/cluster/rebalance`, `/cluster/resize` (see `REPLICATION`), and with
-  `?node=N` `/cluster/drain`, `/cluster/undrain`, `/cluster/remove`, `/cluster/unsafe-recover`.
-  Every node accepts them, whichever node leads the metadata.
+- `POST /cluster/init`, `/cluster/rebalance`, `/cluster/pause`, `/cluster/resume`,
+  `/cluster/resize` (see `REPLICATION`), and with `?node=N` `/cluster/drain`, `/cluster/undrain`,
+  `/cluster/remove`, `/cluster/unsafe-recover`. Every node accepts them, whichever node leads the
+  metadata.
 
 `/cluster/unsafe-recover` also needs `accept_loss=true`. The response is 503 on a standby, and
 409 with `{"error": text}` for a refusal.
@@ -36,6 +37,11 @@ SUMMARIES: Final = {
     "undrain": "let a node have leaderships and replicas again",
     "remove": "remove a node for good",
     "unsafe-recover": "make a node leader of leaderless partitions, with loss of messages",
+}
+OF_CLUSTER: Final = {
+    "rebalance": "give every partition its preferred leader",
+    "pause": "make and move no replicas until `resume`",
+    "resume": "make and move replicas again",
 }
 
 
@@ -74,9 +80,11 @@ class ClusterRoutes:
                      self._status, dict, refusals=(503,), before_users=True),
             Endpoint("POST", "/cluster/init", Scope.OPERATOR, "make a cluster of this node",
                      self._init, dict, refusals=(409, 503), before_users=True),
-            Endpoint("POST", "/cluster/rebalance", Scope.OPERATOR,
-                     "give every partition its preferred leader", self._rebalance,
-                     refusals=(409, 503)),
+            *(
+                Endpoint("POST", f"/cluster/{action}", Scope.OPERATOR, summary,
+                         partial(self._of_cluster, action), refusals=(409, 503))
+                for action, summary in OF_CLUSTER.items()
+            ),
         ]  # fmt: skip
         found.append(
             Endpoint("POST", "/cluster/resize", Scope.ADMIN,
@@ -105,8 +113,9 @@ class ClusterRoutes:
     async def _init(self, call: Call) -> object:
         return await self._change(call, self._cluster.init())
 
-    async def _rebalance(self, call: Call) -> object:
-        return await self._change(call, self._cluster.change(planned("rebalance", "")))
+    async def _of_cluster(self, action: str, call: Call) -> object:
+        part = "nodes" if action == "rebalance" else "paused"
+        return await self._change(call, self._cluster.change(planned(action, "")), part)
 
     async def _resize(self, call: Call) -> object:
         return await self._change(call, self._cluster.change(resize_of(call)), "replication")

@@ -1,6 +1,9 @@
 """Tables and counts, for people."""
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def table(rows: Sequence[dict[str, str]], numbers: Collection[str]) -> Iterator[str]:
@@ -19,3 +22,13 @@ def table(rows: Sequence[dict[str, str]], numbers: Collection[str]) -> Iterator[
 def count_text(count: int, noun: str) -> str:
     """Returns a count with its noun in singular or plural."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def size_text(size_bytes: int) -> str:
+    """Formats a size in decimal units with three digits."""
+    size = float(size_bytes)
+    unit = 0
+    while size >= 999.5 and unit + 1 < len(_UNITS):
+        size /= 1000
+        unit += 1
+    return f"{size_bytes} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"

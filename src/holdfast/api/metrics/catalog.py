@@ -173,6 +173,11 @@ NODE_GAUGES: Final = _table(GAUGE, "node", {
         "Directories diverged-N of records that the other nodes went on without.",
     "partitions_leaderless": "Partitions without a leader.",
     "partitions_moving": "Partitions that get new replicas.",
+    "partitions_under_zoned": "Partitions with more replicas in one zone than there must be.",
+    "replicas_uneven": "Replicas above the shares of their nodes.",
+    "moves_paused": "1 while an operator has paused the moves of replicas.",
+    "partitions_led": "Partitions that this node leads.",
+    "partitions_stored": "Partitions of which this node is a replica.",
 })  # fmt: skip
 
 LABELLED_GAUGES: Final = {
@@ -197,6 +202,7 @@ LABELLED_GAUGES: Final = {
     "partition_high_watermark": Declared(
         GAUGE, ("node", "partition"), "The first offset that is not committed yet."
     ),
+    "node_zone": Declared(GAUGE, ("node", "zone"), "1 for the zone of this node."),
     "peer_connected": Declared(GAUGE, ("node", "peer"), "1 while there is a link to the peer."),
     "peer_relayed": Declared(
         GAUGE, ("node", "peer"), "1 while the link to the peer goes through another node."

@@ -10,7 +10,7 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.api.cluster_operations import ClusterFigures
+from holdfast.api.cluster_operations import ClusterFigures, ClusterOperations, PlacementFigures
 from holdfast.api.metrics.catalog import counter, gauge
 from holdfast.api.process import ServedProcess
 
@@ -36,6 +36,15 @@ COUNTERS: Final[dict[str, Read]] = {
 }
 
 
+PLACEMENT: Final[dict[str, Callable[[PlacementFigures], int]]] = {
+    "partitions_under_zoned": lambda f: f.under_zoned,
+    "replicas_uneven": lambda f: f.uneven,
+    "moves_paused": lambda f: f.is_paused,
+    "partitions_led": lambda f: f.leaders,
+    "partitions_stored": lambda f: f.replicas,
+}
+
+
 class ClusterCollector(Collector):
     """Collects the figures of a cluster node."""
 
@@ -56,6 +65,7 @@ class ClusterCollector(Collector):
             count = counter(name)
             count.add_metric([node], read(figures))
             yield count
+        yield from self._placement(cluster, node)
         skew = gauge("clock_skew_seconds")
         for peer, skew_s in figures.clock_skews_s.items():
             skew.add_metric([node, peer], skew_s)
@@ -72,3 +82,15 @@ class ClusterCollector(Collector):
         for follower, records in figures.lag_records.items():
             lag.add_metric([node, follower], records)
         yield lag
+
+    def _placement(self, cluster: ClusterOperations, node: str) -> Iterable[Metric]:
+        figures = cluster.placement_figures()
+        if figures is None:
+            return
+        for name, read in PLACEMENT.items():
+            family = gauge(name)
+            family.add_metric([node], int(read(figures)))
+            yield family
+        zone = gauge("node_zone")
+        zone.add_metric([node, figures.zone], 1)
+        yield zone

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from holdfast.cli.backup.backup import make_backups
 from holdfast.cli.backup.manifest import BackupError
-from holdfast.cli.log.text import size_text
-from holdfast.cli.text import count_text
+from holdfast.cli.text import count_text, size_text
 from holdfast.log.files.data_directory import DataDirectoryError
 
 

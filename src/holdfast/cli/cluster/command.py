@@ -10,6 +10,8 @@ The subcommands for a cluster use a node's admin port (`--admin`):
     drain       move leaderships and replicas away from a node; undrain: let it take part again
     remove      remove a node for good that is drained or down
     resize      change the replication factor and min_insync while the cluster serves
+    plan        what an operation would move, and for how long; or what is left to move
+    pause       make and move no replicas; resume: do it again
     rebalance   give every partition its preferred leader; with --connections every node its share
                 of the clients
     unsafe-recover  let a node lead partitions that have lost every disk with all records
@@ -33,6 +35,7 @@ from holdfast.cli.cluster import adopt, diverged, older_copy
 from holdfast.cli.cluster import commands as cluster_commands
 from holdfast.cli.cluster import local as cluster_local
 from holdfast.cli.cluster import pair as cluster_pair
+from holdfast.cli.cluster import plan as cluster_plan
 from holdfast.cli.cluster import resize as cluster_resize
 from holdfast.cli.cluster import watch as cluster_watch
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_admin_options
@@ -53,6 +56,9 @@ _COMMANDS: Final[dict[str, tuple[Command, str]]] = {
     "undrain": (cluster_commands.undrain, "let a drained node take part again"),
     "remove": (cluster_commands.remove, "remove a node that is drained or dead, for good"),
     "resize": (cluster_resize.resize, "change how many replicas there are and must be in sync"),
+    "plan": (cluster_plan.plan, "what an operation would move; or what is left to move"),
+    "pause": (cluster_commands.pause, "make and move no replicas until `resume`"),
+    "resume": (cluster_commands.pause, "make and move replicas again"),
     "rebalance": (cluster_commands.rebalance, "give each partition its leader, or balance clients"),
     "unsafe-recover": (
         cluster_commands.unsafe_recover,
@@ -98,6 +104,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     for name in ("drain", "resize"):
         _add_wait_options(parsers[name])
     cluster_resize.add_options(parsers["resize"])
+    cluster_plan.add_options(parsers["plan"])
+    cluster_resize.add_numbers(parsers["plan"])
     parsers["rebalance"].add_argument(
         "--connections",
         action="store_true",

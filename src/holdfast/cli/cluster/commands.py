@@ -35,6 +35,9 @@ def summary(status: ClusterStatus) -> str:
 
 def node_table(status: ClusterStatus) -> Iterator[str]:
     rows = [_node_row(node, node.node == status.node) for node in status.nodes]
+    if not any(node.zone for node in status.nodes):
+        for row in rows:
+            del row["zone"]
     return table(rows, NODE_NUMBERS)
 
 
@@ -47,6 +50,7 @@ def _node_row(node: NodeStatus, is_asked: bool) -> dict[str, str]:
         "node": node.node,
         "state": node.state,
         "role": node.role,
+        "zone": node.zone or "-",
         "votes": "yes" if node.voter else "no",
         "link": _link(node, is_asked),
         "version": node.program or "-",
@@ -238,6 +242,16 @@ def _rebalance_connections(port: AdminPort, args: argparse.Namespace) -> int:
     return 0
 
 
+def pause(port: AdminPort, args: argparse.Namespace) -> int:
+    """Pauses the moves of replicas, or resumes them."""
+    _initialised(port.status())
+    is_paused = args.cluster_command == "pause"
+    port.change(args.cluster_command)
+    waiting = "no replica is made or moved, not even for a node that is lost"
+    _report(args, waiting if is_paused else "replicas are moved", {"paused": is_paused})
+    return 0
+
+
 def undrain(port: AdminPort, args: argparse.Namespace) -> int:
     """Lets a draining node take part again."""
     node = _known(port.status(), args.node)
@@ -304,7 +318,8 @@ def _await_drained(
     shown = ""
     while True:
         try:
-            node = _known(port.status(), name)
+            status = port.status()
+            node = _known(status, name)
             found = _clients_of(port, name)
             # A node that is down, or is asked in vain, has none that could be waited for.
             clients = 0 if found is None else int(found["clients"])
@@ -316,6 +331,8 @@ def _await_drained(
             )
             if clients:
                 text += f", has {count_text(clients, 'client')}"
+            if status.paused:
+                text += "; moves are paused, see `holdfast cluster resume`"
         except NoAnswer as error:
             # The node may be unreachable only for a moment, and `timeout_s` limits the wait.
             text = str(error)

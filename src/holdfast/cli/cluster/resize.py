@@ -5,18 +5,18 @@ import json
 import sys
 import time
 from typing import Any, Final
-from urllib.parse import urlencode
 
-from holdfast.cli.cluster.http import AdminPort, AdminRefused
+from msgspec import convert
+
+from holdfast.cli.cluster.http import AdminPort
+from holdfast.cli.cluster.plan import AUTO, PlannedMoves, ask_plan, plan_lines
 from holdfast.cli.cluster.status import ClusterStatus, verdict
-from holdfast.cli.text import count_text
 from holdfast.client.admin_connection import AdminError, NoAnswer
 from holdfast.numbers import whole_number
 
 REPLICAS_MAX: Final = 7
 EXIT_UNFINISHED: Final = 1
 POLL_S: Final = 0.2
-AUTO: Final = "auto"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,13 +32,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=AUTO,
         help="let both follow the number of data nodes: 1/1, 2/1, 3/2",
     )
+    add_numbers(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
+    parser.add_argument("--yes", action="store_true", help="do not ask before one copy is left")
+
+
+def add_numbers(parser: argparse.ArgumentParser) -> None:
+    """Adds the options with the two numbers."""
     for name, text in (
         ("replication-factor", "replicas of each partition"),
         ("min-insync", "replicas in sync below which QoS 1 and 2 publishes are refused"),
     ):
         parser.add_argument(f"--{name}", type=_count, default=0, metavar="N", help=text)
-    parser.add_argument("--dry-run", action="store_true", help="show the plan, and change nothing")
-    parser.add_argument("--yes", action="store_true", help="do not ask before one copy is left")
 
 
 def _count(text: str) -> int:
@@ -56,7 +61,7 @@ def resize(port: AdminPort, args: argparse.Namespace) -> int:
     if status.replication is None:
         raise AdminError(f"the version of {status.node} cannot resize: upgrade the nodes first")
     given = _given(args)
-    plan = _plan(port, given)
+    plan = ask_plan(port, "resize", given)
     factor, least = _aim(status, args)
     lines = _described(status, args, plan, factor, least)
     if args.dry_run:
@@ -94,14 +99,6 @@ def _given(args: argparse.Namespace) -> dict[str, str]:
     return given
 
 
-def _plan(port: AdminPort, given: dict[str, str]) -> dict[str, Any]:
-    query = urlencode({"action": "resize", **given})
-    plan = port.get_json(f"/api/v1/cluster/plan?{query}")
-    if not plan["possible"]:
-        raise AdminRefused(str(plan["reason"]))
-    return plan
-
-
 def _aim(status: ClusterStatus, args: argparse.Namespace) -> tuple[int, int]:
     """The wanted replication factor and `min_insync`."""
     wanted = status.replication
@@ -124,12 +121,9 @@ def _described(
         f"replication factor {status.replication_factor} -> {factor},"
         f" min_insync {status.min_insync} -> {least}{automatic}"
     ]
-    for node, records in sorted(plan["records_to"].items()):
-        lines.append(f"{node} receives {count_text(records, 'record')}")
+    lines += plan_lines(convert(plan, PlannedMoves))
     if factor < status.replication_factor:
         lines.append(f"each partition gives up the replicas above {factor}")
-    if not plan["partitions"]:
-        lines.append("no data is copied or given up")
     lines.append("clients stay connected, and publishes are acknowledged all the time")
     if least > status.min_insync:
         lines.append(

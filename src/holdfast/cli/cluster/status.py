@@ -36,6 +36,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds by which its clock is ahead of the cluster clock."""
     through: str = ""
     """The node through which the requested node reaches it; "": directly, or not at all."""
+    zone: str = ""
+    capacity: int = 100
     program: str = ""
     """The version of its program; "": it is not connected, or does not announce it."""
     refused: str = ""
@@ -98,6 +100,12 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The age in seconds of the oldest waiting acknowledgement at the requested node."""
     lost: int = 0
     """Leaderless partitions for which every disk with all records is lost."""
+    under_zoned: int = 0
+    """Partitions with more replicas in one zone than there must be."""
+    uneven: int = 0
+    """Replicas above the shares of their nodes."""
+    paused: bool = False
+    """Whether moves of replicas are paused."""
     older_copy: str = ""
     """The records that this node's disk has lost. The node takes no part in the cluster."""
     removed: bool = False
@@ -188,6 +196,8 @@ def verdict(status: ClusterStatus) -> ClusterVerdict:
         text = f"no majority: {status.node} acknowledges nothing, and knows no news of the others"
         return ClusterVerdict(NO_MAJORITY, "; ".join([text, *wrong]))
     if wrong:
+        # Under-replicated partitions wait for as long as moves are paused.
+        wrong += ["moves of replicas are paused"] * status.paused
         return ClusterVerdict(DEGRADED, "degraded: " + "; ".join(wrong))
     nodes, partitions = len(status.nodes), len(status.partitions)
     parts = [count_text(nodes, "node"), count_text(partitions, "partition")]
@@ -206,6 +216,11 @@ def _remarks(status: ClusterStatus) -> list[str]:
         for node in status.nodes
         if node.through
     ]
+    if status.paused:
+        found.append("moves of replicas are paused")
+    if status.under_zoned:
+        crowded = count_text(status.under_zoned, "partition")
+        found.append(f"{crowded} with too many replicas in one zone")
     found += [f"{node.node} draining" for node in status.nodes if node.state == "draining"]
     return found + [
         f"the clock of {node.node} is off by {node.clock_skew_s:+.0f} s"
@@ -223,6 +238,8 @@ def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
         lines.append(f"{now.node} {'reaches' if now.has_majority else 'has lost'} the majority")
     if before.metadata_leader != now.metadata_leader:
         lines.append(f"metadata leader {_moved(before.metadata_leader, now.metadata_leader)}")
+    if before.paused != now.paused:
+        lines.append(f"moves of replicas {'paused' if now.paused else 'resumed'}")
     for name in ("replication factor", "min_insync"):
         old, new = (getattr(each, name.replace(" ", "_")) for each in (before, now))
         if old != new:

@@ -5,9 +5,8 @@ from typing import Final
 
 from holdfast.cli.log.records import time_text
 from holdfast.cli.log.report import DirectoryReport, SegmentReport
-from holdfast.cli.text import count_text, table
+from holdfast.cli.text import count_text, size_text, table
 
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _RIGHT: Final = frozenset(
     {"sequence", "partition", "start", "end", "records", "batches", "entries", "missing", "size"}
 )
@@ -25,16 +24,6 @@ def report_lines(report: DirectoryReport) -> list[str]:
         *_list("problems", report.problems),
         *_list("notes", report.notes),
     ]
-
-
-def size_text(size_bytes: int) -> str:
-    """Formats a size in decimal units with three digits."""
-    size = float(size_bytes)
-    unit = 0
-    while size >= 999.5 and unit + 1 < len(_UNITS):
-        size /= 1000
-        unit += 1
-    return f"{size_bytes} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
 
 
 def _summary(report: DirectoryReport) -> Iterator[str]:

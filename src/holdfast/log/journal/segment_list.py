@@ -124,6 +124,18 @@ def size_bytes(segments: list[Segment]) -> int:
     return total
 
 
+def partition_bytes(segments: list[Segment], partitions: int) -> list[int]:
+    """Estimates the bytes of each partition by its share of the records of each segment."""
+    found = [0] * partitions
+    for segment in segments:
+        size, records = segment.size_bytes, max(1, segment.head.records)
+        starts, ends = segment.start_offsets(), segment.end_offsets()
+        for partition, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if end > start:
+                found[partition] += size * min(end - start, records) // records
+    return found
+
+
 def _is_at_most(starts: Sequence[int], offsets: Sequence[int]) -> bool:
     """True if no start is behind its offset."""
     return all(start <= offset for start, offset in zip(starts, offsets, strict=True))

@@ -12,11 +12,13 @@ from holdfast.node.metadata.commands import (
     ChangePartitions,
     Command,
     GiveUpRecords,
+    PutPlacement,
     RemoveNode,
     Resize,
 )
 from holdfast.node.metadata.model import (
     DATA,
+    NOT_PLACED,
     REPLICATION_FACTOR_MAX,
     ClusterMetadata,
     NodeInfo,
@@ -124,6 +126,14 @@ def rebalance(metadata: ClusterMetadata) -> Command | None:
         if is_led_by_another(info) and info.replicas[0] in up
     )
     return ChangePartitions(changes) if changes else None
+
+
+def pause(metadata: ClusterMetadata, is_paused: bool) -> Command | None:
+    """Makes and moves no replicas, until they are resumed. Returns None if that is so already."""
+    placed = metadata.placement or NOT_PLACED
+    if placed.is_paused == is_paused:
+        return None
+    return PutPlacement(placed.version, placed.traits, is_paused)
 
 
 def resize(

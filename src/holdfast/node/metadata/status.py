@@ -6,9 +6,18 @@ from dataclasses import dataclass
 
 from holdfast.addresses import plain_address
 from holdfast.node.failure.health import Health
-from holdfast.node.metadata.model import VOTERS_MAX, ClusterMetadata, NodePhase, PartitionInfo
+from holdfast.node.metadata.model import (
+    CAPACITY_DEFAULT,
+    DATA,
+    VOTERS_MAX,
+    ClusterMetadata,
+    NodePhase,
+    NodeTraits,
+    PartitionInfo,
+)
 from holdfast.node.metadata.operations import lost_partitions
 from holdfast.node.placement.planning import is_led_by_another
+from holdfast.node.placement.shares import NodeShares
 
 
 def cluster_status(
@@ -18,6 +27,7 @@ def cluster_status(
     agreed. `refused` has, by node, why its other disk was not admitted."""
     partitions = metadata.partitions
     refused = refused or {}
+    traits, even = metadata.traits, evenness(metadata)
     replaced = {
         node
         for node, info in metadata.nodes.items()
@@ -29,13 +39,16 @@ def cluster_status(
         "replication_factor": metadata.replication_factor,
         "min_insync": metadata.min_insync,
         "replication": _replication(metadata),
-        "nodes": _nodes(metadata, health, refused),
+        "nodes": _nodes(metadata, health, refused, traits),
         "partitions": [_partition(number, info) for number, info in enumerate(partitions)],
         "under_replicated": under_replicated(metadata),
         "below_min_insync": below_min_insync(metadata),
         "leaderless": sum(not info.leader for info in partitions),
         "lost": len(lost_partitions(metadata, replaced.union(refused))),
         "moving": sum(bool(info.adding) for info in partitions),
+        "under_zoned": even.under_zoned,
+        "uneven": even.uneven,
+        "paused": metadata.is_paused,
         "not_preferred": sum(is_led_by_another(info) for info in partitions),
     }
 
@@ -69,6 +82,75 @@ def under_replicated(metadata: ClusterMetadata) -> int:
 def below_min_insync(metadata: ClusterMetadata) -> int:
     """The number of partitions with so few that their QoS 1 and 2 messages are not acknowledged."""
     return _with_fewer(metadata, metadata.min_insync)
+
+
+@dataclass(frozen=True)
+class Evenness:
+    """The distance of a cluster from its placement."""
+
+    under_zoned: int = 0
+    """Partitions with more replicas in one zone than there must be."""
+    uneven: int = 0
+    """Replicas above the shares of their nodes."""
+
+
+def _shares(metadata: ClusterMetadata) -> NodeShares:
+    nodes = [
+        node
+        for node, info in metadata.nodes.items()
+        if info.role == DATA and info.state != NodePhase.DRAINING
+    ]
+    copies = min(metadata.replication_factor, len(nodes))
+    return NodeShares(nodes, len(metadata.partitions), copies, metadata.traits)
+
+
+def evenness(metadata: ClusterMetadata) -> Evenness:
+    """Compares the replicas with the zones and shares of the data nodes that may have some."""
+    shares = _shares(metadata)
+    # Thousands of partitions share a few lists of replicas.
+    lists = Counter(info.replicas for info in metadata.partitions)
+    held: Counter[str] = Counter()
+    for replicas, count in lists.items():
+        held.update(dict.fromkeys(replicas, count))
+    return Evenness(
+        sum(count for replicas, count in lists.items() if shares.is_crowded(replicas)),
+        sum(max(0, held[node] - most) for node, most in shares.most.items()),
+    )
+
+
+def under_zoned(metadata: ClusterMetadata, ends: Mapping[int, tuple[str, ...]]) -> int:
+    """The partitions that would have too many replicas in one zone with these other replicas of
+    some of them."""
+    shares = _shares(metadata)
+    return sum(
+        shares.is_crowded(ends.get(number, info.replicas))
+        for number, info in enumerate(metadata.partitions)
+    )
+
+
+@dataclass(frozen=True)
+class LossEffect:
+    """The effect that the loss of some nodes would have at once."""
+
+    leaders: int
+    """Partitions that would get another leader, or none."""
+    below_min_insync: int
+    """Partitions that would refuse messages of QoS 1 and 2."""
+    leaderless: int
+    """Partitions that no node could lead until one of the lost ones is back."""
+
+
+def loss_effect(metadata: ClusterMetadata, lost: Collection[str]) -> LossEffect:
+    """The effect that the loss of these nodes would have now, before replicas are made elsewhere.
+    Partitions that are in such a state already count as well."""
+    gone = {node for node, info in metadata.nodes.items() if info.state == NodePhase.DOWN}
+    gone.update(lost)
+    left = [sum(node not in gone for node in info.in_sync) for info in metadata.partitions]
+    return LossEffect(
+        sum(info.leader in lost for info in metadata.partitions),
+        sum(count < metadata.min_insync for count in left),
+        left.count(0),
+    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +224,10 @@ def _partition(number: int, info: PartitionInfo) -> dict[str, object]:
 
 
 def _nodes(
-    metadata: ClusterMetadata, health: Health, refused: Mapping[str, str]
+    metadata: ClusterMetadata,
+    health: Health,
+    refused: Mapping[str, str],
+    traits: Mapping[str, NodeTraits],
 ) -> list[dict[str, object]]:
     leaders = Counter(info.leader for info in metadata.partitions)
     replicas = Counter(node for info in metadata.partitions for node in info.replicas)
@@ -153,6 +238,8 @@ def _nodes(
             "node": node,
             "state": info.state,
             "role": info.role,
+            "zone": traits[node].zone if node in traits else "",
+            "capacity": traits[node].capacity if node in traits else CAPACITY_DEFAULT,
             "voter": node in metadata.voters,
             "connected": node in health.present,
             "suspected": node in health.suspected,

@@ -317,6 +317,8 @@ class Controller:
         free: Iterable[int],
     ) -> list[Change]:
         """Adds missing replicas, first where the fewest are in sync."""
+        if metadata.is_paused:
+            return []
         partitions = metadata.partitions
         room = self._config.moves_max - len(self._pending_partitions)
         room -= sum(1 for info in partitions if not standing.absent.issuperset(info.adding))

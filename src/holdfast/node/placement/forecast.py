@@ -7,17 +7,33 @@ meanwhile.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace as replace_health
 from typing import Final
 
 from msgspec.structs import replace
 
-from holdfast.node.failure.health import Health
-from holdfast.node.metadata.commands import ChangePartitions, Command, apply
-from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
+from holdfast.node.failure.health import Health, Presence
+from holdfast.node.metadata import operations
+from holdfast.node.metadata.commands import (
+    ChangePartitions,
+    Command,
+    PutNode,
+    PutPlacement,
+    apply,
+)
+from holdfast.node.metadata.model import (
+    NOT_PLACED,
+    ClusterMetadata,
+    NodeInfo,
+    NodeTraits,
+    PartitionInfo,
+)
 from holdfast.node.placement.controller import Controller, ControllerConfig
 
 STEPS_MAX: Final = 10_000
 """The most decisions of one forecast. Each one changes up to `moves_max` partitions or more."""
+PLANNED: Final = "planned"
+"""The incarnation of a node that has not joined yet."""
 STEP_S: Final = 3600.0
 """The time in seconds between two decisions, longer than every wait of the controller."""
 
@@ -31,17 +47,55 @@ class PartitionForecast:
     after: PartitionInfo
 
     @property
+    def copied_from(self) -> str:
+        """The node that the copies are read from, as far as it is known."""
+        kept = (each for each in self.after.replicas if each in self.before.members)
+        leader = self.before.leader
+        return leader if leader in self.after.replicas else next(kept, leader)
+
+    @property
     def copies_to(self) -> tuple[str, ...]:
         """The nodes that receive a copy of the partition."""
         return tuple(each for each in self.after.replicas if each not in self.before.members)
 
 
-def forecast(
-    metadata: ClusterMetadata, health: Health, command: Command | None
-) -> list[PartitionForecast]:
-    """The partitions that change after a command, None for no command. It costs time in proportion
-    to the partitions, so it runs in a thread."""
-    after = _settled(_applied(metadata, command), health)
+@dataclass(frozen=True)
+class Situation:
+    """A cluster as a forecast begins with it: that of now, or one with a node more or less."""
+
+    metadata: ClusterMetadata
+    health: Health
+
+    def with_node(self, traits: NodeTraits) -> "Situation":
+        """The cluster after a data node has joined."""
+        node = traits.node
+        metadata = _applied(self.metadata, PutNode(NodeInfo(node, PLANNED, "", "", ""), 0))
+        placed = metadata.placement or NOT_PLACED
+        command = PutPlacement(placed.version, (*placed.traits, traits), placed.is_paused)
+        present = {**self.health.present, node: Presence(PLANNED, "")}
+        return Situation(_applied(metadata, command), replace_health(self.health, present=present))
+
+    def without_node(self, node: str) -> "Situation":
+        """The cluster after a node was lost for good."""
+        health = self.health
+        present = {name: each for name, each in health.present.items() if name != node}
+        return Situation(
+            self.metadata,
+            replace_health(
+                health,
+                present=present,
+                suspected=health.suspected | {node},
+                dead=health.dead | {node},
+            ),
+        )
+
+
+def forecast(situation: Situation, command: Command | None) -> list[PartitionForecast]:
+    """The partitions that change after a command, None for no command, as if moves were not paused.
+    It costs time in proportion to the partitions, so it runs in a thread."""
+    metadata, health = situation.metadata, situation.health
+    resumed = _applied(metadata, operations.pause(metadata, False))
+    after = _settled(_applied(resumed, command), health)
     return [
         PartitionForecast(number, old, new)
         for number, (old, new) in enumerate(zip(metadata.partitions, after.partitions, strict=True))
@@ -89,14 +143,4 @@ def _caught_up(metadata: ClusterMetadata, present: Mapping[str, object]) -> Clus
 
 def _copy(health: Health) -> Health:
     """An equal object: the controller takes the same one for a repetition and does nothing."""
-    return Health(
-        health.present,
-        health.suspected,
-        health.dead,
-        health.leaving,
-        health.stalled,
-        health.damaged,
-        health.full,
-        asking=health.asking,
-        unmet=health.unmet,
-    )
+    return replace_health(health, incomplete={})

@@ -42,6 +42,12 @@ class NodeShares:
         """The difference between a load and the node's share."""
         return load * self.unit - self._scaled[node]
 
+    def is_crowded(self, replicas: Iterable[str]) -> bool:
+        """Whether one zone has more of the replicas than it must. Nodes without a share do not
+        count."""
+        counts = Counter(self.zones[node] for node in replicas if node in self.zones)
+        return any(count > self.zone_limit for count in counts.values())
+
     def _divide(
         self, capacity: Mapping[str, int], partitions: int, total: int
     ) -> dict[str, Fraction]:

@@ -17,7 +17,7 @@ from holdfast.node.replicate.state import ReplicaState
 
 READ_AGAIN_S: Final = 0.1
 """The seconds after a useless read before the next one. Its batches are not in the file yet, or are
-damaged."""
+damaged. Also the seconds between two looks whether a paused replica may go on."""
 
 
 class CatchUp:
@@ -31,7 +31,7 @@ class CatchUp:
         self._tokens = state.read_tokens
         # Nodes whose next read waits for tokens.
         self._blocked: list[Peer] = []
-        # (time, follower) after a read that found nothing.
+        # (time, follower) after a read that found nothing, or while it is paused.
         self._later: deque[tuple[float, Progress]] = deque()
 
     def enqueue(self, progress: Progress) -> None:
@@ -50,6 +50,11 @@ class CatchUp:
         queue = peer.queue
         while queue and peer.outstanding_bytes() < window:
             progress = queue[0]
+            if progress.state == CATCHING_UP and self._is_paused(progress):
+                queue.popleft()
+                progress.is_queued = False
+                self._later.append((now + READ_AGAIN_S, progress))
+                continue
             if progress.state == CATCHING_UP and not self._feed(progress, now):
                 break
             queue.popleft()
@@ -57,6 +62,12 @@ class CatchUp:
             if progress.state == CATCHING_UP and not progress.reading:
                 self.enqueue(progress)
         flush(self._state, peer)
+
+    def _is_paused(self, progress: Progress) -> bool:
+        """Whether the follower is a replica being added, and an operator has paused moves."""
+        metadata = self._state.metadata
+        adding = progress.led.info.adding
+        return metadata is not None and metadata.is_paused and progress.peer.node in adding
 
     def _feed(self, progress: Progress, now: float) -> bool:
         """Sends one piece from memory, or starts the read of one. Returns False if the follower has

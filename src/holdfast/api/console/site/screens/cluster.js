@@ -1,7 +1,7 @@
 /** The cluster: its nodes, every partition on every node, and operations with their plan. */
 import { get, may, post } from "../api.js";
 import { useEvents } from "../events.js";
-import { count } from "../format.js";
+import { bytes, count } from "../format.js";
 import { html, useState } from "../lib.js";
 import { useLoad } from "../load.js";
 import { Badge, Card, Facts, Head, State } from "../parts/basics.js";
@@ -53,7 +53,7 @@ async function operate(action, node = "") {
 /** @param {{plan: any}} props */
 function Plan({ plan }) {
   const arrow = (/** @type {string} */ a, /** @type {string} */ b) => a === b ? a || "–" : html`${a || "–"} → <b>${b || "–"}</b>`;
-  return html`<p>${own.plan(plan.leaders_moved, plan.copies, count(plan.records))}</p>
+  return html`<p>${own.plan(plan.leaders_moved, plan.copies, bytes(plan.bytes))}</p>
     <p class="note">${own.leads(Object.entries(plan.leaders).map(([node, many]) => `${node} ${many}`).join(", "))}</p>
     ${plan.partitions.length > 0 && html`<div class="limited"><${Table} label=${own.planned} rows=${plan.partitions.slice(0, 200)} rowKey=${(/** @type {any} */ row) => row.partition} columns=${[
       { key: "p", title: own.partition, cell: (/** @type {any} */ row) => row.partition },
@@ -112,7 +112,7 @@ function NodeCard({ node, found, names }) {
       ${found.metadata_leader === name && html`<${Badge} title=${own.metadataNote}>${own.metadata}<//>`}
       ${trouble.map((each) => html`<${Badge} kind="bad">${each.replace("_", " ")}<//>`)}</h2>
     <${Facts} rows=${[[own.leads1, count(node.leaders)], [own.replicas, `${node.in_sync} / ${node.replicas} ${own.inSync}`],
-      [own.address, node.client_address], [own.clock, Math.abs(node.clock_skew_s) >= 0.05 ? `${node.clock_skew_s} s` : null]]} />
+      [own.zone, node.zone], [own.address, node.client_address], [own.clock, Math.abs(node.clock_skew_s) >= 0.05 ? `${node.clock_skew_s} s` : null]]} />
     ${may("operator") && html`<div class="buttons">${node.state === "draining"
       ? html`<button onClick=${run("undrain")}>${own.undrain}</button>` : html`<button onClick=${run("drain")}>${own.drain}</button>`}
       ${may("admin") && node.state !== "up" && html`<button class="danger" onClick=${run("remove")}>${own.remove}</button>`}</div>`}</section>`;
