@@ -177,7 +177,8 @@ def metrics(port: int) -> dict[tuple[str, ...], float]:
         (sample.name, sample.labels.pop("node"), *sample.labels.values()): sample.value
         for family in families
         for sample in family.samples
-        if sample.name != "holdfast_build_info" and not sample.name.startswith("process_")
+        if sample.name not in ("holdfast_build_info", "holdfast_local_process_restarts_total")
+        and not sample.name.startswith("process_")
     }
 
 
