@@ -224,7 +224,7 @@ class Snapshots(SimDiskThread):
         self._transfer = cores.cluster_node.transfer
         # The schedule says when a snapshot is due, not the growth.
         limits = MaintenanceLimits(
-            RetentionPolicy(None, self._settings.retention_bytes or None, None), 0, None
+            RetentionPolicy(None, self._settings.retention_bytes or None, None), 0, None, 0
         )
         self._plan = MaintenancePlan(process.runtime, self._storage.snapshots, limits)
         self._unfinished: UnfinishedSnapshot | None = None
@@ -317,7 +317,7 @@ class Snapshots(SimDiskThread):
     def _retain(self) -> None:
         """No session loses anything."""
         journal = self._runtime.state.journal
-        decision, _ = self._plan.retention(self._plan.summaries(), 0)
+        decision, _ = self._plan.retention(self._plan.summaries(), 0, [])
         if decision.remove:
             removed = journal.remove_oldest(decision.remove)
             self._host.mirror.begin(journal.start_offsets)

@@ -2,8 +2,8 @@
 
 - `GET /api/v1/log` -> {"node", "log", "partitions", "ranges": [[first offset, high watermark],
   ...], "leads": [partition, ...], "created": "", "generation",
-  "former": [[generation, [offset, ...]], ...], "qos0_unlogged"}. `log` names the
-  log and is equal on all nodes of a cluster. `generation` changes when the log is
+  "former": [[generation, [offset, ...]], ...], "qos0_unlogged", "keeps_until_lake"}. `log`
+  names the log and is equal on all nodes of a cluster. `generation` changes when the log is
   restored. `former` lists generations before it, with the offsets up to which their records are
   those of this one.
   `leads` are the partitions whose records this node receives first. Readers should prefer another
@@ -101,6 +101,8 @@ class LogRanges:
     qos0_unlogged: int = 0
     """The QoS 0 messages that this node has received since its start and that the log does not
     store."""
+    keeps_until_lake: bool = False
+    """Whether retention waits for registered lakes (`log.retention.keep_until_lake`)."""
 
 
 class WaitRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -189,6 +191,7 @@ class LogRoutes:
             generation,
             self._broker.former_generations(),
             self._broker.node.state.stats.publish_qos0_unlogged,
+            self._server.config.log.retention.keep_until_lake > 0,
         )
 
     async def _wait(self, call: Call) -> LogRanges:

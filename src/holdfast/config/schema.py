@@ -186,6 +186,9 @@ class Retention(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The number of last messages of each topic that need to be kept."""
     session_bytes: Bytes = 1 << 30
     """The most bytes of journal that a durable session that is behind may pin."""
+    keep_until_lake: Bytes = 0
+    """The most bytes of journal that a registered lake that is behind may pin; 0: retention waits
+    for no lake, and none registers."""
 
 
 class Log(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -98,6 +98,9 @@ LABELLED_COUNTERS: Final = {
     "local_process_restarts": Declared(
         COUNTER, (), "Processes that ended at the place of this one, since the broker started."
     ),
+    "log_lake_lost_records": Declared(
+        COUNTER, ("node",), "Records that retention removed before a registered lake had them."
+    ),
     "log_reclaimed_bytes": Declared(
         COUNTER, ("node",), "Bytes given back after partitions moved away from this node."
     ),
@@ -153,6 +156,8 @@ NODE_GAUGES: Final = _table(GAUGE, "node", {
         "Bytes of the log from the oldest record that a durable session or shared group needs.",
     "log_pinned_bytes_limit":
         "log.retention.session_bytes: beyond it retention deletes what a session needs.",
+    "log_lake_pinned_bytes":
+        "Bytes of the log from the oldest record that a registered lake has not read.",
     "ready": "1 while /readyz replies 200.",
     "acknowledgement_wait_seconds":
         "Age of the oldest acknowledgement that waits for the disk or for replicas.",

@@ -97,6 +97,9 @@ class NodeCollector(Collector):
         reclaimed = counter("log_reclaimed_bytes")
         reclaimed.add_metric([node], 0 if maintenance is None else maintenance.reclaimed_bytes)
         yield reclaimed
+        lost = counter("log_lake_lost_records")
+        lost.add_metric([node], 0 if maintenance is None else maintenance.lake_lost_records)
+        yield lost
         for name, value in self._gauges():
             family = gauge(name)
             family.add_metric([node], value)
@@ -161,6 +164,10 @@ class NodeCollector(Collector):
             ("disk_full_in_seconds", inf if full_in_s is None else full_in_s),
             ("log_pinned_bytes", 0 if maintenance is None else maintenance.pinned_bytes()),
             ("log_pinned_bytes_limit", session_bytes or inf),
+            (
+                "log_lake_pinned_bytes",
+                0 if maintenance is None else maintenance.lake_pinned_bytes(),
+            ),
         ]
 
     def _partitions(self, node: str) -> Iterable[Metric]:

@@ -24,17 +24,12 @@ from holdfast.api.views.pages import PAGE_MAX
 from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_RETAIN, RETAINED, Record
 from holdfast.node.node_state import CallbackPromise, NodeState
-from holdfast.node.rights import LOG_PREFIX
-from holdfast.node.session.message import Message
-from holdfast.protocol.topics.retained import RetainedScan
+from holdfast.node.state.log_groups import PREFIX, StoredOffset, scan_groups
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 
 GROUPS_MAX: Final = 1000
 """The most groups of a log."""
-VISITS: Final = 256
-"""The topics that one step of a scan visits."""
-PREFIX: Final = LOG_PREFIX + "groups/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 GROUP: Final = Text("group", "the name: letters, digits and ._-", required=True, most=128)
@@ -75,14 +70,6 @@ class CommitRequest(Struct, forbid_unknown_fields=True):
     offsets: list[tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0, le=1 << 62)]]]
     generation: int | None = None
     """The generation of the log that they are of. Without it nothing is checked."""
-
-
-class _StoredOffset(Struct):
-    """The payload of a retained message. Its form is a promise: later versions read it."""
-
-    offset: int
-    at_us: int
-    by: str
 
 
 class GroupRoutes:
@@ -136,7 +123,7 @@ class GroupRoutes:
         at_us = self._node.state.wall_us
         before = {each.partition: each.offset for each in known}
         changed = {
-            partition: msgspec.json.encode(_StoredOffset(offset, at_us, call.caller.name))
+            partition: msgspec.json.encode(StoredOffset(offset, at_us, call.caller.name))
             for partition, offset in offsets.items()
             if before.get(partition) != offset
         }
@@ -191,14 +178,13 @@ class GroupRoutes:
 
     async def _groups(self, name: str = "") -> dict[str, list[CommittedOffset]]:
         """The offsets of one group, or of all, by name."""
-        filter = f"{PREFIX}{name}/#" if name else f"{PREFIX}#"
-        scan = RetainedScan(self._node.state.retained, filter, True, "")
         found: dict[str, list[CommittedOffset]] = {}
 
         def steps() -> Iterator[None]:
-            while not scan.done:
-                for topic, message in scan.next(VISITS, VISITS):
-                    _add(found, topic, message)
+            for step in scan_groups(self._node.state.retained, name):
+                for group, partition, stored in step:
+                    offset = CommittedOffset(partition, stored.offset, stored.at_us, stored.by)
+                    found.setdefault(group, []).append(offset)
                 yield
 
         await self._node.slices.run(steps())
@@ -210,16 +196,6 @@ class GroupRoutes:
         ends = self._node.committed()
         lag = sum(max(0, ends[each.partition] - each.offset) for each in offsets)
         return ConsumerGroup(name, offsets, lag)
-
-
-def _add(found: dict[str, list[CommittedOffset]], topic: str, message: Message) -> None:
-    name, _, partition = topic.removeprefix(PREFIX).partition("/")
-    try:
-        stored = msgspec.json.decode(message.payload, type=_StoredOffset)
-        offset = CommittedOffset(int(partition), stored.offset, stored.at_us, stored.by)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
-        return  # A client's message, from before these topics were the broker's alone.
-    found.setdefault(name, []).append(offset)
 
 
 def _check_room(groups: dict[str, list[CommittedOffset]], caller: Caller) -> None:

@@ -5,6 +5,7 @@
     dump      records, oldest first
     tail      the newest records, and with -f those that arrive
     trace     the way of one message, over the admin port of a broker
+    groups    the consumer groups and the registered lakes
     why       why a client has, or has not, received a message
 
 No subcommand writes. They show what the files contain: the last records may not be durable yet. For

@@ -1,4 +1,4 @@
-"""`holdfast log trace` and `holdfast log why`, over the admin port of any node."""
+"""`holdfast log trace`, `why` and `groups`, over the admin port of any node."""
 
 import argparse
 import json
@@ -25,6 +25,10 @@ def add_parsers(commands: Any) -> None:
     why = commands.add_parser("why", help="why a client has, or has not, received a message")
     why.add_argument("client", metavar="CLIENT", help="the client id")
     why.add_argument("topic", metavar="TOPIC")
+    groups = commands.add_parser("groups", help="consumer groups and lakes, with what they lack")
+    groups.add_argument("--remove", metavar="GROUP", default="",
+                        help="forget a group, or a lake that is gone")  # fmt: skip
+    add_admin_options(groups)
     for each in (trace, why):
         each.add_argument("--at", metavar="TIME",
                           help="the message of the topic nearest to this time, as"
@@ -61,6 +65,32 @@ def run_why(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_groups(args: argparse.Namespace) -> int:
+    """Prints the consumer groups of the log, or removes one."""
+    port = _port(args)
+    try:
+        if args.remove:
+            port.exchange("DELETE", path_of("log/group", group=args.remove))
+            print(f"removed {escaped(args.remove)}")
+            return 0
+        found: list[dict[str, Any]] = []
+        page = port.get_json(path_of("log/groups"))
+        found += page["groups"]
+        while page["next"]:
+            page = port.get_json(path_of("log/groups", after=page["next"]))
+            found += page["groups"]
+    except (AdminError, ValueError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    if args.json:
+        print(json.dumps(found, ensure_ascii=False))
+        return 0
+    for group in found:
+        newest_us = max((each["at_us"] for each in group["offsets"]), default=0)
+        print(f"{escaped(group['group']):40}  {group['lag']:>12,} behind  {_text(newest_us)}")
+    return 0
+
+
 def _port(args: argparse.Namespace) -> AdminPort:
     return AdminPort(args.admin, token_file=args.token_file, ca_file=args.ca_file)
 
@@ -91,5 +121,5 @@ def _text(timestamp_us: int) -> str:
     return datetime.fromtimestamp(timestamp_us / 1e6, UTC).isoformat(timespec="milliseconds")
 
 
-COMMANDS: Final = {"trace": run_trace, "why": run_why}
+COMMANDS: Final = {"trace": run_trace, "why": run_why, "groups": run_groups}
 """The subcommands of `holdfast log` that ask a broker."""

@@ -18,10 +18,11 @@ from holdfast.io.event_loop.threads import run_in, run_in_thread
 from holdfast.log.files.filesystem import TemporaryFile
 from holdfast.log.files.layout import snapshot_name
 from holdfast.log.journal.compaction import WRITE_BYTES, SegmentRewrite
-from holdfast.log.journal.retention import RetentionDecision, RetentionPolicy
+from holdfast.log.journal.retention import Pin, RetentionDecision, RetentionPolicy
 from holdfast.log.journal.segment import Segment
 from holdfast.log.journal.segment_list import forgotten
 from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.node.state.log_groups import LAKE, LakePins, scan_groups
 from holdfast.node.state.maintenance_plan import MaintenanceLimits, MaintenancePlan
 
 T = TypeVar("T")
@@ -60,6 +61,8 @@ class Maintenance:
         """The error of each kind of work that failed at its last attempt."""
         self._plan = MaintenancePlan(broker.runtime, storage.snapshots, _limits_of(config))
         self._held_back = False
+        self.lake_lost_records = 0
+        """The records that retention has removed before a registered lake had read them."""
         self.reclaimed_bytes = 0
         """The bytes of forgotten partitions that this process has given back to the disk."""
         # Rewriting a segment must not meet its removal.
@@ -74,6 +77,10 @@ class Maintenance:
     def pinned_bytes(self) -> int:
         """Returns the bytes of the log that the worst session or shared group needs."""
         return self._plan.pinned_bytes
+
+    def lake_pinned_bytes(self) -> int:
+        """Returns the bytes of the log that the worst registered lake needs."""
+        return self._plan.lake_pinned_bytes
 
     def start_watching(self) -> None:
         """Starts only the checks of free space: a cluster node stores records before it serves."""
@@ -205,7 +212,7 @@ class Maintenance:
         superseded = await self._broker.reads.in_thread(
             lambda: self._storage.superseded(self._plan.limits.policy)
         )
-        decision, settled = self._plan.retention(summaries, superseded)
+        decision, settled = self._plan.retention(summaries, superseded, await self._lakes())
         if (decision.bytes_pinned > 0) != self._held_back:
             self._held_back = decision.bytes_pinned > 0
             logger.info("retention_held_back bytes=%d", decision.bytes_pinned)
@@ -216,6 +223,16 @@ class Maintenance:
             await self._remove(decision)
         elif self._plan.limits.policy.per_topic_last is not None:
             await self._compact(settled, self._plan.limits.policy.per_topic_last)
+
+    async def _lakes(self) -> list[Pin]:
+        """Returns the pins of the registered lakes. A scan takes many turns of the loop."""
+        state = self._broker.node.state
+        found = LakePins(state.config.partitions)
+        if self._plan.limits.lake_bytes:
+            for step in scan_groups(state.retained):
+                found.add(step)
+                await asyncio.sleep(0)
+        return found.pins(self._plan.limits.lake_bytes)
 
     async def _compact(self, settled: int, per_topic_last: int) -> None:
         """Compacts one segment at a time, so that readers wait for at most one."""
@@ -237,6 +254,10 @@ class Maintenance:
 
     async def _remove(self, decision: RetentionDecision) -> None:
         for loss in decision.losses:
+            if loss.name.startswith(LAKE):
+                self.lake_lost_records += loss.records
+                logger.error("retention_overtook_lake lake=%r records=%d", loss.name, loss.records)
+                continue
             logger.warning("retention_overtook reader=%r records=%d", loss.name, loss.records)
         async with self._segments_lock:
             removed = self._storage.journal.remove_oldest(decision.remove)
@@ -302,4 +323,6 @@ def _limits_of(config: Config) -> MaintenanceLimits:
     policy = RetentionPolicy(
         retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
     )
-    return MaintenanceLimits(policy, log.snapshot_bytes, retention.session_bytes or None)
+    return MaintenanceLimits(
+        policy, log.snapshot_bytes, retention.session_bytes or None, retention.keep_until_lake
+    )

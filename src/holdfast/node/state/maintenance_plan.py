@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.log.journal.retention import (
+    Pin,
     RetentionDecision,
     RetentionPolicy,
     SegmentSummary,
@@ -23,6 +24,8 @@ class MaintenanceLimits:
     """The growth of the log after which a snapshot is due."""
     session_bytes: int | None
     """See `Pin.bytes_max`."""
+    lake_bytes: int
+    """The same of a registered lake. 0: retention does not wait for lakes."""
 
 
 class MaintenancePlan:
@@ -37,6 +40,8 @@ class MaintenancePlan:
         self._snapshot_at = self._journal.size_bytes()
         # Bytes removed by retention since the start. Without them, removal would hide growth.
         self._removed_bytes = 0
+        self.lake_pinned_bytes = 0
+        """The bytes of the log that the worst registered lake needed in the last `retention`."""
         self.pinned_bytes = 0
         """The bytes of the log that the worst session or shared group needed in the last
         `retention`."""
@@ -87,16 +92,19 @@ class MaintenancePlan:
         ]
 
     def retention(
-        self, summaries: list[SegmentSummary], superseded: int
+        self, summaries: list[SegmentSummary], superseded: int, lakes: list[Pin]
     ) -> tuple[RetentionDecision, int]:
         """Decides what may go, and how many of the oldest segments may be compacted.
 
-        `superseded`: see `decide`. Both numbers are of one moment. With a snapshot that is written
-        in between, a standby lacks retained messages (`tests/model/test_lease_simulation.py`).
+        `superseded`: see `decide`. `lakes`: the pins of registered lakes. Both numbers are of one
+        moment. With a snapshot that is written in between, a standby lacks retained messages
+        (`tests/model/test_lease_simulation.py`).
         """
         oldest_snapshot = self._snapshots[0] if self._snapshots else 0
         pins = pins_of(self._runtime.recorded_state(), self.limits.session_bytes)
         self.pinned_bytes = pinned_bytes(summaries, pins)
+        self.lake_pinned_bytes = pinned_bytes(summaries, lakes)
+        pins += lakes
         decision = decide(
             summaries,
             self._journal.start_offsets,

@@ -10,6 +10,8 @@ micro-batch and moves every row twice between processes.
 """
 
 import json
+import logging
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
@@ -18,6 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from holdfast.client.admin_connection import AdminError
 from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import (
     DataLossError,
@@ -41,10 +44,16 @@ from holdfast.pipeline.source.options import SourceOptions, parse
 from holdfast.pipeline.source.source import LogAccess, ReadWork, read_work
 from holdfast.pipeline.workers import exclude_modules_from_collection
 
+logger = logging.getLogger("holdfast")
+
 RECORDS_PER_STEP: Final = 2_000_000
 """The most records of one step, unless maxRecordsPerTrigger sets another limit."""
 RECORDS_PER_TASK_MIN: Final = 20_000
 """The fewest records that are worth another task and another file."""
+REGISTER_S: Final = 60.0
+"""The least seconds between two reports of the position to the servers. Each is some records."""
+NAME_CHARACTERS: Final = 64
+"""The most characters of a lake's name in that of its group."""
 PARTITIONS: Final = ("date",)
 WRITTEN: Final = ["file", "skipped"]
 WRITTEN_SCHEMA: Final = "file string, skipped string"
@@ -70,11 +79,17 @@ class Bronze:
         parallelism: int = engine.spark.sparkContext.defaultParallelism
         self.tasks_max = self.options.tasks or parallelism
         self._access = LogAccess(self.options)
+        self._registered_s = -REGISTER_S
+        # Whether the table has messages behind the position that the servers know.
+        self._is_grown = False
         self.end: Offsets = {}
         """The end of the log at the last look."""
 
     def close(self) -> None:
-        """Closes the connection to the log."""
+        """Closes the connection to the log. The servers learn the position that they lack."""
+        last = self.engine.log(RECORDS).last() if self._is_grown else None
+        if last is not None:
+            self._register(last)
         self._access.close()
 
     def position(self) -> Offsets:
@@ -127,7 +142,7 @@ class Bronze:
             skipped += damaged
         total = step.rows() + (step.last.rows_total if step.last is not None else 0)
         older = offsets.from_json(step.last.offsets) if step.last is not None else {}
-        return step.commit(
+        commit = step.commit(
             revision=1,
             columns=columns,
             partition_by=PARTITIONS,
@@ -140,6 +155,23 @@ class Bronze:
             rows_total=total,
             change=change,
         )
+        self._is_grown |= commit.rows > 0
+        if time.monotonic() - self._registered_s >= REGISTER_S:
+            self._register(commit)
+        return commit
+
+    def _register(self, commit: Commit) -> None:
+        """Reports to the servers how far the lake has the log, so that retention may remove it. A
+        failure delays only that."""
+        words = re.sub(r"[^A-Za-z0-9_-]+", "-", self.engine.lake.name)[:NAME_CHARACTERS]
+        name = f"lake.{words}.{commit.lineage[-8:]}"
+        position = offsets.from_json(commit.offsets)
+        try:
+            self._access.register(name, position, is_grown=self._is_grown)
+        except AdminError as error:
+            logger.warning("lake_not_registered lake=%s error=%r", name, str(error))
+            return
+        self._registered_s, self._is_grown = time.monotonic(), False
 
     def replace(self, days: Days) -> Commit:
         """Reads some days of the log again and replaces them in one commit. The position stays.

@@ -35,6 +35,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.client.admin_connection import Server
+from holdfast.client.log.groups import GroupOffsets
 from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import (
@@ -106,6 +107,7 @@ class LogAccess:
         self._http: Servers | None = None
         self._lake = open_lake(options)
         self._seam = Seam({}, {})
+        self._group: GroupOffsets | None = None
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
         """Returns the offsets that each partition has now.
@@ -162,6 +164,16 @@ class LogAccess:
             'table has them. log.qos0 = ["zigbee2mqtt/#"] in the configuration stores those of '
             "these topics, or `holdfast serve --log-qos0 FILTER`"
         )
+
+    def register(self, lake: str, position: Offsets, *, is_grown: bool) -> None:
+        """Commits the position of a lake as that of a group, if the servers keep the log until
+        lakes have it. `is_grown`: whether it has new messages. Raises AdminError."""
+        if not self.options.servers or not self._servers().keep_until_lake():
+            return
+        if self._group is None:
+            self._group = GroupOffsets(lake, self._servers())
+            self._group.load()
+        self._group.commit(position, position if is_grown else (), self.generation().number)
 
     def generation(self) -> LogGeneration:
         """Returns the generation of the log, as of the last `bounds`."""

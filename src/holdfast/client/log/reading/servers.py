@@ -62,6 +62,7 @@ class _LogAnswer(Struct):
     generation: int | None = None
     former: list[tuple[int, list[int]]] = []
     qos0_unlogged: int = 0
+    keeps_until_lake: bool = False
 
     def log_generation(self) -> LogGeneration:
         return LogGeneration(self.generation, dict(self.former))
@@ -85,6 +86,8 @@ class ServerLog:
     generation: LogGeneration = LogGeneration()  # noqa: RUF009
     qos0_unlogged: int = 0
     """The QoS 0 messages that the server has received and not stored since its start."""
+    keeps_until_lake: bool = False
+    """Whether its retention waits for registered lakes."""
 
     def has(self, item: OffsetRange) -> bool:
         """Returns whether the server has the whole range."""
@@ -252,6 +255,10 @@ class Servers:
         """Returns how many QoS 0 messages the servers have not stored, as of the last `bounds`."""
         return sum(state.qos0_unlogged for state in self._states)
 
+    def keep_until_lake(self) -> bool:
+        """Returns whether a server keeps its log until lakes have it, as of the last `bounds`."""
+        return any(state.keeps_until_lake for state in self._states)
+
     def _order(self, preferred: list[Server], number: int) -> list[Server]:
         """Returns all servers: the preferred ones, then those that responded, then the silent ones.
 
@@ -347,4 +354,5 @@ def _log_of(connection: AdminConnection) -> ServerLog:
         answer.created,
         answer.log_generation(),
         answer.qos0_unlogged,
+        answer.keeps_until_lake,
     )
