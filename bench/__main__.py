@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "topics": (),
     "admin_lists": (),
     "console": (),
+    "processes": ("--quick",),
     "io_workers": ("--quick",),
     "io_workers_full": ("--quick",),
     "worst_packet": ("--rounds", "2"),

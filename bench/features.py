@@ -16,6 +16,8 @@ def settings(feature: str, directory: Path) -> str:
         return f'[security]\nallow_anonymous = true\nacl_file = "{directory}/acl"\n'
     if feature.startswith("io-workers-"):
         return f"[server]\nio_workers = {feature.rpartition('-')[2]}\n"
+    if feature.startswith("processes-"):
+        return f"[server]\nprocesses = {feature.rpartition('-')[2]}\n"
     assert feature == "hooks"
     metadata = directory / "bench_hooks-1.dist-info"
     metadata.mkdir()

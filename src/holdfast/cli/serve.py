@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -277,13 +278,21 @@ async def _serve(
 ) -> int:
     from holdfast.config.check import warnings
     from holdfast.io.event_loop.loop import COLLECTOR, handle_signals
+    from holdfast.process.place import IGNORED, RELOAD, STOP
     from holdfast.process.server import Server, StartError
 
     for warning in warnings(config):
         logging.getLogger("holdfast").warning("configuration text=%r", warning)
     server = Server(config, read, place)
     server.explain = explain
-    handle_signals(asyncio.get_running_loop(), server.request_stop, server.request_reload)
+    loop = asyncio.get_running_loop()
+    if place is None:
+        handle_signals(loop, server.request_stop, server.request_reload)
+    else:
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        loop.add_signal_handler(STOP, server.request_stop)
+        loop.add_signal_handler(RELOAD, server.request_reload)
     try:
         await server.start()
         COLLECTOR.start()

@@ -7,21 +7,30 @@ gives each process its place as an argument. The configuration is the same for a
 """
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from holdfast.addresses import UNIX
 from holdfast.config.listener import Listener
-from holdfast.config.schema import Cluster, Config, Log, Node
+from holdfast.config.schema import Cluster, Config, Log, Node, ScopeRates
 from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import MANIFEST, PROCESSES, Manifest
 
 SECRET: Final = "secret"
 """The file of the secret that the processes share, in the directory PROCESSES."""
+STOP: Final = signal.SIGUSR1
+RELOAD: Final = signal.SIGUSR2
+"""The signals of the supervisor. A service manager sends SIGTERM to all processes of a service, and
+the second request would stop them without the waits of a stop. So they ignore it."""
+IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+T = TypeVar("T", Listener, ScopeRates)
+
+RATES: Final = ("messages_per_s", "bytes_per_s", "connects_per_s")
 PROCESSES_MAX: Final = 64
 EXIT_REMOVED: Final = 10
 """The exit code of a process whose node was removed from the cluster, so that its directory has
@@ -59,7 +68,9 @@ class ProcessPlace:
     def applied(self, config: Config) -> Config:
         """The configuration of this process.
 
-        A limit of connections is divided among the processes, so that it holds for all together.
+        Limits of connections and rates of listeners are divided among the processes, so that they
+        hold for all together. Other rates are those of a client, a user or an address, which may
+        have one connection only.
         """
         secret = Path(config.node.data) / PROCESSES / SECRET
         own_partitions = config.log.partitions
@@ -91,13 +102,15 @@ class ProcessPlace:
             config,
             server=replace(config.server, processes=self.count),
             listeners=listeners,
+            rates=replace(config.rates, listener=_divided(config.rates.listener, self.count)),
             limits=replace(config.limits, connections=self._share(config.limits.connections)),
         )
 
     def _listener(self, listener: Listener) -> Listener:
         if listener.socket:
             return listener
-        return replace(listener, max_connections=self._share(listener.max_connections))
+        listener = replace(listener, max_connections=self._share(listener.max_connections))
+        return _divided(listener, self.count)
 
     def _share(self, limit: int) -> int:
         """The share of a limit; 0: no limit. The shares of all processes are the limit, unless it
@@ -105,6 +118,11 @@ class ProcessPlace:
         if not limit or self.is_surplus:
             return limit
         return max(1, limit // self.count + (self.index < limit % self.count))
+
+
+def _divided(rates: T, count: int) -> T:
+    """The settings of a listener, or of all listeners, with the share of each rate."""
+    return replace(rates, **{name: getattr(rates, name) / count for name in RATES})
 
 
 def node_name(first: str, index: int) -> str:

@@ -33,7 +33,10 @@ from holdfast.log.files.layout import PROCESSES
 from holdfast.process.children import Child
 from holdfast.process.place import (
     EXIT_REMOVED,
+    IGNORED,
+    RELOAD,
     SECRET,
+    STOP,
     ProcessPlace,
     count_of,
     present_processes,
@@ -126,7 +129,7 @@ class Supervisor:
             os.set_blocking(end, False)
         self._selector.register(wake_in, selectors.EVENT_READ)
         signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in (*IGNORED, signal.SIGCHLD, STOP, RELOAD):
             signal.signal(number, self._note_signal)
         logger.info("supervisor_started processes=%d data=%s", self._count, self._data)
         indexes = {*range(self._count), *present_processes(self._data)}
@@ -304,7 +307,9 @@ class Supervisor:
         send(self._manager, "STOPPING=1")
         for process in list(self._processes.values()):
             if process.child is not None:
-                process.child.tell_to_stop()
+                process.child.send(STOP)
+                # One that was stopped by SIGSTOP would not receive it.
+                process.child.send(signal.SIGCONT)
             else:
                 self._forget(process)
 
@@ -313,7 +318,7 @@ class Supervisor:
         for index, process in self._processes.items():
             if process.child is not None and process.is_ready:
                 self._reloading.add(index)
-                process.child.send(signal.SIGHUP)
+                process.child.send(RELOAD)
         self._announce()
 
     def _take_notices(self, process: _Process) -> None:
