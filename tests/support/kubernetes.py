@@ -22,6 +22,8 @@ HELM = shutil.which("helm", path=f"{TOOLS}{os.pathsep}{os.environ['PATH']}")
 GROUP = 10001
 NETWORK = "pods"
 
+ZONE_LABEL = "metadata.labels['topology.kubernetes.io/zone']"
+
 Resources = dict[tuple[str, str], Any]
 
 
@@ -56,14 +58,16 @@ def pod_of(resources: Resources) -> dict[str, Any]:
     return spec
 
 
-def environment_of(pod: dict[str, Any], name: str) -> dict[str, str]:
-    """The variables of the pod with this name, as Kubernetes expands them."""
+def environment_of(pod: dict[str, Any], name: str, zone: str = "") -> dict[str, str]:
+    """The variables of the pod with this name, as Kubernetes expands them. `zone`: its label, which
+    older versions do not set."""
     found: dict[str, str] = {}
     for each in pod["containers"][0]["env"]:
         value = each.get("value", "")
         if "valueFrom" in each:
-            assert each["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-            value = name
+            path = each["valueFrom"]["fieldRef"]["fieldPath"]
+            assert path in ("metadata.name", ZONE_LABEL)
+            value = name if path == "metadata.name" else zone
         for known, text in found.items():
             value = value.replace(f"$({known})", text)
         found[each["name"]] = value

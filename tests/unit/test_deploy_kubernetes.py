@@ -36,6 +36,7 @@ from tests.support.kubernetes import (
 PACKAGES = BASE.parent / "packages"
 SECRETS = "/run/secrets/"
 COMPONENTS = ("load-balancer", "monitoring")
+GATEWAYS = "gateways"
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
@@ -114,6 +115,15 @@ def test_nodes_take_their_settings(resources: Resources, secrets: Path) -> None:
     headless = resources["Service", spec["serviceName"]]["spec"]
     assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
     assert {each["name"]: each["port"] for each in headless["ports"]} == ports
+
+
+def test_pods_have_the_zone_of_their_machine(resources: Resources) -> None:
+    pod = pod_of(resources)
+    names = {"": "", "eu-west-1a": "eu-west-1a"}
+    for label, zone in names.items():
+        environment = environment_of(pod, "holdfast-0", label)
+        found = {key: text for key, text in environment.items() if key.endswith("__ZONE")}
+        assert load(None, found, {}).cluster.zone == zone
 
 
 def size_of(text: str) -> int:
@@ -213,20 +223,50 @@ def test_what_kustomize_makes_of_it(tmp_path: Path) -> None:
 @needs_kubectl
 def test_an_overlay_with_all_components(secrets: Path) -> None:
     """TLS at 8883 behind a load balancer, and a monitor."""
-    assert {path.name for path in BASE.iterdir() if path.is_dir()} == set(COMPONENTS)
-    overlay = secrets / "overlay"
-    overlay.mkdir()
-    relative = os.path.relpath(BASE, overlay.resolve())
-    (overlay / "kustomization.yaml").write_text(
-        yaml.safe_dump(
-            {"resources": [relative], "components": [f"{relative}/{name}" for name in COMPONENTS]}
-        )
-    )
-    text = kustomize(overlay)
+    folders = {path.name for path in BASE.iterdir() if path.is_dir()}
+    assert folders == {*COMPONENTS, GATEWAYS}
+    text = with_components(secrets / "overlay", *COMPONENTS)
     check_schemas(text, secrets / "made.yaml")
     made = documents(text)
     check_selectors(made)
     check_public(made, node_config(pod_of(made), "holdfast-1", secrets))
+
+
+def with_components(overlay: Path, *names: str) -> str:
+    """The base with these components."""
+    overlay.mkdir()
+    relative = os.path.relpath(BASE, overlay.resolve())
+    components = [f"{relative}/{name}" for name in names]
+    made = {"resources": [relative], "components": components}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(made))
+    return kustomize(overlay)
+
+
+@needs_kubectl
+def test_gateways_join_the_nodes_and_are_selected_apart(secrets: Path) -> None:
+    text = with_components(secrets / "overlay", GATEWAYS)
+    check_schemas(text, secrets / "made.yaml")
+    made = documents(text)
+    spec = made["StatefulSet", "holdfast-gateway"]["spec"]
+    nodes = made["StatefulSet", "holdfast"]["spec"]
+    pod = spec["template"]["spec"]
+    config = node_config(pod, "holdfast-gateway-1", secrets)
+    assert config.cluster.role == "gateway"
+    address = f"holdfast-gateway-1.{spec['serviceName']}"
+    assert config.cluster.peer_address() == f"{address}:21883"
+    assert config.node.advertise == f"{address}:1883"
+    one = node_config(nodes["template"]["spec"], "holdfast-0", secrets)
+    assert config.cluster.join == one.cluster.join
+    assert pod["containers"][0]["image"] == nodes["template"]["spec"]["containers"][0]["image"]
+    assert pod["securityContext"] == nodes["template"]["spec"]["securityContext"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"] == labels
+    assert not nodes["selector"]["matchLabels"].items() <= labels.items()
+    for kind, name in (("Service", "holdfast-gateway"), ("Service", spec["serviceName"])):
+        assert made[kind, name]["spec"]["selector"] == labels
+    for name in ("holdfast", "holdfast-gateway"):
+        sources = made["NetworkPolicy", name]["spec"]["ingress"][1]["from"]
+        assert "holdfast-gateway" in str(sources), "it may reach the other nodes"
 
 
 def check_public(made: Resources, config: Config) -> None:

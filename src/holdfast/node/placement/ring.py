@@ -252,6 +252,7 @@ class _Placing:
         leaders = leadership.balanced()
         placed = []
         for replicas, leader in zip(clockwise, leaders, strict=True):
+            assert not self._shares.is_crowded(replicas), "a zone has more replicas than it must"
             first = replicas.index(leader)
             placed.append((*replicas[first:], *replicas[:first]))
         return tuple(placed)
