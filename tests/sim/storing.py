@@ -23,6 +23,7 @@ from holdfast.log.files.layout import DataDirectory, snapshot_name
 from holdfast.log.journal.active_index import ActiveIndex
 from holdfast.log.journal.retention import RetentionPolicy
 from holdfast.log.journal.segment import Segment, WriteGroup
+from holdfast.log.journal.segment_list import forgotten
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.node.raft.node import Write
@@ -313,6 +314,32 @@ class Snapshots(SimDiskThread):
             self._transfer.saved(job.covered)
         if self._settings.retention_bytes:
             self._retain()
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Rewrites the segments that are mostly dead because a partition began again, once the
+        marks of that are on the disk."""
+        journal = self._runtime.state.journal
+        if self._runtime.group_in_flight or journal.pending_bytes:
+            return
+        self._process.disk.sync()
+        marks = forgotten(journal.segments)
+        for segment in journal.segments[:-1]:
+            segment.note_forgotten(marks)
+            if segment.index is not None or not segment.is_mostly_dead():
+                continue
+            with contextlib.suppress(OSError):
+                rewrite = self._storage.begin_reclaiming(segment, 0)
+                if rewrite is None:
+                    continue
+                try:
+                    while rewrite.step():
+                        pass
+                except OSError:
+                    rewrite.discard()
+                    continue
+                journal.replace_segment(self._storage.finish_reclaiming(rewrite))
+                self._process.schedule.note(self._host.name, f"reclaimed {segment.sequence}")
 
     def _retain(self) -> None:
         """No session loses anything."""
