@@ -134,16 +134,21 @@ def test_a_replay_goes_over_to_what_is_new(site: Site, start: str, expected: lis
 
 
 def test_the_admin_port_says_which_node_has_the_log(site: Site) -> None:
-    api = Api(site.gateway.admin_port)
-    ports = [node.admin_port for node in site.nodes]
-    for path in ("log", "log/0", "log/offsets"):
-        parameters = {"start": 0} if path == "log/0" else {}
-        if path == "log/offsets":
-            parameters = {"timestamp_us": 0}
-        with pytest.raises(Refused, match="this node does not store the log: ask n") as refused:
-            api.get(path, **parameters)
-        assert refused.value.status == 421
-        assert all(f":{port}" in refused.value.text for port in ports)
+    """Small reads are done for the client. For large ones it has to go there."""
+    publish(site.nodes[0].port, ["asked/x"], 10)
+    api, node = Api(site.gateway.admin_port), Api(site.nodes[0].admin_port)
+    until(lambda: api.get("log")["ranges"] == node.get("log")["ranges"], "equal ranges")
+    found = api.get("log")
+    ports = {each.admin_port for each in site.nodes}
+    assert found["stored"] == []
+    assert {int(each.rpartition(":")[2]) for each in found["servers"]} == ports
+    assert (node.get("log")["stored"], node.get("log")["servers"]) == (list(range(6)), [])
+    for path in ("log/offsets", "log/0/offset"):
+        assert api.get(path, timestamp_us=0) == node.get(path, timestamp_us=0)
+    with pytest.raises(Refused, match="this node does not store partition 1: ask n") as refused:
+        api.post("log/read", {"ranges": [[1, 0, 5]]})
+    assert refused.value.status == 421
+    assert all(f":{port}" in refused.value.text for port in ports)
 
 
 def test_the_console_of_a_gateway_shows_the_log(site: Site) -> None:

@@ -210,7 +210,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @rule(topic=topics, before=offsets)
     def topic_history(self, topic: str, before: int) -> None:
         partition = partition_of(topic.encode(), PARTITIONS)
-        history = self.bench.reader.starts.topic_history(topic.encode(), partition, before)
+        history = self.bench.reader.topic_history(topic.encode(), partition, before)
         floor = self.bench.journal.start_offsets[partition]
         wanted = [
             each.offset

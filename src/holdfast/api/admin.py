@@ -44,7 +44,7 @@ from holdfast.api.log_sender import LogConnections, LogSender, RequestChecks
 from holdfast.api.metrics.node import registry_for
 from holdfast.api.metrics.scrape import render
 from holdfast.api.nodes.fan_out import Everywhere
-from holdfast.api.nodes.log_elsewhere import LogElsewhere
+from holdfast.api.nodes.log_answers import LogAnswers
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.nodes.processes import MachineProcesses
 from holdfast.api.process import ServedProcess
@@ -84,8 +84,9 @@ class AdminRoutes:
         self._processes = MachineProcesses(server, everywhere, registry)
         node = OwnNode(server)
         self.clients = ClientRoutes(node, everywhere)
-        resources = resource_endpoints(node, everywhere, self.figures, self.clients)
-        self._resources = LogElsewhere(node, everywhere).wrap(resources)
+        LogAnswers(node, everywhere)
+        self._resources = resource_endpoints(node, everywhere, self.figures, self.clients)
+        self._log = LogRoutes(node)
         if access is not None:
             access.share(everywhere)
         self._federation = FederationRoutes(
@@ -114,7 +115,7 @@ class AdminRoutes:
                      refusals=(409,)),
             # Before the log's, whose path with a partition would match theirs.
             *self._resources,
-            *LogRoutes(self._server).endpoints(),
+            *self._log.endpoints(),
             *ClusterRoutes(self._server).endpoints(),
             *self._federation.endpoints(),
             *self.top.endpoints(),

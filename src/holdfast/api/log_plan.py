@@ -6,7 +6,8 @@ The request is JSON::
      "generation": G}
 
 The response contains about M bytes of raw batches, with all wanted offsets from the starts on.
-Other offsets may lie between them. `filters` (MQTT filters) and `prefixes` (of topics) leave out
+Other offsets may lie between them. Partitions that this node does not store are left out; with no
+other one the reply is 421. `filters` (MQTT filters) and `prefixes` (of topics) leave out
 batches without a match. Only committed offsets are wanted. `generation` is that of the log in which
 the reader found the offsets. Without it nothing is checked.
 """
@@ -37,6 +38,14 @@ class BadRead(Exception):
 
 class OtherGeneration(Exception):
     """The log was restored since the reader found its offsets."""
+
+
+class NotStored(Exception):
+    """This node stores none of the wanted partitions. `partition` is the first of them."""
+
+    def __init__(self, partition: int) -> None:
+        super().__init__(f"partition {partition} is not stored here")
+        self.partition = partition
 
 
 class RemovedRecords(Exception):
@@ -70,11 +79,17 @@ class ReadPlanner:
         self._choice: TopicChoice | None = None
 
     def plan(self, broker: Broker, request: ReadRequest) -> Plan:
-        """Plans the response. Raises `BadRead`, `OtherGeneration` and `RemovedRecords`."""
+        """Plans the response, which leaves out partitions that are not stored here. Raises
+        `BadRead`, `OtherGeneration`, `NotStored` and `RemovedRecords`."""
         own = broker.generation()
         if request.generation not in (None, own):
             raise OtherGeneration("the log has another generation: it was restored")
         wanted = _ranges(request, broker.node.state.config.partitions)
+        is_stored = broker.runtime.cluster_node.remote_reads.is_stored
+        stored = [each for each in wanted if is_stored(each[0])]
+        if wanted and not stored:
+            raise NotStored(wanted[0][0])
+        wanted = stored
         choice = self._topics(request)
         reader = broker.reader
         first = [(p, reader.first_offset(p)) for p, start, _ in wanted]

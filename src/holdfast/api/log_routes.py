@@ -17,7 +17,9 @@
   while four other responses are in progress.
 - `GET /api/v1/log/P/offset?timestamp_us=T` -> {"offset"}.
 
-A gateway replies with 421, whose text and header `Holdfast-Log-Servers` name the nodes to ask.
+A node reads the partitions that it does not store at others. `stored` names those that it stores,
+and `servers` the admin ports of the other nodes. `POST /api/v1/log/read` has only the stored ones:
+without any it replies with 421, whose text and header `Holdfast-Log-Servers` name the nodes to ask.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,6 +38,7 @@ from holdfast.api.log_plan import (
     PATH,
     REQUEST_BYTES_MAX,
     BadRead,
+    NotStored,
     OtherGeneration,
     ReadPlanner,
     ReadRequest,
@@ -43,8 +46,15 @@ from holdfast.api.log_plan import (
     header_of,
 )
 from holdfast.api.log_waits import CommitWatch, TooManyWaits
-from holdfast.api.nodes.own_node import STANDS_BY, check_log, cluster_of
-from holdfast.api.process import ServedProcess
+from holdfast.api.nodes.own_node import (
+    STANDS_BY,
+    OwnNode,
+    check_log,
+    cluster_of,
+    log_servers,
+    not_stored,
+)
+from holdfast.api.nodes.whole_log import WholeLog
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import watched
 from holdfast.io.event_loop.log_reads import LogReads
@@ -103,6 +113,10 @@ class LogRanges:
     store."""
     keeps_until_lake: bool = False
     """Whether retention waits for registered lakes (`log.retention.keep_until_lake`)."""
+    stored: list[int] = field(default_factory=list)
+    """The partitions that this node stores."""
+    servers: list[str] = field(default_factory=list)
+    """The admin ports of the other nodes with the log, unless all of it is stored here."""
 
 
 class WaitRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,8 +144,8 @@ class Offsets:
 class LogRoutes:
     """The routes of the log."""
 
-    def __init__(self, server: ServedProcess) -> None:
-        self._server = server
+    def __init__(self, node: OwnNode) -> None:
+        self._node = node
         self._reads = 0
         self._watch = CommitWatch(self._ends)
 
@@ -139,16 +153,16 @@ class LogRoutes:
         v1, scope = "/api/v1/log", Scope.READER
         return [
             Endpoint("GET", v1, scope, "the committed offsets", self._ranges, LogRanges,
-                     refusals=(421, 503)),
+                     refusals=(503,)),
             Endpoint("POST", f"{v1}/wait", scope, "the committed offsets, once there are more",
-                     self._wait, LogRanges, body=WaitRequest, refusals=(421, 503), reads_only=True),
+                     self._wait, LogRanges, body=WaitRequest, refusals=(503,), reads_only=True),
             Endpoint("GET", f"{v1}/offsets", scope, "the offsets of a time in all partitions",
-                     self._offsets, Offsets, (TIMESTAMP_US,), refusals=(421, 503)),
+                     self._offsets, Offsets, (TIMESTAMP_US,), refusals=(503,)),
             Endpoint("GET", f"{v1}/{{partition}}", scope, "committed records as raw batches",
-                     self._read, bytes, (PARTITION, START, END, BYTES), refusals=(410, 421, 503),
+                     self._read, bytes, (PARTITION, START, END, BYTES), refusals=(410, 503),
                      media_type=BATCHES_TYPE),
             Endpoint("GET", f"{v1}/{{partition}}/offset", scope, "the offset of a time",
-                     self._offset, Offset, (PARTITION, TIMESTAMP_US), refusals=(421, 503)),
+                     self._offset, Offset, (PARTITION, TIMESTAMP_US), refusals=(503,)),
             Endpoint("POST", PATH, scope, "much of the log, as it is on disk", self._read_plan,
                      bytes, body=ReadRequest, body_bytes_max=REQUEST_BYTES_MAX,
                      refusals=(409, 410, 421, 503),
@@ -157,26 +171,18 @@ class LogRoutes:
 
     @property
     def _broker(self) -> Broker:
-        """The broker. Raises `ApiRefusal`: 503 on a standby, or if the log is damaged, and 421 if
-        it is not stored here."""
-        broker = self._server.broker
+        """The broker. Raises `ApiRefusal` (503) on a standby, or if the log is damaged."""
+        broker = self._node.server.broker
         if broker is None:
             raise ApiRefusal(503, STANDS_BY)
         check_log(broker)
         return broker
 
-    def _committed(self, partition: int) -> int:
-        """Returns the first offset that is not both committed and readable from the file."""
-        journal = self._broker.node.state.journal
-        return min(journal.high_watermark[partition], journal.written[partition])
-
     async def _ranges(self, call: Call) -> LogRanges:
         config = self._broker.node.state.config
-        reader = self._broker.reader
-        ranges = [
-            (reader.first_offset(partition), self._committed(partition))
-            for partition in range(config.partitions)
-        ]
+        whole = await self._node.log()
+        ranges = [(whole.first_offset(partition), end) for partition, end in enumerate(whole.ends)]
+        servers = [address for _, address in log_servers(self._broker)] if whole.nodes else []
         log, leads = self._place()
         generation = self._broker.generation()
         if generation is None:
@@ -191,7 +197,9 @@ class LogRoutes:
             generation,
             self._broker.former_generations(),
             self._broker.node.state.stats.publish_qos0_unlogged,
-            self._server.config.log.retention.keep_until_lake > 0,
+            self._node.server.config.log.retention.keep_until_lake > 0,
+            [each for each in range(config.partitions) if each not in whole.nodes],
+            servers,
         )
 
     async def _wait(self, call: Call) -> LogRanges:
@@ -207,7 +215,7 @@ class LogRoutes:
 
     def _ends(self) -> list[int] | None:
         """Returns the end of each partition, or None if this node's log cannot be read."""
-        broker = self._server.broker
+        broker = self._node.server.broker
         if broker is None or not broker.runtime.believes_disk:
             return None
         journal = broker.node.state.journal
@@ -216,7 +224,7 @@ class LogRoutes:
     def _place(self) -> tuple[str, list[int]]:
         """Returns the name of the log, and the partitions that this node leads."""
         config = self._broker.node.state.config
-        status = cluster_of(self._server).status()
+        status = cluster_of(self._node.server).status()
         partitions = status["partitions"]
         assert isinstance(partitions, list)
         leads = [each["partition"] for each in partitions if each["leader"] == config.node_id]
@@ -232,11 +240,12 @@ class LogRoutes:
 
     async def _read(self, call: Call) -> Response:
         partition = self._partition(call)
-        watermark = self._committed(partition)
+        log = await self._node.log((partition,))
+        watermark = log.ends[partition]
         start, size = call[START], call[BYTES]
         end = call.get(END)
         end = watermark if end is None else min(end, watermark)
-        first = self._broker.reader.first_offset(partition)
+        first = log.first_offset(partition)
         if start < first:
             return JSONResponse(
                 {"error": "older records were removed by retention", "first_offset": first}, 410
@@ -245,11 +254,13 @@ class LogRoutes:
             return Response(b"", media_type=BATCHES_TYPE)
         self._begin()
         try:
-            first_slice = await self._read_slice(partition, start, end, size)
+            first_slice = await self._read_slice(log, partition, start, end, size)
         except BaseException:
             self._reads -= 1
             raise
-        return _Slices(first_slice, partial(self._read_slice, partition), end, size, self._ended)
+        return _Slices(
+            first_slice, partial(self._read_slice, log, partition), end, size, self._ended
+        )
 
     async def _read_plan(self, call: Call) -> Response:
         """Serves what `holdfast.api.log_sender` serves, on connections that it cannot take: those
@@ -265,6 +276,9 @@ class LogRoutes:
         except OtherGeneration as error:
             self._reads -= 1
             raise ApiRefusal(409, str(error)) from None
+        except NotStored as error:
+            self._reads -= 1
+            raise not_stored(broker, error.partition) from None
         except RemovedRecords as error:
             self._reads -= 1
             return JSONResponse({"error": str(error), "first_offsets": error.first}, 410)
@@ -283,11 +297,12 @@ class LogRoutes:
     def _ended(self) -> None:
         self._reads -= 1
 
-    async def _read_slice(self, partition: int, start: int, end: int, size: int) -> list[bytes]:
+    async def _read_slice(
+        self, log: WholeLog, partition: int, start: int, end: int, size: int
+    ) -> list[bytes]:
         """Reads batches from `start`. Damaged ones are left out; another node has them."""
-        reader = self._broker.reader
-        found = await self._broker.reads.in_thread(
-            lambda: reader.read_batches(partition, start, end, min(size, SLICE_BYTES))
+        found = await log.in_thread(
+            lambda: log.read_batches(partition, start, end, min(size, SLICE_BYTES))
         )
         # Raises ApiRefusal if damage found meanwhile makes the whole node unfit.
         _ = self._broker
@@ -296,20 +311,18 @@ class LogRoutes:
     async def _offset(self, call: Call) -> Offset:
         partition = self._partition(call)
         timestamp_us = call[TIMESTAMP_US]
-        reader = self._broker.reader
-        offset = await self._broker.reads.in_thread(
-            lambda: reader.offset_for_time(partition, timestamp_us)
-        )
+        log = await self._node.log((partition,))
+        offset = await log.in_thread(lambda: log.offset_for_time(partition, timestamp_us))
         return Offset(offset)
 
     async def _offsets(self, call: Call) -> Offsets:
         timestamp_us = call[TIMESTAMP_US]
-        reader = self._broker.reader
+        log = await self._node.log()
         offsets: list[int] = []
         for partition in range(self._broker.node.state.config.partitions):
             # One partition at a time, so that reads of clients come in between.
-            work = partial(reader.offset_for_time, partition, timestamp_us)
-            offsets.append(await self._broker.reads.in_thread(work))
+            work = partial(log.offset_for_time, partition, timestamp_us)
+            offsets.append(await log.in_thread(work))
         return Offsets(offsets)
 
 

@@ -35,13 +35,14 @@ from holdfast.api.log_plan import (
     PATH,
     REQUEST_BYTES_MAX,
     BadRead,
+    NotStored,
     OtherGeneration,
     ReadPlanner,
     RemovedRecords,
     decode_request,
     header_of,
 )
-from holdfast.api.nodes.own_node import check_log
+from holdfast.api.nodes.own_node import check_log, not_stored
 from holdfast.io.event_loop import descriptors
 from holdfast.io.event_loop.broker import Broker
 from holdfast.log.reading.byte_ranges import Extent
@@ -378,6 +379,8 @@ class LogRequests(BaseHTTPRequestHandler):
         except OtherGeneration as error:
             self._answer(409, {"error": str(error)})
             return
+        except NotStored as error:
+            raise not_stored(broker, error.partition) from None
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(plan.size_bytes))

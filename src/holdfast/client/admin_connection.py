@@ -128,7 +128,7 @@ class AdminConnection:
         if response.status == MISDIRECTED:
             raise Misdirected(
                 self.complaint(path, response.status, body),
-                _addresses(response.headers.get(LOG_SERVERS, "")),
+                addresses_in(response.headers.get(LOG_SERVERS, "")),
             )
         if response.status != 200:
             raise AdminError(self.complaint(path, response.status, body))
@@ -239,7 +239,7 @@ class AdminConnection:
         return NoHttp(f"{self.name} speaks no HTTP: {error!r}")
 
 
-def _addresses(text: str) -> list[Server]:
+def addresses_in(text: str) -> list[Server]:
     """The addresses in a header. One that is none is left out: the text of the refusal has it."""
     found: list[Server] = []
     for each in text.split():

@@ -32,6 +32,7 @@ from zlib import crc32
 import msgspec
 
 from holdfast.api.endpoints import ApiRefusal, Call
+from holdfast.api.nodes.whole_log import Ask, WholeLog, ask_nobody
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import watched
 from holdfast.log.batch import Batch
@@ -118,6 +119,8 @@ class AuditLog:
         """`find_partition`: a partition that this node leads, so that a record needs no other
         node; any one if it leads none."""
         self._find_broker = find_broker
+        self.ask: Ask = ask_nobody
+        """Asks another node. AccessRoutes sets it."""
         self._find_partition = find_partition
         self._path = directory / INDEX
         self._lock = asyncio.Lock()
@@ -242,8 +245,12 @@ class AuditLog:
             end = bisect_left(positions, (time_us + (own < node), -1, -1, -1))
         start = max(0, end - question.limit)
         found: list[AuditEntry] = []
-        for position in reversed(positions[start:end]):
-            entry = await broker.reads.in_thread(partial(_fetch, broker, position))
+        log = WholeLog(broker, self.ask)
+        chosen = positions[start:end]
+        count = len(log.ends)
+        await log.open({partition for _, partition, _, _ in chosen if partition < count})
+        for position in reversed(chosen):
+            entry = await log.in_thread(partial(_fetch, log, position))
             if entry is not None:
                 found.append(entry)
         return AuditAnswer(found, start > 0)
@@ -340,27 +347,26 @@ def _bounded(value: object) -> object:
     return msgspec.json.decode(encoded)
 
 
-def _fetch(broker: Broker, position: Position) -> AuditEntry | None:
-    """The entry at a position, or None if retention has removed it. Runs in the reading thread."""
+def _fetch(log: WholeLog, position: Position) -> AuditEntry | None:
+    """The entry at a position, or None if retention has removed it. Runs in a thread."""
     time_us, partition, offset, _ = position
-    if partition >= broker.node.state.config.partitions:
+    if partition >= len(log.ends):
         return None
-    entry = None if offset < 0 else _search(broker, partition, offset, time_us, 1)
+    entry = None if offset < 0 else _search(log, partition, offset, time_us, 1)
     if entry is None:
-        offset = broker.reader.offset_for_time(partition, time_us)
-        entry = _search(broker, partition, offset, time_us, SEARCH_BYTES)
+        offset = log.offset_for_time(partition, time_us)
+        entry = _search(log, partition, offset, time_us, SEARCH_BYTES)
     return entry
 
 
 def _search(
-    broker: Broker, partition: int, start: int, time_us: int, bytes_max: int
+    log: WholeLog, partition: int, start: int, time_us: int, bytes_max: int
 ) -> AuditEntry | None:
     """The entry of this time from an offset on, among the committed records."""
-    journal, reader = broker.node.state.journal, broker.reader
-    end = min(journal.high_watermark[partition], journal.written[partition])
-    if not reader.first_offset(partition) <= start < end:
+    end = log.ends[partition]
+    if not log.first_offset(partition) <= start < end:
         return None
-    for data in reader.read_batches(partition, start, end, bytes_max):
+    for data in log.read_batches(partition, start, end, bytes_max):
         batch = Batch(data)
         for index, (kind, _, _) in enumerate(batch.heads()):
             if kind == CONTROL:

@@ -145,6 +145,7 @@ class AccessRoutes:
         """Answers the questions of the other nodes about this node's audit, and asks them."""
         self._everywhere = everywhere
         everywhere.offer("audit", AuditQuestion, self._audit.page)
+        self._audit.ask = everywhere.ask
 
     def close(self) -> None:
         """Ends the thread that hashes passwords."""

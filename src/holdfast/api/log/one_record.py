@@ -91,16 +91,17 @@ class OneRecordRoutes:
     async def _read(self, call: Call) -> Record:
         """The record in question. Raises `ApiRefusal` (400, 404, 410)."""
         partition, offset = call[PARTITION], call[OFFSET]
-        broker = self._node.readable_broker
-        ends = self._node.committed()
-        if partition >= len(ends):
-            raise bad_request(f"partition={partition}: this log has 0 to {len(ends) - 1}")
-        if offset < broker.reader.first_offset(partition):
+        count = self._node.broker.node.state.config.partitions
+        if partition >= count:
+            raise bad_request(f"partition={partition}: this log has 0 to {count - 1}")
+        log = await self._node.log((partition,))
+        ends = log.ends
+        if offset < log.first_offset(partition):
             raise ApiRefusal(410, "the record was removed by retention")
         if offset >= ends[partition]:
             raise ApiRefusal(404, f"partition {partition} ends at {ends[partition]}")
-        work = partial(broker.reader.read_batches, partition, offset, offset + 1, 1)
-        for data in await broker.reads.in_thread(work):
+        work = partial(log.read_batches, partition, offset, offset + 1, 1)
+        for data in await log.in_thread(work):
             batch = Batch(data, check=False)
             if batch.base_offset <= offset < batch.end_offset:
                 return batch.record(offset - batch.base_offset)
@@ -112,16 +113,17 @@ class OneRecordRoutes:
         home = partition_of(record.topic, broker.node.state.config.partitions)
         if home != record.partition:
             return None, False
-        history = broker.reader.starts.topic_history(record.topic, record.partition, record.offset)
+        log = await self._node.log((home,))
+        history = log.topic_history(record.topic, record.partition, record.offset)
         deadline = broker.loop.time() + SEARCH_S
         while not history.offsets and not history.is_done():
             if broker.loop.time() > deadline:
                 return None, False
-            await broker.reads.in_thread(history.step)
+            await log.in_thread(history.step)
         if not history.offsets:
             return None, True
-        work = partial(broker.reader.fetch, record.partition, history.offsets[0])
-        return await broker.reads.in_thread(work), False
+        work = partial(log.fetch, record.partition, history.offsets[0])
+        return await log.in_thread(work), False
 
 
 def _sparkplug(record: Record) -> tuple[dict[str, Any] | None, str]:

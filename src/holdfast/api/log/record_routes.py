@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.whole_log import WholeLog
 from holdfast.api.views.pages import CURSOR_CHARACTERS_MAX, PAGE_MAX, BadCursor
 from holdfast.api.views.records import (
     READ_BYTES,
@@ -24,11 +25,9 @@ from holdfast.api.views.records import (
     encode_positions,
     log_record,
 )
-from holdfast.io.event_loop.broker import Broker
 from holdfast.log.batch import Batch
 from holdfast.log.kinds import KIND_NAMES
 from holdfast.log.partition import partition_of
-from holdfast.log.reading.cursor import LogReader
 from holdfast.log.record import MESSAGE, Record
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, has_wildcard
 from holdfast.security.access.scopes import Scope
@@ -54,14 +53,14 @@ def is_topic(filter: str) -> bool:
 class TopicScan:
     """The scan for one page, like `RecordScan`. `step` runs in a thread."""
 
-    def __init__(self, reader: LogReader, query: RecordQuery) -> None:
+    def __init__(self, reader: WholeLog, query: RecordQuery) -> None:
         self._reader = reader
         self._query = query
         topic = query.filter.encode()
         self._partition = partition_of(topic, len(query.start))
         self._first = query.bounds[self._partition]
         start = query.start[self._partition]
-        self._history = reader.starts.topic_history(topic, self._partition, start)
+        self._history = reader.topic_history(topic, self._partition, start)
         self._at = 0
         self._segments = 0
         self._size_bytes = 0
@@ -188,8 +187,8 @@ class RecordRoutes:
         return await (self._stream(call) if is_arrow else self._list(call))
 
     async def _stream(self, call: Call) -> StreamingResponse:
-        broker = self._node.readable_broker
-        query = await self._query(call, broker, newest=False)
+        log = await self._node.log()
+        query = await self._query(call, log, newest=False)
         names = [each.strip() for each in call[COLUMNS].split(",")]
         wrong = [each for each in names if each not in COLUMNS_ALL.split(",")]
         if wrong or len(set(names)) < len(names):
@@ -206,7 +205,7 @@ class RecordRoutes:
             following = ""
             if page.ends != query.bounds:
                 following = encode_positions(page.ends, query.generation)
-            return _Counted(_slices(broker, page, stream), self._stream_ended, following)
+            return _Counted(_slices(log, page, stream), self._stream_ended, following)
         except ImportError:
             self._stream_ended()
             text = "this node has no pyarrow: install holdfast[arrow] there, or read JSON"
@@ -219,21 +218,21 @@ class RecordRoutes:
         self._streams -= 1
 
     async def _list(self, call: Call) -> LogPage:
-        broker = self._node.readable_broker
-        query = await self._query(call, broker, newest=call[ORDER] == "newest")
+        log = await self._node.log()
+        query = await self._query(call, log, newest=call[ORDER] == "newest")
         if self._scans >= SCANS_MAX:
             raise ApiRefusal(503, f"{SCANS_MAX} requests scan the log already: try again",
                              {"Retry-After": "1"})  # fmt: skip
         self._scans += 1
         try:
             # The log lists the messages of each topic, so those of one topic need no scan.
-            scan: RecordScan | TopicScan = RecordScan(broker.reader, query)
+            scan: RecordScan | TopicScan = RecordScan(log, query)
             if query.newest and query.kind == MESSAGE and is_topic(query.filter):
-                scan = TopicScan(broker.reader, query)
+                scan = TopicScan(log, query)
             while not scan.is_done():
-                await broker.reads.in_thread(scan.step)
+                await log.in_thread(scan.step)
             starts = zip(query.start, query.bounds, strict=True)
-            first = broker.reader.first_offset
+            first = log.first_offset
             if not query.newest and any(s < min(first(p), e) for p, (s, e) in enumerate(starts)):
                 # During the scan, so what is missing in the page is not known.
                 raise ApiRefusal(410, REMOVED)
@@ -241,19 +240,18 @@ class RecordRoutes:
         finally:
             self._scans -= 1
 
-    async def _query(self, call: Call, broker: Broker, *, newest: bool) -> RecordQuery:
-        state, reader = broker.node.state, broker.reader
-        generation = broker.generation()
+    async def _query(self, call: Call, log: WholeLog, *, newest: bool) -> RecordQuery:
+        generation = self._node.broker.generation()
         if generation is None:
             raise ApiRefusal(503, NOT_AGREED, {"Retry-After": "1"})
-        count = state.config.partitions
-        first = [reader.first_offset(partition) for partition in range(count)]
-        ends = self._node.committed()
+        ends = list(log.ends)
+        count = len(ends)
+        first = [log.first_offset(partition) for partition in range(count)]
         for parameter, bound in ((FROM_US, first), (TO_US, ends)):
             time_us = call.get(parameter)
             for partition in range(count) if time_us is not None else ():
-                work = partial(reader.offset_for_time, partition, time_us or 0)
-                offset = await broker.reads.in_thread(work)
+                work = partial(log.offset_for_time, partition, time_us or 0)
+                offset = await log.in_thread(work)
                 bound[partition] = min(max(offset, first[partition]), ends[partition])
         chosen, start = call.get(PARTITION), call.get(START)
         if chosen is not None:
@@ -274,7 +272,7 @@ class RecordRoutes:
             begin = list(map(min, given, ends) if newest else map(max, given, first))
             if not newest:
                 # Read again: retention may have removed records during the search for the times.
-                kept = [reader.first_offset(partition) for partition in range(count)]
+                kept = [log.first_offset(partition) for partition in range(count)]
                 _check_kept(given, first, kept, chosen)
         filter = call.get(FILTER) or ""
         if filter:
@@ -320,14 +318,14 @@ def _page(starts: list[int], bounds: list[int], rows: int) -> _Page:
     return _Page(starts, ends)
 
 
-async def _slices(broker: Broker, page: _Page, stream: "ArrowStream") -> AsyncIterator[bytes]:
+async def _slices(log: WholeLog, page: _Page, stream: "ArrowStream") -> AsyncIterator[bytes]:
     """The response in pieces. One is read when the reader has taken those before. If a record
     cannot be read here, it raises, so that the response ends without its last chunk."""
     for partition, start in enumerate(page.starts):
         end = page.ends[partition]
         while start < end:
-            read = partial(broker.reader.read_batches, partition, start, end, READ_BYTES)
-            batches = await broker.reads.in_thread(read)
+            read = partial(log.read_batches, partition, start, end, READ_BYTES)
+            batches = await log.in_thread(read)
             data = await asyncio.to_thread(stream.write, batches, start, end)
             start = Batch(batches[-1], check=False).end_offset
             if data:

@@ -14,13 +14,13 @@ from msgspec import Struct
 from holdfast.api.endpoints import Call, Endpoint, Text, Whole
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.whole_log import LogSource
 from holdfast.api.views.events import note_row
 from holdfast.api.views.history import pieces_before
 from holdfast.api.views.pages import AbsentNode
 from holdfast.io.event_loop.note_ring import TEXT_MAX
 from holdfast.log.batch import Batch
 from holdfast.log.partition import partition_of
-from holdfast.log.reading.cursor import LogReader
 from holdfast.log.record import SESSION, Record
 from holdfast.node.state.session_records import (
     CloseRecord,
@@ -135,16 +135,14 @@ class SessionHistoryRoutes:
     ) -> tuple[list[SessionEvent], int]:
         """The events of the log before an offset of the session's partition, the newest first, and
         the offset before which older ones are, or 0."""
-        broker = self._node.readable_broker
         key = client.encode("utf-8", "surrogatepass")
-        home = partition_of(key, broker.node.state.config.partitions)
-        first, at = broker.reader.first_offset(home), self._node.committed()[home]
+        home = partition_of(key, self._node.broker.node.state.config.partitions)
+        log = await self._node.log((home,))
+        first, at = log.first_offset(home), log.ends[home]
         at = at if before is None else min(at, before)
         found: list[SessionEvent] = []
         # One piece at least, or `next` would never move on.
-        async for piece in pieces_before(
-            broker.reads.in_thread, broker.reader, key, home, at, SEARCH_BYTES_MAX
-        ):
+        async for piece in pieces_before(log.in_thread, log, key, home, at, SEARCH_BYTES_MAX):
             found += (event_of(each) for each in reversed(piece.records) if each.kind == SESSION)
             at = piece.start
             if len(found) >= limit:
@@ -193,7 +191,7 @@ def without_noted(
     ]
 
 
-def times_of(reader: LogReader, places: list[tuple[int, int]]) -> list[int]:
+def times_of(reader: LogSource, places: list[tuple[int, int]]) -> list[int]:
     """The times of the records at these places (partition, offset), in microseconds since 1970. 0:
     this node does not have the record. Runs in a thread."""
     found: list[int] = []

@@ -1,11 +1,12 @@
 """The node behind an admin port, as the routes read it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.endpoints import ApiRefusal
+from holdfast.api.nodes.whole_log import Ask, WholeLog, ask_nobody
 from holdfast.api.process import ServedProcess
 from holdfast.api.views.slices import Slices
 from holdfast.io.event_loop.broker import Broker
@@ -30,28 +31,38 @@ def cluster_of(server: ServedProcess) -> ClusterOperations:
 
 
 def check_log(broker: Broker) -> None:
-    """Raises `ApiRefusal` unless the whole log can be read at this node: 503 if it is damaged, 421
-    if this node does not store it. The header of a 421 has the admin ports to ask."""
+    """Raises `ApiRefusal` (503) if the log of this node is damaged."""
     if not broker.runtime.believes_disk:
         raise ApiRefusal(503, "the log of this node is damaged: ask another node")
-    if not broker.node.state.has_whole_log():
-        servers = log_servers(broker)
-        listing = ", ".join(f"{name} ({address})" for name, address in servers) or "another node"
-        text = f"this node does not store the log: ask {listing}"
-        raise ApiRefusal(421, text, {LOG_SERVERS: " ".join(address for _, address in servers)})
 
 
-def log_servers(broker: Broker) -> list[tuple[str, str]]:
-    """The other data nodes that are up, with their admin ports. Those that lead fewer partitions
-    come first."""
+def not_stored(broker: Broker, partition: int) -> ApiRefusal:
+    """The refusal (421) of a partition that is not stored here. Its header has the admin ports to
+    ask."""
+    servers = log_servers(broker, partition)
+    listing = ", ".join(f"{name} ({address})" for name, address in servers) or "another node"
+    text = f"this node does not store partition {partition}: ask {listing}"
+    return ApiRefusal(421, text, {LOG_SERVERS: " ".join(address for _, address in servers)})
+
+
+def log_servers(broker: Broker, partition: int | None = None) -> list[tuple[str, str]]:
+    """The other data nodes that are up, with their admin ports; with a partition those that are in
+    sync for it. Those that lead fewer partitions come first."""
     metadata = broker.runtime.cluster_node.context.metadata
     if metadata is None:
         return []
+    chosen = set(metadata.nodes)
+    if partition is not None:
+        chosen = set(metadata.partitions[partition].in_sync)
     leaders = [each.leader for each in metadata.partitions]
     found = [
         (leaders.count(name), name, info.admin_address)
         for name, info in metadata.nodes.items()
-        if info.role == DATA and info.state == NodePhase.UP and info.admin_address
+        if name in chosen
+        and info.role == DATA
+        and info.state == NodePhase.UP
+        and info.admin_address
+        and name != broker.node.state.config.node_id
     ]
     return [(name, address) for _, name, address in sorted(found)]
 
@@ -62,6 +73,8 @@ class OwnNode:
     def __init__(self, server: ServedProcess) -> None:
         self.server = server
         self.slices = Slices()
+        self.ask: Ask = ask_nobody
+        """Asks another node. LogAnswers sets it."""
 
     @property
     def node_id(self) -> str:
@@ -83,10 +96,16 @@ class OwnNode:
 
     @property
     def readable_broker(self) -> Broker:
-        """The broker, whose log can be read. Raises `ApiRefusal` (421, 503)."""
+        """The broker, whose log is not damaged. Raises `ApiRefusal` (503)."""
         broker = self.broker
         check_log(broker)
         return broker
+
+    async def log(self, partitions: Iterable[int] | None = None) -> WholeLog:
+        """The log of all nodes; only these partitions of it are read. Raises `ApiRefusal` (503)."""
+        found = WholeLog(self.readable_broker, self.ask)
+        await found.open(partitions)
+        return found
 
     @property
     def state(self) -> NodeState:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.whole_log import LogSource
 from holdfast.api.pipeline.reports import (
     NAME,
     REPORT_BYTES_MAX,
@@ -20,7 +21,6 @@ from holdfast.api.pipeline.reports import (
 )
 from holdfast.api.views.pages import AbsentNode
 from holdfast.log.batch import Batch
-from holdfast.log.reading.cursor import LogReader
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
 
@@ -163,8 +163,8 @@ class PipelineRoutes:
         if lag == 0:
             lag_s = 0.0
         elif lag is not None and broker.runtime.believes_disk:
-            work = partial(_oldest_us, broker.reader, report.offsets, ends)
-            oldest_us = await broker.reads.in_thread(work)
+            log = await self._view.log()
+            oldest_us = await log.in_thread(partial(_oldest_us, log, report.offsets, log.ends))
             lag_s = None if oldest_us is None else round(max(0, now_us - oldest_us) / 1e6, 1)
         bronze = next((each for each in report.tables if each.layer == "bronze"), None)
         return PipelineStatus(
@@ -198,7 +198,7 @@ def _lag(offsets: dict[str, int], ends: list[int]) -> int | None:
     return sum(end - offsets.get(str(partition), 0) for partition, end in enumerate(ends))
 
 
-def _oldest_us(reader: LogReader, offsets: dict[str, int], ends: list[int]) -> int | None:
+def _oldest_us(reader: LogSource, offsets: dict[str, int], ends: list[int]) -> int | None:
     """The time of the oldest batch that a lake lacks. Runs in the reading thread."""
     oldest: int | None = None
     for partition, end in enumerate(ends):

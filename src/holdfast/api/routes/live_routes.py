@@ -111,7 +111,7 @@ class LiveRoutes:
         self, chosen: "LiveChoice", seconds: int, bytes_max: int
     ) -> AsyncIterator[bytes]:
         broker = self._node.broker
-        positions = self._node.committed()
+        positions = list((await self._node.log()).ends)
         numbers: dict[str, int] = {}
         self._streams += 1
         try:
@@ -139,17 +139,17 @@ class LiveRoutes:
             self._streams -= 1
 
     async def _new_records(self, positions: list[int], batch: LiveBatch) -> list[Record]:
-        broker = self._node.readable_broker
+        log = await self._node.log()
         found: list[Record] = []
-        for partition, end in enumerate(self._node.committed()):
+        for partition, end in enumerate(log.ends):
             start = positions[partition]
             if start >= end:
                 continue
             if end - start > WINDOW:
                 batch.left_out += end - start - WINDOW
                 start = end - WINDOW
-            work = partial(read_window, broker.reader, partition, start, end, WINDOW)
-            window = await broker.reads.in_thread(work)
+            work = partial(read_window, log, partition, start, end, WINDOW)
+            window = await log.in_thread(work)
             positions[partition] = window.position
             found += window.records
         return sorted(found, key=lambda each: each.timestamp_us)

@@ -278,15 +278,13 @@ class MessageRoutes:
         return ""
 
     async def _record(self, place: RecordPlace) -> Record | None:
-        broker, state = self._node.broker, self._node.state
-        if not 0 <= place.partition < state.config.partitions:
+        if not 0 <= place.partition < self._node.state.config.partitions:
             return None
-        if not 0 <= place.offset < self._node.committed()[place.partition]:
+        log = await self._node.log((place.partition,))
+        if not 0 <= place.offset < log.ends[place.partition]:
             return None
-        work = partial(
-            broker.reader.read_batches, place.partition, place.offset, place.offset + 1, 1
-        )
-        for data in await broker.reads.in_thread(work):
+        work = partial(log.read_batches, place.partition, place.offset, place.offset + 1, 1)
+        for data in await log.in_thread(work):
             batch = Batch(data, check=False)
             if batch.base_offset <= place.offset < batch.end_offset:
                 return batch.record(place.offset - batch.base_offset)

@@ -44,7 +44,7 @@ def resource_endpoints(
         *GroupRoutes(node).endpoints(),
         *PipelineRoutes(node, everywhere).endpoints(),
         *OneRecordRoutes(node).endpoints(),
-        *RecordCountRoutes(node).endpoints(),
+        *RecordCountRoutes(node, everywhere).endpoints(),
         *NodeFigureRoutes(node, everywhere).endpoints(),
         *TraceRoutes(node).endpoints(),
         *LiveRoutes(node, everywhere).endpoints(),

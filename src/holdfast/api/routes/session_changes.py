@@ -129,10 +129,9 @@ class SessionChanges:
 
     async def _wanted(self, plan: MovePlan) -> list[int]:
         """The positions of a plan, within what the log has. Raises `ApiRefusal` (400)."""
-        broker, state = self._view.broker, self._view.state
-        reader = broker.reader
+        log, state = await self._view.log(), self._view.state
         partitions = range(state.config.partitions)
-        first = [reader.first_offset(partition) for partition in partitions]
+        first = [log.first_offset(partition) for partition in partitions]
         if plan.to == "start":
             return first
         if plan.to == "end":
@@ -145,8 +144,8 @@ class SessionChanges:
         else:
             given = []
             for partition in partitions:
-                work = partial(reader.offset_for_time, partition, plan.time_us)
-                given.append(await broker.reads.in_thread(work))
+                work = partial(log.offset_for_time, partition, plan.time_us)
+                given.append(await log.in_thread(work))
         return [
             min(max(offset, first[partition]), state.delivered[partition])
             for partition, offset in enumerate(given)
@@ -188,11 +187,11 @@ class SessionChanges:
         limits = [max(one, other) for one, other in zip(start, end, strict=True)]
         if not interests or limits == start:
             return 0, True
-        broker = self._view.broker
+        log = await self._view.log()
         positions, count = start, 0
         for _ in range(COUNT_READS_MAX):
-            work = partial(broker.reader.read, positions, limits, interests, COUNT_RECORDS, 1 << 20)
-            result = await broker.reads.in_thread(work)
+            work = partial(log.read, positions, limits, interests, COUNT_RECORDS, 1 << 20)
+            result = await log.in_thread(work)
             count += _count_sent(session, subscriptions, result.records)
             positions = result.positions
             if result.done:

@@ -144,7 +144,8 @@ class SessionRoutes:
         oldest = found.inflight[:AGES_MAX]
         if oldest and view.broker.runtime.believes_disk:
             places = [(each.partition, each.offset) for each in oldest]
-            times = await view.broker.reads.in_thread(partial(times_of, view.broker.reader, places))
+            log = await view.log({partition for partition, _ in places})
+            times = await log.in_thread(partial(times_of, log, places))
             for each, at_us in zip(oldest, times, strict=True):
                 each.at_us = at_us
         return found

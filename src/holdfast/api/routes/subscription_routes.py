@@ -228,13 +228,13 @@ class SubscriptionRoutes:
         """Finds the oldest unfinished message. False: it is not known."""
         if row.log_lag < 0:
             return None, False
-        broker, state = self._node.broker, self._node.state
+        log, state = await self._node.log(), self._node.state
         done = self._node.cluster_node.replicated.groups.done.get(row.group, FinishedOffsets())
         interests = [ReadInterest(row.filter, None)]
         positions, limits = row.positions, list(state.delivered)
         for _ in range(OLDEST_READS_MAX):
-            work = partial(broker.reader.read, positions, limits, interests, 100, 1 << 20)
-            result = await broker.reads.in_thread(work)
+            work = partial(log.read, positions, limits, interests, 100, 1 << 20)
+            result = await log.in_thread(work)
             for record in result.records:
                 if not record.flags & FLAG_QOS_MASK:
                     continue

@@ -62,13 +62,14 @@ class TopicRoutes:
         async with self._lock:
             if broker.loop.time() - self._read_at < FRESH_S:
                 return self._recent
-            ends = self._node.committed()
-            first = [broker.reader.first_offset(partition) for partition in range(len(ends))]
+            log = await self._node.log()
+            ends = log.ends
+            first = [log.first_offset(partition) for partition in range(len(ends))]
             now_us = self._node.state.wall_us
             found = Gathered()
             for partition in range(len(ends)):
-                work = partial(read_recent, broker.reader, first, ends, now_us, partition, found)
-                await broker.reads.in_thread(work)
-            self._recent = await broker.reads.in_thread(partial(found.topics, now_us))
+                work = partial(read_recent, log, first, ends, now_us, partition, found)
+                await log.in_thread(work)
+            self._recent = await log.in_thread(partial(found.topics, now_us))
             self._read_at = broker.loop.time()
             return self._recent

@@ -96,18 +96,18 @@ class TraceRoutes:
         return await self._at(partition, offset)
 
     async def _at(self, partition: int, offset: int) -> Record:
-        broker = self._node.readable_broker
-        state = broker.node.state
+        state = self._node.broker.node.state
         if partition >= state.config.partitions:
             raise bad_request(f"partition={partition}: there are 0 to"
                               f" {state.config.partitions - 1}")  # fmt: skip
-        if offset < broker.reader.first_offset(partition):
+        log = await self._node.log((partition,))
+        if offset < log.first_offset(partition):
             raise ApiRefusal(410, "the record was removed by retention")
-        end = self._node.committed()[partition]
+        end = log.ends[partition]
         if offset >= end:
             raise ApiRefusal(404, f"partition {partition} ends at {end}")
-        work = partial(broker.reader.read_batches, partition, offset, offset + 1, 1)
-        for data in await broker.reads.in_thread(work):
+        work = partial(log.read_batches, partition, offset, offset + 1, 1)
+        for data in await log.in_thread(work):
             batch = Batch(data, check=False)
             if batch.base_offset <= offset < batch.end_offset:
                 record = batch.record(offset - batch.base_offset)
@@ -118,26 +118,26 @@ class TraceRoutes:
 
     async def _at_time(self, topic: str, time_us: int | None) -> Record | None:
         """The message of a topic that is nearest to a time."""
-        broker = self._node.readable_broker
-        state, reader = broker.node.state, broker.reader
+        state = self._node.broker.node.state
         raw = _topic(topic)
         wanted_us = state.wall_us if time_us is None else time_us
         count = state.config.partitions
         chosen = partition_of(raw, count)
+        log = await self._node.log((chosen,))
         near_us = NEAR_S * 1_000_000
         bounds = [
-            await broker.reads.in_thread(partial(reader.offset_for_time, chosen, max(0, at_us)))
+            await log.in_thread(partial(log.offset_for_time, chosen, max(0, at_us)))
             for at_us in (wanted_us - near_us, wanted_us + near_us)
         ]
-        limits = self._node.committed()
+        limits = list(log.ends)
         positions = list(limits)
         positions[chosen] = min(bounds[0], limits[chosen])
         limits[chosen] = min(max(bounds), limits[chosen])
         interests = [ReadInterest(topic, None)]
         best: Record | None = None
         for _ in range(NEAR_READS_MAX):
-            work = partial(reader.read, positions, limits, interests, 1000, 4 << 20)
-            result = await broker.reads.in_thread(work)
+            work = partial(log.read, positions, limits, interests, 1000, 4 << 20)
+            result = await log.in_thread(work)
             for record in result.records:
                 distance = abs(record.timestamp_us - wanted_us)
                 if best is None or distance <= abs(best.timestamp_us - wanted_us):
@@ -216,12 +216,12 @@ class TraceRoutes:
             return TraceStep("acknowledge", True, "QoS 0 has no acknowledgement")
         if qos == 1 or not record.flags & FLAG_PACKET_ID:
             return TraceStep("acknowledge", False, text)
-        broker = self._node.readable_broker
-        start, end = record.offset + 1, self._node.committed()[record.partition]
+        log = await self._node.log((record.partition,))
+        start, end = record.offset + 1, log.ends[record.partition]
         size_bytes = 0
         while start < end and size_bytes < RELEASE_BYTES_MAX:
-            work = partial(broker.reader.read_batches, record.partition, start, end, 1 << 20)
-            batches = await broker.reads.in_thread(work)
+            work = partial(log.read_batches, record.partition, start, end, 1 << 20)
+            batches = await log.in_thread(work)
             if not batches:
                 break
             for data in batches:
@@ -277,24 +277,20 @@ class TraceRoutes:
 
     async def _history(self, client: str, record: Record, bytes_max: int) -> SessionHistory:
         """Reads what the log has of a session around a record, at most `bytes_max` on each side."""
-        broker = self._node.readable_broker
-        state, reader, key = broker.node.state, broker.reader, client.encode()
-        home = partition_of(key, state.config.partitions)
+        key = client.encode()
+        home = partition_of(key, self._node.broker.node.state.config.partitions)
+        log = await self._node.log((home,))
         history = SessionHistory(
             record.topic.decode("utf-8", "replace"),
             record.partition,
             record.offset,
             key == record.client_id,
         )
-        middle = await broker.reads.in_thread(
-            partial(reader.offset_for_time, home, record.timestamp_us)
-        )
-        end = self._node.committed()[home]
+        middle = await log.in_thread(partial(log.offset_for_time, home, record.timestamp_us))
+        end = log.ends[home]
         pieces: list[list[Record]] = []
         at = begun = min(middle, end)
-        async for piece in pieces_before(
-            broker.reads.in_thread, reader, key, home, begun, bytes_max
-        ):
+        async for piece in pieces_before(log.in_thread, log, key, home, begun, bytes_max):
             pieces.append(piece.records)
             at = piece.start
         # The log is complete from its beginning, so a session without a record did not exist.
@@ -303,8 +299,8 @@ class TraceRoutes:
             history.before(each)
         start, left = begun, bytes_max
         while start < end and left > 0:
-            work = partial(records_of, reader, key, home, start, end)
-            found, start, size_bytes = await broker.reads.in_thread(work)
+            work = partial(records_of, log, key, home, start, end)
+            found, start, size_bytes = await log.in_thread(work)
             left -= max(1, size_bytes)
             for each in found:
                 history.behind(each)

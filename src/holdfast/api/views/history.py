@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
+from holdfast.api.nodes.whole_log import LogSource
 from holdfast.log.batch import Batch
-from holdfast.log.reading.cursor import LogReader
 from holdfast.log.record import CURSOR, SESSION, Record
 from holdfast.node.session.state import decode_cursor
 from holdfast.node.state.session_records import (
@@ -199,7 +199,7 @@ class HistoryPiece:
 
 async def pieces_before(
     in_thread: InThread,
-    reader: LogReader,
+    reader: LogSource,
     key: bytes,
     partition: int,
     end: int,
@@ -231,7 +231,7 @@ async def pieces_before(
 
 
 def records_of(
-    reader: LogReader, key: bytes, partition: int, start: int, end: int
+    reader: LogSource, key: bytes, partition: int, start: int, end: int
 ) -> tuple[list[Record], int, int]:
     """The records of a session from `start` to at most `end`: the records, the offset at which the
     read ended, and its bytes. Runs in a thread."""

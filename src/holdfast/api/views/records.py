@@ -13,11 +13,11 @@ from typing import Final
 
 from msgspec import DecodeError, Struct, json
 
+from holdfast.api.nodes.whole_log import LogSource
 from holdfast.api.views.pages import BadCursor
 from holdfast.api.views.payloads import Content, content_of
 from holdfast.log.batch import Batch
 from holdfast.log.kinds import KIND_NAMES
-from holdfast.log.reading.cursor import LogReader
 from holdfast.log.record import (
     CURSOR,
     FLAG_PRODUCER,
@@ -158,7 +158,7 @@ class RecordWindow:
 
 
 def read_window(
-    reader: LogReader, partition: int, start: int, end: int, count: int
+    reader: LogSource, partition: int, start: int, end: int, count: int
 ) -> RecordWindow:
     """Reads about `count` records from `start`, at least one if there is any. Runs in a thread."""
     stop = min(end, start + count)
@@ -169,7 +169,7 @@ def read_window(
 
 
 def read_window_back(
-    reader: LogReader, partition: int, end: int, first: int, count: int
+    reader: LogSource, partition: int, end: int, first: int, count: int
 ) -> RecordWindow:
     """Reads about `count` records before `end`, at least one if there is any. Runs in a thread."""
     size_bytes = 0
@@ -198,7 +198,7 @@ def _records(batches: list[bytes], start: int, end: int) -> list[Record]:
 class RecordScan:
     """The scan for one page. `step` runs in a thread and reads at most one window."""
 
-    reader: LogReader
+    reader: LogSource
     query: RecordQuery
     positions: list[int] = field(init=False)
     found: list[Record] = field(default_factory=list)

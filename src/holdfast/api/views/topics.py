@@ -12,10 +12,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from holdfast.api.nodes.whole_log import LogSource
 from holdfast.api.views.payloads import Content, content_of
 from holdfast.api.views.records import read_window_back
 from holdfast.api.views.slices import ITEMS
-from holdfast.log.reading.cursor import LogReader
 from holdfast.log.record import MESSAGE, Record
 from holdfast.node.session.message import Message
 from holdfast.protocol.topics.retained import RetainedTrie
@@ -80,7 +80,7 @@ class RecentTopics:
 
 
 def read_recent(
-    reader: LogReader,
+    reader: LogSource,
     first: list[int],
     ends: list[int],
     now_us: int,

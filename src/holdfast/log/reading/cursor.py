@@ -28,6 +28,7 @@ from holdfast.log.reading.index import INDEX_BITS, INDEX_MASK, SegmentIndex
 from holdfast.log.reading.interest import Matcher, ReadInterest, matching_topics
 from holdfast.log.reading.segment_store import SegmentStore
 from holdfast.log.reading.starts import StartFinder
+from holdfast.log.reading.topic_history import TopicHistory
 from holdfast.log.record import MESSAGE, Record
 
 WORK_BYTES_MAX: Final = 16 << 20
@@ -228,6 +229,10 @@ class LogReader:
         """The first offset in the file with a record not older; the end without one. Raises
         `OSError`."""
         return self.starts.offset_for_time(partition, timestamp_us)
+
+    def topic_history(self, topic: bytes, partition: int, before: int) -> TopicHistory:
+        """The search for a topic's messages below an offset of its partition."""
+        return TopicHistory(self._journal, self._cache, topic, partition, before)
 
     def forget_segment(self, sequence: int) -> None:
         """Forgets a segment whose file was removed or rewritten."""

@@ -21,7 +21,7 @@ from holdfast.log.reading.index import (
 )
 from holdfast.log.reading.interest import topics_of_filter
 from holdfast.log.reading.segment_store import SegmentStore
-from holdfast.log.reading.topic_history import TimeHistogram, TopicHistory
+from holdfast.log.reading.topic_history import TimeHistogram
 
 TOPICS_MAX: Final = 10_000
 """The most topics of which the last records are looked up."""
@@ -179,13 +179,18 @@ class StartFinder:
         found.size_bytes = bytes_from(list(self._journal.segments), pinned)
         return found
 
-    def topic_history(self, topic: bytes, partition: int, before: int) -> TopicHistory:
-        """The search for a topic's messages below an offset of its partition."""
-        return TopicHistory(self._journal, self._cache, topic, partition, before)
-
-    def histogram(self, filter: str, bounds_us: tuple[int, int], buckets: int) -> TimeHistogram:
-        """The count of the messages that a filter matches, by their time."""
-        return TimeHistogram(self._journal, self._cache, self._store, filter, bounds_us, buckets)
+    def histogram(
+        self,
+        filter: str,
+        bounds_us: tuple[int, int],
+        buckets: int,
+        partitions: frozenset[int] | None = None,
+    ) -> TimeHistogram:
+        """The count of the messages that a filter matches, by their time; in all partitions or in
+        these."""
+        return TimeHistogram(
+            self._journal, self._cache, self._store, filter, bounds_us, buckets, partitions
+        )
 
     def offset_for_time(self, partition: int, timestamp_us: int) -> int:
         """The first offset in the file with a record not older; the end without one. Raises

@@ -103,7 +103,10 @@ class TimeHistogram:
         filter: str,
         bounds_us: tuple[int, int],
         buckets: int,
+        partitions: frozenset[int] | None = None,
     ) -> None:
+        """`partitions`: those whose messages count; None: all."""
+        self._partitions = partitions
         self._cache = cache
         self._store = store
         self._filter = filter
@@ -141,7 +144,7 @@ class TimeHistogram:
         except FileNotFoundError:
             return
         bucket = self._bucket_of(segment.head.first_timestamp_us)
-        is_plain = not segment.has_void() and bucket >= 0
+        is_plain = not segment.has_void() and bucket >= 0 and self._partitions is None
         if is_plain and bucket != self._bucket_of(segment.last_timestamp_us()):
             is_plain = False
         buckets = [] if is_plain else self._buckets(index)
@@ -168,8 +171,11 @@ class TimeHistogram:
     ) -> None:
         counts, known = self.counts, len(buckets)
         has_void = segment.has_void()
+        chosen = self._partitions
         for posting in postings:
             number = posting >> INDEX_BITS
+            if chosen is not None and index.partitions[number] not in chosen:
+                continue
             # The active segment may have grown since its batches were listed.
             bucket = buckets[number] if number < known else -1
             if bucket >= 0 and (not has_void or _is_valid(segment, index, posting)):

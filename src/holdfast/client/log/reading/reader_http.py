@@ -14,6 +14,7 @@ from typing import Final
 
 from holdfast.client.admin_access import NO_ACCESS, AdminAccess
 from holdfast.client.admin_connection import (
+    MISDIRECTED,
     AdminConnection,
     AdminError,
     Busy,
@@ -141,6 +142,8 @@ class LogStream:
 
     def _refusal(self, response: HTTPResponse) -> Exception:
         body = self._connection.text_of(response)
+        if response.status == MISDIRECTED:
+            return StoredElsewhere(self._connection.complaint(PATH, response.status, body))
         if response.status == 410:
             try:
                 return LogMovedError({int(p): int(o) for p, o in json.loads(body)["first_offsets"]})
@@ -152,6 +155,10 @@ class LogStream:
                 " begin the read again"
             )
         return AdminError(self._connection.complaint(PATH, response.status, body))
+
+
+class StoredElsewhere(NoAnswer):
+    """The server stores none of the wanted partitions."""
 
 
 def read_ranges(
@@ -245,6 +252,8 @@ class RangeReader:
                     # Other readers have the permits of this server. They get done, so waiting for
                     # one has no end, and a job with many tasks does not fail.
                     self._silent_since = time.monotonic()
+                if isinstance(error, StoredElsewhere):
+                    self._refused[self._at] = str(error)
                 self._turn(str(error))
                 continue
             if coverage.next != before:

@@ -1,8 +1,8 @@
 """Views the log over the network, for `option("servers", "host:adminport,...")`.
 
 The driver asks all given servers. So a dead leader, or a follower that learns of commits late, does
-not change the result. A gateway stores no records. It names the nodes that do, and these are asked
-in its place. Tasks read from nodes that do not lead the partitions, because leaders have more work.
+not change the result. A node that does not store all partitions names the others, and these are
+asked, too. Tasks read from nodes that do not lead the partitions, because leaders have more work.
 """
 
 import logging
@@ -21,6 +21,7 @@ from holdfast.client.admin_connection import (
     Misdirected,
     NoAnswer,
     Server,
+    addresses_in,
 )
 from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import (
@@ -44,7 +45,7 @@ LAG_WAIT_S: Final = 15.0
 """The most seconds to wait for records that were seen before and that no server knows now. After a
 restart or a failover each server must first learn what is committed."""
 SERVERS_MAX: Final = 64
-"""The most servers that are asked, with those that gateways name."""
+"""The most servers that are asked, with those that others name."""
 LAG_PAUSE_S: Final = 0.1
 """The pause in seconds between two looks at lagging servers."""
 
@@ -63,6 +64,8 @@ class _LogAnswer(Struct):
     former: list[tuple[int, list[int]]] = []
     qos0_unlogged: int = 0
     keeps_until_lake: bool = False
+    stored: frozenset[int] | None = None
+    servers: list[str] = []
 
     def log_generation(self) -> LogGeneration:
         return LogGeneration(self.generation, dict(self.former))
@@ -88,10 +91,14 @@ class ServerLog:
     """The QoS 0 messages that the server has received and not stored since its start."""
     keeps_until_lake: bool = False
     """Whether its retention waits for registered lakes."""
+    stored: frozenset[int] | None = None
+    """The partitions that it stores. None: all, or it is older."""
 
     def has(self, item: OffsetRange) -> bool:
         """Returns whether the server has the whole range."""
         bound = self.bounds[item.partition]
+        if self.stored is not None and item.partition not in self.stored:
+            return False
         return bound.first <= item.start and bound.end >= item.end
 
 
@@ -123,7 +130,7 @@ class Servers:
         self._access = access
         self._connections = [AdminConnection(server, access=access) for server in servers]
         self._penalties: dict[Server, float] = {}
-        # Gateways, which do not store the log.
+        # Gateways, which store nothing of the log.
         self._gateways: set[Server] = set()
         self._states: list[ServerLog] = []
         self.generation = LogGeneration()
@@ -140,7 +147,7 @@ class Servers:
         return max((len(state.bounds) for state in self._states), default=0)
 
     def with_log(self) -> list[Server]:
-        """Returns the servers, without those that have replied that they do not store the log."""
+        """Returns the servers, without those that store nothing of the log."""
         return [each.server for each in self._connections if each.server not in self._gateways]
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
@@ -151,7 +158,7 @@ class Servers:
         """
         deadline = time.monotonic() + LAG_WAIT_S
         while True:
-            self._states = self._request_all(_log_of)
+            self._states = self._request_all(self._log_of)
             generations = [state.generation for state in self._states]
             self.generation = generations[0]
             if any(each != self.generation for each in generations) and time.monotonic() < deadline:
@@ -270,12 +277,33 @@ class Servers:
         return ordered + [server for server in self.with_log() if server not in ordered]
 
     def _add(self, servers: Sequence[Server]) -> None:
-        """Adds nodes that a gateway has named, at most SERVERS_MAX in all."""
+        """Adds nodes that another one has named, at most SERVERS_MAX in all."""
         known = {connection.server for connection in self._connections}
         for server in servers:
             if server not in known and len(known) < SERVERS_MAX:
                 known.add(server)
                 self._connections.append(AdminConnection(server, access=self._access))
+
+    def _log_of(self, connection: AdminConnection) -> ServerLog:
+        """The log of a server, and the servers that it names."""
+        answer = connection.get("/api/v1/log", _LogAnswer)
+        bounds = tuple(PartitionBounds(first, end) for first, end in answer.ranges)
+        self._add(addresses_in(" ".join(answer.servers)))
+        if answer.stored == frozenset():
+            self._gateways.add(connection.server)
+        else:
+            self._gateways.discard(connection.server)
+        return ServerLog(
+            connection.server,
+            answer.log,
+            bounds,
+            answer.leads,
+            answer.created,
+            answer.log_generation(),
+            answer.qos0_unlogged,
+            answer.keeps_until_lake,
+            answer.stored,
+        )
 
     def _may_lag(self) -> bool:
         return len(self._connections) > 1 or any(
@@ -318,7 +346,7 @@ class Servers:
                 self._pause(pause_s)
                 pause_s = min(2 * pause_s, self._pause_max_s)
             answers: list[T] = []
-            # A gateway adds the nodes that it names, which are asked in the same round.
+            # Nodes that a reply names are asked in the same round.
             for connection in self._connections:
                 if len(answers) == answers_max:
                     break
@@ -341,18 +369,3 @@ class Servers:
             f"{failure}. Is it the admin port (`holdfast serve --admin ADDR:PORT`), and is it "
             "reachable from here?"
         )
-
-
-def _log_of(connection: AdminConnection) -> ServerLog:
-    answer = connection.get("/api/v1/log", _LogAnswer)
-    bounds = tuple(PartitionBounds(first, end) for first, end in answer.ranges)
-    return ServerLog(
-        connection.server,
-        answer.log,
-        bounds,
-        answer.leads,
-        answer.created,
-        answer.log_generation(),
-        answer.qos0_unlogged,
-        answer.keeps_until_lake,
-    )
