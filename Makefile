@@ -18,7 +18,7 @@ SPARK_WORKERS ?= 2
 # Each test runs in one form. These run the source: tests of modules that are not compiled, and tests
 # that replace a part of a compiled class. They share the machine with the compiler.
 INTERPRETED := model/test_*planted* model/test_cluster_retention* model/test_cluster_stopped_partition* \
-  model/test_cluster_wider* model/test_copied* model/test_controller* model/test_federation* model/test_lease* \
+  model/test_cluster_wider* model/test_copied* model/test_controller* model/test_federation* model/test_lease* model/test_members_store* \
   model/test_paper* model/test_pubqueue* model/test_raft* model/test_remote* model/test_sessions_shared* \
   unit/test_access_credentials* unit/test_agreed_access* unit/test_api_* unit/test_backup_files* \
   unit/test_bench_* unit/test_broker_messages* unit/test_chaos* unit/test_cli_* unit/test_client_* \

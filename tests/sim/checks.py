@@ -15,7 +15,7 @@ from holdfast.log import record as log_record
 from holdfast.log.batch import Batch
 from holdfast.log.record import Record
 from holdfast.node.effects import Note
-from holdfast.node.metadata.model import DATA, GATEWAY, NodePhase
+from holdfast.node.metadata.model import DATA, GATEWAY, VOTERS_MAX, NodePhase
 from holdfast.node.placement.shares import zone_limit
 from holdfast.node.session.message import Message as StoredMessage
 from holdfast.node.session.state import decode_cursor
@@ -89,6 +89,7 @@ class Checks:
         # (partition, epoch, first offset) -> checksum and who wrote it first.
         self._written: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._watermarks: dict[tuple[str, int], list[int]] = {}
+        self._unstored: dict[tuple[str, int], set[int]] = {}
         self._owners: dict[tuple[str, int], str] = {}
         # The newest metadata that was looked at: its version and nodes. And until when each node
         # that it has said to be down, or no longer has, was so.
@@ -158,18 +159,23 @@ class Checks:
                 return
         elif before is not None:
             for partition, offset in enumerate(now):
-                if offset < before[partition]:
+                if offset < before[partition] and not self._is_unstored(process, partition):
                     self.fail(
                         f"{key[0]}: the high watermark of partition {partition} went back from"
                         f" {before[partition]} to {offset}"
                     )
         self._watermarks[key] = list(now)
+        context = process.cluster_node.context
+        self._unstored[key] = set(context.unstored)
         if process.host.role == GATEWAY:
             process.feeds_watch.look(self.committed)
             return
         behind = False
         mirror.begin(journal.start_offsets)
         for partition, offset in enumerate(now):
+            if partition in context.unstored and partition not in context.copied:
+                self._check_mark(process, partition)
+                continue
             batches = mirror.batches[partition]
             at = mirror.checked[partition]
             while at < len(batches) and batches[at].end_offset <= offset:
@@ -179,6 +185,17 @@ class Checks:
             if mirror.end(partition) < offset:
                 behind = True
         process.host.mirror_behind = behind
+
+    def _check_mark(self, process: "Process", partition: int) -> None:
+        mark, end = process.state.delivered[partition], self.ends()[partition]
+        if mark > end:
+            name = process.host.name
+            self.fail(f"{name}: the mark of partition {partition} is {mark}, committed {end}")
+
+    def _is_unstored(self, process: "Process", partition: int) -> bool:
+        """True if the partition is not stored there, or was not a turn before."""
+        before = self._unstored.get((process.host.name, process.number), set())
+        return partition in before or partition in process.cluster_node.context.unstored
 
     def _compare(self, node: str, partition: int, batch: Batch) -> None:
         committed = self.committed[partition]
@@ -359,7 +376,7 @@ class Checks:
             if metadata is None:
                 return f"{host.name} has no metadata"
             # An even number of voters tolerates no more failures.
-            if len(metadata.voters) < (world.settings.nodes - 1) // 2 * 2 + 1:
+            if len(metadata.voters) < min((world.settings.nodes - 1) // 2 * 2 + 1, VOTERS_MAX):
                 return f"by {host.name} only {metadata.voters} vote"
             if host.is_witness:
                 continue
@@ -379,6 +396,10 @@ class Checks:
                     return f"partition {partition}: {info.replicas}, of them {crowded} in one zone"
                 if any(world.hosts[node].role != DATA for node in info.members):
                     self.fail(f"partition {partition}: {info.members} have no data")
+                is_stored = process.cluster_node.context.is_stored(partition)
+                is_member = host.name in info.members
+                if host.role == DATA and is_stored != is_member:
+                    return f"{host.name} stores partition {partition}: {is_stored}"
         return ""
 
     def _crowded(self, replicas: Sequence[str], factor: int) -> list[str]:

@@ -105,6 +105,7 @@ class Cores:
             ),
             zone=host.zone,
         )
+        unstored = self.storage.unstored()
         self.cluster_node: ClusterNode = ClusterNode(
             self.node,
             self.images,
@@ -120,7 +121,8 @@ class Cores:
             ),
             chance.random,
             self.state.now,
-            lacking=self.storage.lacking(),
+            lacking=[each for each in self.storage.lacking() if each not in unstored],
+            unstored=unstored,
         )
         older_copy.load_memory(host.disk, self.cluster_node.disk_memory)
         self.applied = AppliedRecords(self.cluster_node.applier)

@@ -57,7 +57,9 @@ class Process(EventLoop):
         self.cluster_node = self.cores.cluster_node
         if host.world.settings.reads_remotely and host.role == DATA:
             shift = int(host.name[1:])
-            self.cluster_node.remote_reads.is_stored = lambda p: (p + shift) % 3 == 0
+            reads = self.cluster_node.remote_reads
+            has_log = reads.is_stored
+            reads.is_stored = lambda p: (p + shift) % 3 == 0 and has_log(p)
         self.feeds_watch = FeedsWatch(self)
         self.presence = self.cores.presence
         self.role = host.role

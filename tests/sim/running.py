@@ -26,9 +26,8 @@ def run(options: argparse.Namespace, seed: int, *, is_told: bool = False) -> Res
     if options.faults:
         faults = () if options.faults == "none" else tuple(options.faults.split(","))
     casts = tuple(options.casts.split(",")) if options.casts else None
-    world = World(
-        seed, settings_for(seed, options.nodes, faults, options.duration, casts, options.gateways)
-    )
+    settings = settings_for(seed, options.nodes, faults, options.duration, casts, options.gateways)
+    world = World(seed, settings)
     if options.charge_cpu:
         world.cpu_clock = time.thread_time
     if options.v:

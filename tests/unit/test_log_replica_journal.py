@@ -570,24 +570,22 @@ def test_no_record_of_a_partition_that_is_not_stored_is_taken() -> None:
     assert journal.next_offset == [4]
 
 
-def test_a_forgotten_log_begins_behind_what_was_committed() -> None:
-    """An older version must not take the node for one that has the records: it finds an empty log,
-    and asks its leader for what follows."""
+def test_a_forgotten_log_is_there_until_its_mark_is_on_the_disk() -> None:
     bench = ReplicaBench(SimDisk(), 2)
     journal = bench.journal
     follow(journal, 0, 3, b"a", b"b", b"uncommitted")
     follow(journal, 1, 3, b"c")
     bench.flush()
     journal.advance(0, 2)
-    records = sum(journal.logged(journal.high_watermark))
     bench.directory.write_watermarks(journal.checkpoint())
     journal.forget(0)
     journal.forget(0)
-    assert sum(journal.logged(journal.high_watermark)) == records
+    assert journal.logged(journal.high_watermark) == [0, 0]
+    assert journal.high_watermark == [2, 0]
     # Before the mark is on the disk, the log is there as before.
     before = ReplicaBench(bench.directory.files.copy()).journal  # type: ignore[attr-defined]
     assert (before.start_offsets, before.next_offset) == ([0, 0], [3, 1])
-    assert batches(take(journal)) == [(0, 2, 0, 0)]
+    assert batches(take(journal)) == [(0, 0, 0, 0)]
 
 
 def test_a_forgotten_partition_is_neither_lost_nor_damaged_after_a_start() -> None:
@@ -603,18 +601,17 @@ def test_a_forgotten_partition_is_neither_lost_nor_damaged_after_a_start() -> No
     bench.directory.write_watermarks(journal.checkpoint())
     again = ReplicaBench(bench.directory.files)
     journal = again.journal
-    assert (journal.start_offsets[0], journal.next_offset[0]) == (2, 2)
-    assert (journal.high_watermark[0], journal.last_epoch(0)) == (2, 0)
+    assert (journal.start_offsets[0], journal.next_offset[0]) == (0, 0)
+    assert (journal.high_watermark[0], journal.last_epoch(0)) == (0, 0)
     assert not again.opened.damaged
     assert not again.opened.damage
-    # Its state may be older than the end of its log, and is then fed from there.
     journal.place(0, 1)
     follow(journal, 1, 3, b"d" * 60)
     again.flush()
     journal.start_segment()
     follow(journal, 1, 3, b"e" * 60)
     again.flush()
-    assert journal.segments[-1].start_offsets() == [2, 2]
+    assert journal.segments[-1].start_offsets() == [0, 2]
     # Its leader's log begins before.
     journal.reset(0, 0)
     follow(journal, 0, 1, b"a", b"b", b"f")

@@ -385,6 +385,7 @@ class ClusterNode(Parts):
         if self.ownership.advance():
             self.acquisition.confirm_ownership()
         self.interest.flush()
+        self.stored_partitions.step(now, is_current=self.history.is_current)
         self.feeds.flush()
         if not is_alone:
             self.fetch_server.advance(now)
@@ -487,10 +488,10 @@ class ClusterNode(Parts):
     def _step_transfer(self, now: float) -> None:
         self.transfer.step(now)
         for partition in self.transfer.pop_released():
-            if self.context.is_stored(partition):
-                self.replication.resume(partition, now)
-            else:
+            if not self.context.is_stored(partition):
                 self.feeds.restored(partition)
+            if self.context.may_follow(partition):
+                self.replication.resume(partition, now)
         self.context.is_whole = self.transfer.is_whole
 
     def health(self, now: float) -> Health:

@@ -1,6 +1,6 @@
 """Shares metadata, leaderships, links and outgoing frames among the parts of a cluster node."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -49,6 +49,12 @@ class ClusterContext:
         self.is_whole = True
         # Whether this node may store partitions.
         self.has_data = role == DATA
+        # The partitions whose records are fed to this node, those included whose log is copied.
+        self.unstored: set[int] = set() if self.has_data else set(range(journal.partitions))
+        # Those of them whose log is copied.
+        self.copied: Container[int] = ()
+        # Those of them whose log is still here: it is forgotten once the leader feeds this node.
+        self.leaving: set[int] = set()
 
     def has_majority(self, now: float) -> bool:
         """True if this node is in contact with a majority of the voters."""
@@ -65,7 +71,13 @@ class ClusterContext:
     def is_stored(self, partition: int) -> bool:
         """True if this node's disk has the records of the partition. Otherwise its leader feeds
         this node, and other records are read at a node that has them."""
-        return self.has_data
+        return partition not in self.unstored
+
+    def may_follow(self, partition: int) -> bool:
+        """True if the log of the partition here grows, or may."""
+        if partition in self.unstored:
+            return partition in self.copied and partition not in self.leaving
+        return True
 
     @property
     def generation(self) -> int:

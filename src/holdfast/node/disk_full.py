@@ -36,7 +36,8 @@ class DiskSpace:
         if not is_full and held:
             self.suspended = frozenset()
             for partition in held - self._transfer.missing - self._transfer.unsaved.keys():
-                self._replication.resume(partition, now)
+                if self._context.may_follow(partition):
+                    self._replication.resume(partition, now)
 
     def advance(self) -> None:
         """Suspends replication if the disk is full and no commit waits for this node, at the end of

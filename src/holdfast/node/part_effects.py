@@ -241,6 +241,9 @@ class PartEffects:
         else:
             self._forwarding.refuse_unresolved(partition)
             self._transfer.expected[partition] = offset
+            if not self._context.is_stored(partition):
+                # Its log may be copied. It does not go on without the state.
+                self._replication.suspend(partition)
             sessions = self._state.list_sessions()
             self._leavers.begin(sessions, self._send_away, lambda: self._restarted(partition))
         self._context.is_whole = False

@@ -1,7 +1,8 @@
 """Makes and connects the parts of a cluster node."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from holdfast.log import record as log_record
@@ -13,6 +14,7 @@ from holdfast.node.failure.cluster_clock import ClusterClock
 from holdfast.node.failure.detector import Detector, DetectorConfig
 from holdfast.node.failure.health import Presence
 from holdfast.node.feeds.feeds import Feeds
+from holdfast.node.feeds.stored_partitions import StoredPartitions
 from holdfast.node.groups.assignments import AgentContext
 from holdfast.node.groups.groups import Groups
 from holdfast.node.metadata.commands import ChangePartitions
@@ -76,10 +78,12 @@ class Parts:
         now: float,
         *,
         lacking: Iterable[int] = (),
+        unstored: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """`node`: the broker's core, without sessions. `replicated`: the replicated state,
         recovered up to the journal's high watermarks except for the partitions `lacking`. `random`
-        returns from 0 to below 1."""
+        returns from 0 to below 1. `unstored`: the partitions whose log does not reach the state
+        here, or is forgotten, and the first record that the state lacks."""
         self.node = node
         self.state: NodeState = node.state
         self.replicated = replicated
@@ -89,6 +93,7 @@ class Parts:
         self.presence, self.config = presence, config
         self.log = ApplyingLog(node.state.journal)
         self.context = ClusterContext(meta.node_id, node.state.journal, config.role)
+        self.context.unstored.update(unstored)
         self.context.reaches_majority, self.context.majority_at = meta.has_majority, now
         replication = replace(config.replication, suspends_restarted=True)
         self.replication = Replication(meta.node_id, self.log, replication)
@@ -135,9 +140,28 @@ class Parts:
         self.space = DiskSpace(context, self.replication, self.transfer)
         self.feeds = Feeds(state, context, self.log, self.applier, self.forwarding, self.interest)
         self._share_state()
+        self.stored_partitions = self._begin_storing(unstored)
         self._lack(lacking if context.has_data else range(len(context.leading)))
         self._seed_numbers(random)
         self._start(now)
+
+    def _begin_storing(self, unstored: Mapping[int, int]) -> StoredPartitions:
+        """Goes on with the partitions that the log here does not have up to their state."""
+        stored = StoredPartitions(
+            self.context,
+            self.applier,
+            self.replication,
+            self.alignment,
+            self.transfer,
+            self.space,
+            self.feeds,
+        )
+        homes = self.groups.coordinator.homes
+        homes.announce = self.feeds.announce_group
+        stored.announce_groups = homes.announce_all
+        self.context.copied = self.log.fed
+        stored.begin(unstored)
+        return stored
 
     def _lack(self, partitions: Iterable[int]) -> None:
         """Waits for the replicated state of these partitions."""
@@ -167,6 +191,7 @@ class Parts:
             self.state, self.context, tokens, self.transfer, self._has_log
         )
         self.feeds.connect(self.alignment, self.acquisition, self.transfer)
+        self.barriers.fed_since = self.feeds.receiver.since
         self.applier.followed = self.interest.followers
         self.applier.release_followers = self.interest.release_followers
         recorded = self.replicated.state

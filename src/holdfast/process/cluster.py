@@ -214,6 +214,7 @@ class ClusterMembership:
             random=random,
             now=now,
         )
+        unstored = self._unstored(meta.metadata)
         made = ClusterNode(
             node,
             images,
@@ -222,7 +223,8 @@ class ClusterMembership:
             member_config(config, incarnation, is_incomplete=self._mark.may_lack_records),
             random,
             now,
-            lacking=self.storage.lacking(),
+            lacking=[each for each in self.storage.lacking() if each not in unstored],
+            unstored=unstored,
         )
         older_copy.load_memory(self.storage.directory.files, made.disk_memory)
         given_up = older_copy.nodes_given_up(self.storage.directory.files)
@@ -241,6 +243,11 @@ class ClusterMembership:
                 self.storage.close()
                 raise
         return made
+
+    def _unstored(self, metadata: ClusterMetadata | None) -> dict[int, int]:
+        """The partitions that were fed to this node. A node that was its whole cluster has none."""
+        is_alone = metadata is not None and tuple(metadata.nodes) == (self.config.node.id,)
+        return {} if is_alone else self.storage.unstored()
 
     def _check_role(self, metadata: ClusterMetadata | None) -> None:
         """Checks that the directory is one of this role. Raises `StorageError`."""

@@ -194,6 +194,16 @@ class Storage:
         pairs = zip(self.replayed_from, self.journal.start_offsets, strict=True)
         return [partition for partition, (known, start) in enumerate(pairs) if known < start]
 
+    def unstored(self) -> dict[int, int]:
+        """Returns the partitions whose log ends below the state here, because they were fed, with
+        the first record that the state lacks. Call it after `replay_into`."""
+        ends = self.journal.next_offset
+        return {
+            partition: known
+            for partition, known in enumerate(self.replayed_from)
+            if known > ends[partition] and partition not in self.opened.damaged
+        }
+
     def _newest_snapshot(self) -> Snapshot | None:
         found: Snapshot | None = None
         for sequence in reversed(self.directory.snapshots()):

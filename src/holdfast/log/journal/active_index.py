@@ -62,7 +62,8 @@ class ActiveIndex(SegmentIndex):
         if epoch != self._last_epochs[partition] and count:
             self._last_epochs[partition] = epoch
             head.epochs.append((partition, epoch, base_offset))
-        if number == 0 or first_timestamp_us < head.first_timestamp_us:
+        # A mark has no time.
+        if count and not 0 < head.first_timestamp_us <= first_timestamp_us:
             head.first_timestamp_us = first_timestamp_us
         if first_timestamp_us + last_delta_us > head.last_timestamp_us:
             head.last_timestamp_us = first_timestamp_us + last_delta_us

@@ -406,12 +406,14 @@ class Journal:
     def forget(self, partition: int) -> None:
         """Ends the log of the partition here: its records are void, and the partition is not stored
         from here on. The next group makes that durable. After a crash before that, the partition
-        has its log as before. Its positions are those of the high watermark until `place`. So an
-        older version finds an empty log that begins behind committed records."""
+        has its log as before. Its positions are those of the high watermark until `place`. A
+        restart finds an empty log at 0, behind the state that a snapshot has. Counter-example with
+        a log that is empty at the high watermark: so is one that has begun again there, and that
+        one lacks nothing."""
         if partition not in self._unstored:
             end = self.high_watermark[partition]
-            self.reset(partition, end)
-            self._unstored[partition] = end
+            self.reset(partition, 0)
+            self._unstored[partition] = 0
             self.place(partition, end)
 
     def place(self, partition: int, offset: int) -> None:

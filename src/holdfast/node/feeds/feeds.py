@@ -8,6 +8,7 @@ from holdfast.node.context import ClusterContext
 from holdfast.node.feeds.filter_holds import FilterHolds
 from holdfast.node.feeds.receiver import FeedReceiver
 from holdfast.node.feeds.server import FeedServer
+from holdfast.node.groups.group_state import Coordination
 from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.acquisition import SessionAcquisition
 from holdfast.node.ownership.requests import PendingOpen
@@ -51,15 +52,22 @@ class Feeds:
         transferred at each start, because no disk here has it."""
         alignment.on_lost = self.receiver.lose
         self._acquisition = acquisition
-        if not self._context.has_data:
-            acquisition.holds_filters = self._hold_of_session
-            self.receiver.may_ask = lambda partition: not transfer.lacks(partition)
+        acquisition.holds_filters = self._hold_of_session
+        self.receiver.may_ask = lambda partition: not transfer.lacks(partition)
+
+    def announce_group(self, coordination: Coordination) -> None:
+        """Announces the filter of a group that is coordinated here. Its records are assigned from
+        the moment on when all feeds have it."""
+        cursor = coordination.cursor
+        hold = self.holds.hold(
+            [cursor.filter], lambda: None, lambda: cursor.coordination is not None
+        )
+        coordination.has_filter = lambda: hold.is_over
 
     def connected(self, node: str) -> None:
         """Begins with a new link."""
         self.server.disconnected(node)
-        if not self._context.has_data:
-            self.receiver.connected(node)
+        self.receiver.connected(node)
 
     def disconnected(self, node: str) -> None:
         """Ends the feeds over a link that is lost."""
@@ -83,14 +91,14 @@ class Feeds:
     def restored(self, partition: int) -> None:
         """Goes on from the offset of the replicated state that was received."""
         offset = self._applier.starts[partition]
-        self._context.journal.place(partition, offset)
+        self._applier.note_fed(partition, offset)
         self._state.delivered[partition] = offset
 
     def hold_filters(
         self, connection: Connection, filters: list[str], then: Callable[[], None]
     ) -> bool:
         """Announces the filters of a SUBSCRIBE. True: `then` continues it."""
-        if self._context.has_data:
+        if not self._context.unstored:
             return False
 
         def is_needed() -> bool:
@@ -105,6 +113,8 @@ class Feeds:
 
     def _hold_of_session(self, asking: PendingOpen, filters: list[str]) -> bool:
         """Announces the filters of a session that is resumed. True: it has to wait."""
+        if not self._context.unstored:
+            return False
         if asking.hold is None:
             waiting, number = self._acquisition.asking, asking.number
             asking.hold = self.holds.hold(

@@ -1,7 +1,8 @@
 """Payloads of the frames of feeds. All integers are little-endian::
 
     FEED_FROM   per partition: u16 partition, u32 epoch, u32 request, u64 position, u32 count,
-                then the pending records of the sender: u32 ticket, u16 length, client id
+                then the pending records of the sender: u32 ticket, u16 length, client id.
+                With epoch 0 the feed of the partition ends
     FEED        parts in order, each u8 kind, u32 request, then
                 RECORDS   u64 mark, u32 count, an u64 offset per record, a batch. With a count of 0
                           the records have the offsets of the batch

@@ -53,6 +53,8 @@ class FedPartition:
         self.filters = 0
         # Whether the leader has said which pending records it has.
         self.is_live = False
+        # When the feed was requested, or lost.
+        self.since = 0.0
 
 
 class FeedSource:
@@ -84,12 +86,17 @@ class FeedReceiver:
         partitions = context.journal.partitions
         self.partitions = [FedPartition(number) for number in range(partitions)]
         # The partitions without a request.
-        self._idle: set[int] = set() if context.has_data else set(range(partitions))
+        self._idle: set[int] = set(context.unstored)
         self._requests = 0
         self._requested: dict[int, FedPartition] = {}
         self._sources: dict[str, FeedSource] = {}
         # The partitions of which nothing more is applied.
         self._broken: set[int] = set()
+        # The requests that end a feed, by leader.
+        self._ended: dict[str, list[FeedFrom]] = {}
+        self.on_accepted: Callable[[int, bool, float], None] = lambda partition, is_fed, now: None
+        """Called before the first part of a feed is applied to a partition whose log is still here.
+        False: the leader cannot feed it from the mark."""
         self.may_ask: Callable[[int], bool] = lambda partition: True
         """Whether the replicated state of a partition is complete."""
         self.is_announced: Callable[[str], bool] = lambda node: True
@@ -111,7 +118,17 @@ class FeedReceiver:
         self._requested.pop(fed.request, None)
         fed.request = 0
         fed.is_live = False
+        fed.since = self._state.now
         self._idle.add(partition)
+
+    def end(self, partition: int) -> None:
+        """Ends the feed of a partition that is stored here from now on."""
+        fed = self.partitions[partition]
+        if fed.request and fed.leader in self._sources:
+            end = FeedFrom(partition, 0, fed.request, 0)
+            self._ended.setdefault(fed.leader, []).append(end)
+        self.lose(partition)
+        self._idle.discard(partition)
 
     def connected(self, node: str) -> None:
         """Begins with an empty queue on a new link."""
@@ -121,6 +138,7 @@ class FeedReceiver:
     def disconnected(self, node: str) -> None:
         """Drops what has arrived over a link that is lost. The next feed sends it again."""
         self._sources.pop(node, None)
+        self._ended.pop(node, None)
         for fed in self.partitions:
             if fed.request and fed.leader == node:
                 self.lose(fed.partition)
@@ -129,6 +147,10 @@ class FeedReceiver:
         """True if the present leader feeds the partition."""
         fed = self.partitions[partition]
         return fed.is_live and fed.epoch == self._context.epoch(partition)
+
+    def since(self, partition: int) -> float:
+        """The time at which the feed of a partition was requested, or lost."""
+        return self.partitions[partition].since
 
     def feeders(self, number: int) -> set[str]:
         """The nodes whose feeds were requested before the filters up to `number` had left."""
@@ -158,6 +180,7 @@ class FeedReceiver:
             fed.leader, fed.epoch = leader, self._context.epoch(partition)
             fed.request, fed.filters = self._requests, self.announced()
             self._requested[fed.request] = fed
+            fed.since = self._state.now
             position = self._state.delivered[partition]
             tickets = self._forwarding.in_doubt(partition)
             request = FeedFrom(partition, fed.epoch, fed.request, position, tickets)
@@ -227,6 +250,11 @@ class FeedReceiver:
 
     def _apply(self, source: FeedSource, fed: FedPartition, part: FeedPart, steps: int) -> int:
         partition = fed.partition
+        if partition in self._context.leaving:
+            is_fed = part.kind not in (BEGINS, LACKS)
+            self.on_accepted(partition, is_fed, self._state.now)
+            if fed.request != part.request:
+                return 1
         if part.kind == BEGINS:
             self.lose(partition)
             self.on_begins(partition, part.offset)
@@ -260,7 +288,7 @@ class FeedReceiver:
         delivered = self._state.delivered
         assert record.offset >= delivered[partition], "a record is applied twice"
         # A mark between the records of one part: all that this node needs below were before it.
-        self._context.journal.place(partition, record.offset + 1)
+        self._applier.note_fed(partition, record.offset + 1)
         self._applier.fold(record)
         if record.ticket in self._forwarding.pending:
             self._forwarding.settle(record.ticket, partition, record.client_id)
@@ -269,7 +297,7 @@ class FeedReceiver:
         """Takes the mark of a partition."""
         delivered = self._state.delivered
         assert mark >= delivered[partition], "a mark falls"
-        self._context.journal.place(partition, mark)
+        self._applier.note_fed(partition, mark)
         delivered[partition] = mark
         if partition in self._applier.followed:
             self._applier.release_followers(partition)
@@ -279,6 +307,9 @@ class FeedReceiver:
 
     def flush(self) -> None:
         """Sends requests and acknowledgements, at the end of a turn."""
+        for node, ended in self._ended.items():
+            self._context.send(node, FEED_FROM, encode_feed_from(ended))
+        self._ended.clear()
         if self._idle:
             self._ask()
         for node, source in self._sources.items():
@@ -295,6 +326,9 @@ class FeedReceiver:
                 continue
             assert bool(fed.request) == (partition not in self._idle), "the feeds without request"
             assert fed.request or not fed.is_live, "a feed is live without a request"
-            assert journal.next_offset[partition] == self._state.delivered[partition], "the mark"
+            if partition not in self._context.copied and partition not in self._context.leaving:
+                assert journal.next_offset[partition] == self._state.delivered[partition], "mark"
             target = self._forwarding.target(partition)
+            if self._context.leads(partition):
+                continue
             assert not target or (fed.is_live and target == fed.leader), "records leave unaligned"

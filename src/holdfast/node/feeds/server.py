@@ -6,6 +6,7 @@ because it matches a filter of the node, or because the node waits for it. A rec
 goes as a stub. A *mark* says that everything below it was sent.
 
 Invariants
+- A node that is fed does not count on its log: it is in no in-sync set, and is proposed for none.
 - A feed begins only after everything is applied that its node had announced before the request. So
   each record from its position on is compared with all of those filters.
 - A mark never falls, and never passes what is applied here, which is committed.
@@ -143,6 +144,8 @@ class FeedServer:
         self._requests = 0
         self._reads: dict[int, Feed] = {}
         self._read_again_at: dict[str, float] = {}
+        self.release: Callable[[int, str], bool] = lambda partition, node: True
+        """Lets a node forget its log of a partition. False: it may not yet."""
 
     # Links and leaderships
 
@@ -191,7 +194,9 @@ class FeedServer:
             feed = fed.feeds.get(partition)
             if feed is not None:
                 self._end(feed)
-            fed.asked[partition] = (request, ends[partition])
+            fed.asked.pop(partition, None)
+            if request.epoch:
+                fed.asked[partition] = (request, ends[partition])
 
     def forwarded(self, node: str, partition: int, begin: int) -> None:
         """Notes that the records from the offset `begin` to the end of the log are of `node`."""
@@ -212,7 +217,11 @@ class FeedServer:
                 if epoch:
                     del fed.asked[partition]
                 continue
-            if epoch == request.epoch and self._closed_end(partition) >= floor:
+            if (
+                epoch == request.epoch
+                and self._closed_end(partition) >= floor
+                and self.release(partition, fed.name)
+            ):
                 del fed.asked[partition]
                 self._begin(fed, request)
 

@@ -233,7 +233,7 @@ class Coordinator:
         if coordination.is_open:
             if is_certain:
                 coordination.make_certain(logged)
-        elif coordination.key in home.ended:
+        elif coordination.key in home.ended or not coordination.has_filter():
             self._unopened[coordination] = None
             return
         elif is_certain or not home.is_certain:

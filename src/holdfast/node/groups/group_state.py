@@ -132,6 +132,11 @@ RANGES_MAX: Final = 100_000
 for the records behind them: the next coordinator must know each finished record."""
 
 
+def _has_filter() -> bool:
+    """A node that stores all partitions needs no feed."""
+    return True
+
+
 class Coordination:
     """The assignment of the records of one shared group; the module states its invariant."""
 
@@ -147,6 +152,8 @@ class Coordination:
         self.is_open = False
         # Whether it is the group of a queue that has not been deleted.
         self.is_kept = False
+        # Whether every partition that is fed to this node is fed with the filter of the group.
+        self.has_filter: Callable[[], bool] = _has_filter
         # False while sessions may have kept QoS 2 records that the log here does not show.
         self.is_certain = False
         # QoS 2 records that wait until that is certain.

@@ -1,5 +1,6 @@
 """Home partitions of shared groups that a node leads."""
 
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.log.partition import partition_of
@@ -58,6 +59,8 @@ class LedHomes:
         self._context = context
         self.led: dict[int, Home] = {}
         self.group_count = 0
+        # Announces the filter of a group, while partitions are fed to this node. Feeds sets it.
+        self.announce: Callable[[Coordination], None] = lambda coordination: None
         # Those that are not open yet.
         self.opening: dict[Home, None] = {}
 
@@ -68,10 +71,18 @@ class LedHomes:
             coordination.is_kept = key in self._state.cluster.recorded().queues
             home.groups[key] = coordination
             self.group_count += 1
+            if self._context.unstored:
+                self.announce(coordination)
             cursor = coordination.cursor
             self._state.subscriptions.add(cursor.filter, cursor, cursor)
             self._state.change_routes()
         return coordination
+
+    def announce_all(self) -> None:
+        """Announces the filters of all groups, before the first partition is fed."""
+        for home in self.led.values():
+            for coordination in home.groups.values():
+                self.announce(coordination)
 
     def remove(self, home: Home, key: str) -> None:
         """Removes a group that is over."""

@@ -559,12 +559,15 @@ class NodeAgent:
             if share.group is None:
                 # The group has ended.
                 share.finished = {}
+                share.done = []
             return
         if not share.announces_start:
             share.start = None
         share.finished = {
             place: None for place in share.finished if not groups.is_finished(share.key, *place)
         }
+        # Those of a home without a leader wait here.
+        share.done = [place for place in share.done if place in share.finished]
         if share.members and not share.limit:
             self._touched[share] = None
 

@@ -93,7 +93,10 @@ class ApplyingLog:
             batches.append(batch)
 
     def note_fed(self, partition: int, offset: int) -> None:
-        """Notes that the records of a copied partition below the offset were fed."""
+        """Notes that the records of a partition below the offset were fed."""
+        if partition not in self.fed:
+            self._journal.place(partition, offset)
+            return
         assert offset >= self.fed.get(partition, 0), "a mark falls"
         self.fed[partition] = offset
         batches = self.uncommitted[partition]
@@ -201,13 +204,27 @@ class Applier(Work):
         is shorter, is copied from its leader."""
         assert partition not in self._ends, "committed records wait"
         self._state.delivered[partition] = offset
+        self._log.fed[partition] = 0
         self._log.note_fed(partition, offset)
         self._end_copy(partition, self._log.high_watermark[partition])
+
+    def begin_fed(self, partition: int, offset: int) -> None:
+        """Goes on behind the state of a partition that is fed."""
+        self._state.delivered[partition] = offset
+        self._log.note_fed(partition, offset)
+
+    def note_fed(self, partition: int, offset: int) -> None:
+        """Notes that the records of a partition below the offset were fed."""
+        self._log.note_fed(partition, offset)
 
     def store(self, partition: int) -> None:
         """Begins to store a partition that is fed. Its leader's log is copied from the start."""
         self._log.reset(partition, 0)
         self.copy(partition, self._state.delivered[partition])
+
+    def begin_log(self, partition: int) -> None:
+        """Begins the log of a partition that is fed behind its state, because no node has more."""
+        self._log.reset(partition, self._state.delivered[partition])
 
     def log_begins(self, partition: int, offset: int) -> bool:
         """Handles a log that begins again at `offset`. Returns whether it is a copied one that was
@@ -221,10 +238,13 @@ class Applier(Work):
             self.on_copied(partition)
         return False
 
-    def forget(self, partition: int) -> None:
-        """Ends the log of a partition here. Its records are fed from the first one on that is not
-        applied, also those that were committed and wait."""
+    def pause(self, partition: int) -> None:
+        """Applies nothing more of the log of a partition, until `apply_to`. Its records will be fed
+        from the first one on that is not applied, also those that were committed and wait."""
         self._ends.pop(partition, None)
+
+    def forget(self, partition: int) -> None:
+        """Ends the log of a partition here, whose records are fed."""
         self._log.forget(partition, self._state.delivered[partition])
 
     def _end_copy(self, partition: int, high_watermark: int) -> bool:

@@ -35,9 +35,7 @@ class LeaderSync:
         self._context = context
         self._forwarding = forwarding
         self._replication = replication
-        self._waiting: set[int] = set()
-        if context.has_data:
-            self._waiting.update(range(context.journal.partitions))
+        self._waiting: set[int] = set(range(context.journal.partitions)) - context.unstored
         # Called with a partition that is not stored here: its next feed aligns it.
         self.on_lost: Callable[[int], None] = lambda partition: None
         # Per partition the reply of its leader: leader, epoch, end of its log.
@@ -47,10 +45,11 @@ class LeaderSync:
     def lose(self, partition: int) -> None:
         """Stops sending to the partition: its leader, the epoch or the link has changed."""
         self._forwarding.stop(partition)
+        self._ends.pop(partition, None)
         if not self._context.is_stored(partition):
+            self._waiting.discard(partition)
             self.on_lost(partition)
             return
-        self._ends.pop(partition, None)
         self._waiting.add(partition)
         self._asked_at = -1.0
 

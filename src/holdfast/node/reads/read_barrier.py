@@ -16,6 +16,7 @@ This is the read index of Raft (thesis, section 6.4), for partitions that do not
 """
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.node.context import ClusterContext
@@ -76,6 +77,8 @@ class Barriers:
         # The barriers that are not passed, oldest first.
         # Their numbers and questions ascend.
         self.waiting: dict[int, Barrier] = {}
+        self.fed_since: Callable[[int], float] = lambda partition: 0.0
+        """When the feed of a partition was requested, or lost. Parts sets it."""
 
     def seed_ids_at(self, question: int) -> None:
         """Numbers the questions from `question` + 1.
@@ -117,13 +120,17 @@ class Barriers:
         """Returns the nodes that have what the oldest barrier has waited for here for `BEHIND_S`.
 
         Empty unless the partitions that it lacks commit records without this node. Only then can
-        another node pass a barrier that this one cannot.
+        another node pass a barrier that this one cannot. Empty while one of them has a new feed:
+        its leader has just come, and every node that it feeds waits for it.
         """
         oldest = next(iter(self.waiting.values()), None)
         metadata = self._context.metadata
         if metadata is None or oldest is None or self._state.now < oldest.asked_at + BEHIND_S:
             return []
-        in_sync = [metadata.partitions[each].in_sync for each in self.lacking(oldest.number)]
+        lacking = self.lacking(oldest.number)
+        if any(self._state.now < self.fed_since(each) + BEHIND_S for each in lacking):
+            return []
+        in_sync = [metadata.partitions[each].in_sync for each in lacking]
         own = self._context.node_id
         if not in_sync or any(own in each or len(each) < metadata.min_insync for each in in_sync):
             return []

@@ -3,11 +3,10 @@
 A DiskPosition has a node's Raft term, its last committed and durable metadata entry, its count of
 committed and durable records, and its count of all records that were ever durable. No part but the
 third falls while the node keeps its disk. The third counts the records that are stored there, and
-falls when a partition that the disk had forgotten begins again. So a node that connects with less
-than another has received of it runs on an older copy of its disk: a backup, or a snapshot of its
-machine. It must not continue as if it had everything that it acknowledged. Smallest counter-
-example: A and C commit entry 5, B is slow. C is put back to entry 4, A stops. B and C elect B, and
-another entry 5 is committed.
+falls when a partition is forgotten. So a node that connects with less than another has received of
+it runs on an older copy of its disk: a backup, or a snapshot of its machine. It must not continue
+as if it had everything that it acknowledged. Smallest counter-example: A and C commit entry 5, B is
+slow. C is put back to entry 4, A stops. B and C elect B, and another entry 5 is committed.
 
 The count of committed records alone is not enough. A node that starts does not know which of its
 records are committed, so it claims all of them. Smallest counter-example: a copy has an uncommitted

@@ -96,6 +96,32 @@ class LeaderSide:
         self._advance(led)
         self._in_sync.judge(led, now)
 
+    def release(self, partition: int, node: str) -> bool:
+        """Lets a node that asks for a feed forget its log. False: commits wait for that log, or may
+        soon. Nothing that the node has acknowledged counts after that: a member is asked to follow
+        again. Counter-example: it is out of the in-sync set by the metadata that it has, forgets
+        its log, and is proposed for what it acknowledged before."""
+        led = self.led[partition]
+        if led is None or node in led.info.in_sync:
+            return False
+        progress = led.followers.get(node)
+        if progress is None:
+            return True
+        if progress.is_counted:
+            return False
+        progress.stop()
+        if node in led.info.members:
+            self._ask(progress)
+        else:
+            del led.followers[node]
+        return True
+
+    def _ask(self, progress: Progress) -> None:
+        """Lets a follower ask again."""
+        led = progress.led
+        entry = FOLLOW_FROM_ENTRY.pack(led.partition, led.epoch, 0, ASK, 0, 0, 0)
+        self._state.effects.append(Send(progress.peer.node, FOLLOW_FROM, entry))
+
     def begin_alone(self) -> None:
         """Leaves closed batches and commits to the journal until `end_alone`. No follower has asked
         for any. The recent batches would have a gap afterwards."""
@@ -371,8 +397,7 @@ class LeaderSide:
         gone = self._catch_up.handle_batches(request, batches, now)
         if gone is not None:
             gone.stop()
-            entry = FOLLOW_FROM_ENTRY.pack(gone.led.partition, gone.led.epoch, 0, ASK, 0, 0, 0)
-            self._state.effects.append(Send(gone.peer.node, FOLLOW_FROM, entry))
+            self._ask(gone)
 
     def flush(self) -> None:
         """Sends the followers the high watermarks that have moved."""

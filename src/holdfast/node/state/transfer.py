@@ -440,7 +440,7 @@ class Transfer:
             self._received(partition)
         self._state.delivered[partition] = offset
         if not self._context.is_stored(partition):
-            self._context.journal.place(partition, offset)
+            self._applier.note_fed(partition, offset)
 
     def abandon(self, partition: int) -> None:
         """Stops waiting for the state of the partition: no node has it."""

@@ -1,0 +1,30 @@
+"""Lives of five nodes that store only the partitions of which they are replicas, three each. The
+others are fed to them, and a node that becomes a replica copies the log.
+
+`python -m tests.sim --nodes 5` plays more of them.
+"""
+
+import pytest
+
+from tests.sim.plans import settings_for
+from tests.sim.world import World
+
+
+@pytest.mark.parametrize(
+    ("seed", "casts", "faults"),
+    [(1, ("log",), ()), (12, ("groups",), ("kill", "leave"))],
+)
+def test_a_life(seed: int, casts: tuple[str, ...], faults: tuple[str, ...]) -> None:
+    settings = settings_for(seed, 5, faults, 6.0, casts, 0)
+    world = World(seed, settings)
+    world.run()
+    stored = {
+        host.name: [
+            partition
+            for partition in range(settings.partitions)
+            if host.process is not None and host.process.cluster_node.context.is_stored(partition)
+        ]
+        for host in world.data_hosts
+    }
+    copies = sum(map(len, stored.values()))
+    assert copies == settings.partitions * settings.replication_factor, stored
