@@ -1,4 +1,4 @@
-"""A device whose clock is hours off in all messages is told; one that is late or drifts is not."""
+"""Hints of a run: clocks that are hours off in all messages, and topics that no rule reads."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ pytest.importorskip("pyspark")
 
 from holdfast.pipeline.lake import status
 from holdfast.pipeline.lake.catalog import load_catalog
+from holdfast.pipeline.tables import Rule, readings_table
 
 HOUR_MS = 3_600_000.0
 
@@ -19,13 +20,14 @@ class OneFile:
     """A log of commits with one file, in place of the lake's."""
 
     def __init__(self, lake: Path, name: str) -> None:
-        self.name = name
+        self.lake, self.name = lake, name
 
     def last(self) -> Any:
-        return type("Commit", (), {"version": 1})() if self.name == "latency" else None
+        is_there = (self.lake / f"{self.name}.parquet").exists()
+        return type("Commit", (), {"version": 1})() if is_there else None
 
     def live(self, version: int) -> list[Any]:
-        return [type("File", (), {"path": "latency.parquet"})()]
+        return [type("File", (), {"path": f"{self.name}.parquet"})()]
 
 
 def told(lake: Path, offsets: dict[str, list[tuple[float, float]]]) -> list[str]:
@@ -61,3 +63,18 @@ def test_constant_offsets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     many = {f"d{number}": [(HOUR_MS, HOUR_MS)] * 5 for number in range(8)}
     assert told(tmp_path, many)[-1] == "and 3 more devices like it"
     assert len(told(tmp_path, many)) == status.CLOCK_HINTS_MAX + 1
+
+
+def test_topics_with_a_dollar_that_no_rule_names_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    aws = [f"$aws/things/pump-{number}/shadow/update" for number in (3, 4, 4)]
+    rows = [{"topic": topic, "messages": 2} for topic in (*aws, "plant/$state", "a")]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "topics.parquet")
+    assert status.hints(tmp_path, load_catalog()) == [
+        f"readings: 6 messages of 2 topics such as {aws[0]} are in no row: topics that begin "
+        "with $ need a rule that names them"
+    ]
+    named = readings_table((Rule("$aws/things/+/shadow/#", decode="ignore"),))
+    assert status.hints(tmp_path, load_catalog(tables=[named])) == []

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,13 +26,16 @@ from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.source import LogAccess
+from holdfast.protocol.topics.names import matches
 
 MISSING: Final = "missing"
 """The table of missing message numbers (holdfast.pipeline.tables)."""
 LATENCY: Final = "latency"
 """The table with the offset of each device's clock (holdfast.pipeline.tables)."""
-CLOCK_FILES_MAX: Final = 24
-"""The most files of it, one for each hour, that are looked at for local times."""
+READINGS: Final = "readings"
+TOPICS: Final = "topics"
+HINT_FILES_MAX: Final = 24
+"""The most files of such a table, one for each hour, that are looked at for hints."""
 CLOCK_MINUTES_MIN: Final = 5
 """The fewest minutes with messages of a device that show a constant offset."""
 CLOCK_SHARE: Final = 0.9
@@ -162,30 +165,56 @@ def _stored(lake: LakePath) -> set[str]:
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns what looks wrong in the tables of a lake, and what may mend it."""
-    return [*_missing_hints(lake, catalog), *_clock_hints(lake, catalog)]
+    found = (_missing_hints, _clock_hints, _dollar_hints)
+    return [hint for hints_of in found for hint in hints_of(lake, catalog)]
+
+
+def _newest_rows(
+    lake: LakePath, catalog: Catalog, table: str, columns: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of the newest files of a table."""
+    log = CommitLog(lake, table)
+    last = log.last()
+    if table not in catalog.tables or last is None:
+        return
+    for file in log.live(last.version)[-HINT_FILES_MAX:]:
+        with suppress(OSError, pa.ArrowInvalid):  # a run is exchanging the file
+            path = readable(lake / file.path)
+            if set(columns) <= set(parquet.read_schema(path).names):  # else of an older version
+                found = parquet.read_table(path, columns=list(columns), partitioning=None)
+                yield from found.to_pylist()
+
+
+def _dollar_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Returns a line for topics that begin with `$`, which no rule reads unless it names them."""
+    build = catalog.tables[READINGS].build if READINGS in catalog.tables else None
+    rules: Sequence[Any] = getattr(build, "rules", ())
+    filters = [each.filter for each in rules if each.filter.startswith("$")]
+    left: Counter[str] = Counter()
+    for row in _newest_rows(lake, catalog, TOPICS, ("topic", "messages")):
+        topic = row["topic"]
+        if topic.startswith("$") and not any(matches(each, topic) for each in filters):
+            left[topic] += row["messages"]
+    if not left:
+        return []
+    return [
+        f"{READINGS}: {left.total():,} messages of {len(left):,} topics such as {min(left)} are in "
+        "no row: topics that begin with $ need a rule that names them"
+    ]
 
 
 def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns the devices that are a constant number of quarters of an hour off: a local time."""
-    log = CommitLog(lake, LATENCY)
-    last = log.last()
-    names = ["device", "messages", "offset_min_ms", "offset_max_ms"]
-    if LATENCY not in catalog.tables or last is None:
-        return []
     minutes: dict[str, list[tuple[int, int]]] = {}
-    for file in log.live(last.version)[-CLOCK_FILES_MAX:]:
-        with suppress(OSError, pa.ArrowInvalid):  # a run is exchanging the file
-            path = readable(lake / file.path)
-            if not set(names) <= set(parquet.read_schema(path).names):
-                continue  # of an older version
-            for row in parquet.read_table(path, columns=names, partitioning=None).to_pylist():
-                low, high = (row[name] for name in names[2:])
-                step = round(low / QUARTER_MS) if low is not None else 0
-                is_near = step != 0 and all(
-                    abs(each - step * QUARTER_MS) <= CLOCK_LAG_MS for each in (low, high)
-                )
-                found = minutes.setdefault(row["device"], [])
-                found.append((step if is_near else 0, row["messages"]))
+    names = ("device", "messages", "offset_min_ms", "offset_max_ms")
+    for row in _newest_rows(lake, catalog, LATENCY, names):
+        low, high = (row[name] for name in names[2:])
+        step = round(low / QUARTER_MS) if low is not None else 0
+        is_near = step != 0 and all(
+            abs(each - step * QUARTER_MS) <= CLOCK_LAG_MS for each in (low, high)
+        )
+        found = minutes.setdefault(row["device"], [])
+        found.append((step if is_near else 0, row["messages"]))
     hints = []
     for device, steps in sorted(minutes.items()):
         step, same = Counter(each for each, _ in steps).most_common(1)[0]
