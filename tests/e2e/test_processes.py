@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.cluster.local import is_free
 from tests.e2e.brokers import Holdfast
 from tests.e2e.chaos import crowd, shake
 from tests.e2e.ledger import Ledger
 from tests.e2e.ledger_checks import check
 from tests.e2e.wire import Closed, Wire
+from tests.support.ports import free_port
 from tests.support.waiting import WAIT_S, until
 
 STARTED = re.compile(r"process_started process=(\d+) pid=(\d+)")
@@ -34,6 +36,11 @@ class Processes(Holdfast):
     ) -> None:
         super().__init__(directory, settings)
         self.count = count
+        while not all(is_free(self.admin_port + each) for each in range(4)):
+            self.admin_port = free_port()
+        # The next ones, which the other processes have.
+        for _ in range(3):
+            free_port()
         self._begun = 0
         self.environment = {"HOLDFAST_LOGGING__LEVEL": "debug"}
 

@@ -36,7 +36,7 @@ def test_limits_hold_over_all_processes(tmp_path: Path) -> None:
     assert [each.rates.user.messages_per_s for each in made] == [5, 5, 5]
     assert [len(each.listeners) for each in made] == [2, 1, 1]
     assert [each.node.id for each in made] == ["n1", "n1-1", "n1-2"]
-    assert [each.admin.enabled for each in made] == [True, False, False]
+    assert [each.admin.port for each in made] == [18083, 18084, 18085]
     # Read again for a reload, it is the same.
     assert made == [ProcessPlace(index, 3, str(tmp_path)).applied(config) for index in range(3)]
 

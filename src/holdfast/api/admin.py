@@ -198,9 +198,8 @@ class AdminServer:
         self._access = AccessRoutes(self._gate, server.audit)
         reserved.listen()
         self._socket = reserved
-        address = reserved.getsockname()
-        # A Unix socket has a path in place of an address.
-        bind, self.port = address[:2] if isinstance(address, tuple) else ("localhost", 0)
+        bind: str = reserved.getsockname()[0]
+        self.port: int = reserved.getsockname()[1]
         known = Hosts([bind, socket.gethostname(), *hosts], "admin.hosts")
         self._sender = LogSender(
             lambda: server.broker,

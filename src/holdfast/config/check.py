@@ -19,6 +19,7 @@ from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import Admin, Config
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
+PROCESSES_MAX: Final = 64
 ID_CHARACTERS_MAX: Final = 29
 """The most characters of the name of a node whose other processes have it with their number."""
 PORT_KEYS: Final = {"cluster": "cluster.peer_port", "federation": "federation.listen"}
@@ -90,6 +91,10 @@ def _process_problems(config: Config) -> Iterator[Problem]:
         (
             bool(config.cluster.peer_bind or config.cluster.join),
             "cluster.peer_bind and join: the processes of one machine are a cluster of their own",
+        ),
+        (
+            config.admin.enabled and not 0 < config.admin.port <= 65535 - PROCESSES_MAX,
+            "this admin.port: the processes have the ports from there on, one each",
         ),
         (
             any(not each.port and not each.socket for each in config.listeners),

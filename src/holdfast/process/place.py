@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from holdfast.addresses import UNIX
+from holdfast.addresses import UNIX, join_address, split_address
 from holdfast.config.listener import Listener
-from holdfast.config.schema import Cluster, Config, Log, Node, ScopeRates
+from holdfast.config.schema import Admin, Cluster, Config, Log, Node, ScopeRates
 from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import MANIFEST, PROCESSES, Manifest
@@ -97,7 +97,7 @@ class ProcessPlace:
                 id=node_name(name, self.index),
                 data=str(data / PROCESSES / str(self.index)),
             )
-            config = replace(config, node=node, admin=replace(config.admin, enabled=False))
+            config = replace(config, node=node, admin=self._admin(config.admin))
         return replace(
             config,
             server=replace(config.server, processes=self.count),
@@ -105,6 +105,14 @@ class ProcessPlace:
             rates=replace(config.rates, listener=_divided(config.rates.listener, self.count)),
             limits=replace(config.limits, connections=self._share(config.limits.connections)),
         )
+
+    def _admin(self, admin: Admin) -> Admin:
+        """The port of a process besides 0, for programs that read the log at its node."""
+        advertised = admin.advertise
+        if advertised:
+            host, port = split_address(advertised)
+            advertised = join_address(host, port + self.index)
+        return replace(admin, port=admin.port + self.index, advertise=advertised, console=False)
 
     def _listener(self, listener: Listener) -> Listener:
         if listener.socket:

@@ -46,7 +46,6 @@ from holdfast.io.settings.security_files import (
     load_listeners,
     load_security,
 )
-from holdfast.io.sockets.bound_sockets import reserve_unix
 from holdfast.io.sockets.listeners import OpenListener, may_wait, reserve, when_free
 from holdfast.io.workers.pool import IoWorkers
 from holdfast.node import federation_session
@@ -69,7 +68,6 @@ logger = logging.getLogger("holdfast")
 SHUTDOWN_S = 5.0
 """The time in seconds at shutdown for clients to take their last bytes, and for the disk."""
 
-SOCKET_MODE = 0o600
 STAND_BY_AGAIN = -1
 """The result of `run` instead of an exit code: start the program again, as a standby."""
 START_ANEW = -2
@@ -161,11 +159,7 @@ class Server:
                 if config.cluster.node_role() != WITNESS:
                     sockets = await when_free(partial(reserve, settings, config), may_wait(config))
                     self.listeners.append(OpenListener(settings, one, sockets))
-            if self.place is not None and self.place.index:
-                # The console and the metrics of process 0 ask here, and have checked the right.
-                path = Path(self.place.sockets, f"{self.place.index}.admin")
-                self._admin_socket = reserve_unix(path, SOCKET_MODE)
-            elif config.admin.enabled:
+            if config.admin.enabled:
                 self._admin_socket = await when_free(
                     partial(reserve_admin, config.admin.bind, config.admin.port),
                     config.node.standby,
