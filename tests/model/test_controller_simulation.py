@@ -4,7 +4,7 @@ tests/support/sim_controller.py for what is checked; in the end everything is as
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -45,6 +45,7 @@ def test_the_lives_are_rough() -> None:
     assert sum(world.refused["late"] for world in worlds) > 300
     happened = {line.split()[1] for world in worlds for line in world.trace}
     expected = {"kill", "start", "wipe", "join", "drain", "undrain", "remove", "hang", "resize"}
+    expected.add("switch_moves")
     assert happened >= expected
 
 
@@ -68,6 +69,24 @@ def test_a_copy_that_leaves_too_early_is_found(monkeypatch: pytest.MonkeyPatch) 
         return replace(info, replicas=kept, in_sync=in_sync)
 
     monkeypatch.setattr(planning, "_without_unwanted_replicas", hasty)
+    require_found()
+
+
+def test_a_copy_that_begins_while_moves_are_paused_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = controller.Controller._begin_moves
+
+    def deaf(
+        self: controller.Controller,
+        metadata: ClusterMetadata,
+        wanted: Assignment,
+        standing: NodeConditions,
+        free: Iterable[int],
+    ) -> list[controller.Change]:
+        return begin(self, replace(metadata, placement=None), wanted, standing, free)
+
+    monkeypatch.setattr(controller.Controller, "_begin_moves", deaf)
     require_found()
 
 

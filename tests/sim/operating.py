@@ -25,6 +25,8 @@ class Operator:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._chance = world.schedule.chance("operator")
+        # A stream of its own: lives without zones are the same as before.
+        self._pauses = world.schedule.chance("pauses")
         self._is_looking = False
         self._is_over = False
         # The node that is drained, and whether it is to be removed.
@@ -40,7 +42,10 @@ class Operator:
     def strike(self, host: "Host") -> None:
         """Do something, to this node perhaps."""
         self._begin()
-        if self._chance.random() < 0.3:
+        if self._world.settings.zones and self._pauses.random() < 0.3:
+            self._note("pause or resume moves")
+            self._propose(lambda metadata: operations.pause(metadata, not metadata.is_paused))
+        elif self._chance.random() < 0.3:
             self._note("rebalance")
             self._propose(operations.rebalance)
         elif self._drained is None and self._world.newest_metadata() is not None:
@@ -116,6 +121,8 @@ class Operator:
             return
         if self._is_over and self._has_resized:
             self._resize_back(metadata)
+        if self._is_over and metadata.is_paused:
+            self._propose(lambda metadata: operations.pause(metadata, False))
         # What was asked for may be done much later.
         for host in self._world.hosts.values():
             info = metadata.nodes.get(host.name)

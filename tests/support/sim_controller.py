@@ -228,6 +228,7 @@ class ControllerWorld:
                 if is_current:
                     self.commands.append(command)
                     self.check_copies(command)
+                    self.check_pause(command)
                 self.propose(command, partial(controller.note_outcome, command))
 
     def propose(
@@ -322,6 +323,14 @@ class ControllerWorld:
             }
             if whole and len(new.in_sync) < self.metadata.min_insync:
                 raise Wrong(f"partition {number}: {whole} may have the last copy: {old} to {new}")
+
+    def check_pause(self, command: Command) -> None:
+        """No copy begins while an operator has paused them."""
+        if self.metadata.is_paused and isinstance(command, ChangePartitions):
+            for number, _, new in command.changes:
+                more = set(new.members) - set(self.metadata.partitions[number].members)
+                if more:
+                    raise Wrong(f"partition {number}: {more} begin while moves are paused")
 
     def check_step(self, command: SetReplication) -> None:
         """A step goes towards the wanted settings, copies first."""
@@ -438,6 +447,8 @@ class ControllerWorld:
         self.depose(is_noticed=True)
         self.run(2 * self.config.proposal_timeout_s)
         self.recover_lost()
+        if self.metadata.is_paused:
+            self.operate(switch_moves, "")
         self.run(duration_s)
 
     def recover_lost(self) -> None:
@@ -521,6 +532,11 @@ class ControllerWorld:
         return [counts[node] for node in self.eligible()]
 
 
+def switch_moves(metadata: ClusterMetadata, node: str) -> Command | None:
+    """Pauses the moves of replicas, or resumes them."""
+    return operations.pause(metadata, not metadata.is_paused)
+
+
 def life(seed: int, steps: int = 60) -> ControllerWorld:
     """A world in which `steps` things happen, which then becomes quiet. Raises Wrong."""
     world = ControllerWorld(
@@ -569,7 +585,9 @@ def happen(world: ControllerWorld, names: Iterator[str]) -> None:
         world.operate(operations.remove, generator.choice(known))
     elif what < 0.91 and alive:
         world.hang(generator.choice(alive))
-    elif what < 0.94:
+    elif what < 0.93:
+        world.operate(switch_moves, "")
+    elif what < 0.95:
         for node in world.nodes:
             world.nodes[node].is_stalled = False
     elif world.is_resized:
