@@ -39,7 +39,7 @@ INTERPRETED := model/test_*planted* model/test_cluster_retention* model/test_clu
   unit/test_record_contents* unit/test_release* unit/test_replication_controller* \
   unit/test_replication_ring* unit/test_report_* unit/test_rights_gate* unit/test_schedule_examples* \
   unit/test_security* unit/test_seeds* unit/test_session_takeover* unit/test_site* unit/test_tables_* unit/test_testing* \
-  unit/test_tidy* unit/test_tools_conformance* unit/test_topology* unit/test_trust* \
+  unit/test_tidy* unit/test_tools_* unit/test_topology* unit/test_trust* \
   unit/test_waits* unit/test_web_requests*
 # Both forms: whole conversations, bytes and numbers, whose bounds a compiled integer has and an
 # interpreted one has not. All others run compiled, as users run them: processes, clients of other

@@ -8,17 +8,21 @@ bad luck and are not tried again.
     python tools/run_tests.py NAME -n 4 tests -m "not spark"
 
 NAME names the run, so that several runs do not mistake each other's failures for theirs. Each line
-begins with it, because `make test` has two runs at a time.
+begins with it, because `make test` has two runs at a time. At the end come the files that took the
+longest, in seconds of a worker; build/tests-NAME/junit.xml has the seconds of each test.
 """
 
 import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Final
+from xml.etree import ElementTree
 
 FLAKY_MAX: Final = 5
+FILES_SHOWN: Final = 12
 TESTS_FAILED: Final = 1  # pytest's exit codes
 
 
@@ -31,11 +35,28 @@ def run(command: list[str], name: str) -> int:
     return process.returncode
 
 
+def slowest_files(report: Path) -> list[str]:
+    """Return seconds, tests and names of the files that took the longest, by pytest's report."""
+    seconds: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        parts = case.get("classname", "").split(".")
+        while len(parts) > 1 and parts[-1][:1].isupper():  # a class in the file
+            parts.pop()
+        seconds["/".join(parts)] += float(case.get("time", 0))
+        tests["/".join(parts)] += 1
+    return [f"{taken:6.1f} s {tests[file]:5} tests {file}.py"
+            for file, taken in seconds.most_common(FILES_SHOWN)]  # fmt: skip
+
+
 def main(name: str, arguments: list[str]) -> int:
     cache = Path("build") / f"tests-{name}"
     shutil.rmtree(cache, ignore_errors=True)
     pytest = [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache.absolute()}"]
-    result = run([*pytest, *arguments], name)
+    report = cache / "junit.xml"
+    result = run([*pytest, f"--junitxml={report.absolute()}", *arguments], name)
+    if report.exists():
+        print(f"\n{name}: the longest files:", *slowest_files(report), sep="\n  ", flush=True)
     record = cache / "v" / "cache" / "lastfailed"
     if result != TESTS_FAILED or not record.exists():
         return result
