@@ -145,10 +145,12 @@ def test_a_backup_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.long
-def test_a_cluster_at_one_moment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_cluster_at_one_moment(tmp_path: Path, count: int) -> None:
+    """Of five nodes each has three fifths of the log."""
     settings = SETTINGS | {"cluster": {"partitions": 4, "min_insync": 2}}
     topics = ("load/a", "load/b")
-    with ClusterProcesses(tmp_path / "first", 3, settings) as cluster:
+    with ClusterProcesses(tmp_path / "first", count, settings) as cluster:
         first = cluster.nodes["n1"]
         begin(first.port)
         finish(first.port)

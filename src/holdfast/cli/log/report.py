@@ -144,7 +144,7 @@ class DirectoryReport:
     """The node that holds or held the lease in that epoch."""
     segments: list[SegmentReport] = field(default_factory=list)
     partitions: dict[int, PartitionReport] = field(default_factory=dict)
-    """The partitions with records."""
+    """The partitions that the log mentions. One that was forgotten may have no record."""
     snapshots: list[SnapshotReport] = field(default_factory=list)
     quarantine: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

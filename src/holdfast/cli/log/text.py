@@ -26,6 +26,9 @@ def report_lines(report: DirectoryReport) -> list[str]:
     ]
 
 
+_PARTITION_COLUMNS: Final = ("partition", "start", "end", "records", "missing")
+
+
 def _summary(report: DirectoryReport) -> Iterator[str]:
     segments = report.segments
     records = sum(segment.records for segment in segments)
@@ -33,7 +36,8 @@ def _summary(report: DirectoryReport) -> Iterator[str]:
     yield f"node            {report.node_id}, created {report.created}"
     if report.epoch:
         yield f"epoch           {report.epoch}, of node {report.epoch_node_id}"
-    yield f"partitions      {report.partition_count}, {len(report.partitions)} with records"
+    with_records = sum(partition.records > 0 for partition in report.partitions.values())
+    yield f"partitions      {report.partition_count}, {with_records} with records"
     size = size_text(sum(segment.size_bytes for segment in segments))
     counts = f"{count_text(records, 'record')} in {count_text(len(segments), 'segment')}"
     yield f"journal         {counts}, {size}"
@@ -78,13 +82,10 @@ def _segment_state(segment: SegmentReport) -> str:
 
 def _partition_rows(report: DirectoryReport) -> Iterator[dict[str, str]]:
     for number, partition in sorted(report.partitions.items()):
-        yield {
-            "partition": str(number),
-            "start": str(partition.start),
-            "end": str(partition.end),
-            "records": str(partition.records),
-            "missing": str(partition.end - partition.start - partition.records),
-        }
+        missing = partition.end - partition.start - partition.records
+        counts = (number, partition.start, partition.end, partition.records, missing)
+        if partition.end:
+            yield dict(zip(_PARTITION_COLUMNS, map(str, counts), strict=True))
 
 
 def _snapshot_rows(report: DirectoryReport) -> Iterator[dict[str, str]]:
