@@ -1,6 +1,7 @@
 """`holdfast pipeline run` finds what is wrong before it starts Spark, and says it in one line."""
 
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,32 @@ def test_a_server_that_wants_a_token(
         server.shutdown()
     assert ": 401 to /api/v1/log" in line
     assert line.endswith("--token-file FILE, the option tokenFile, or the variable HOLDFAST_TOKEN")
+
+
+def lake_of(journal: Journal, path: Path) -> list[str]:
+    """A lake of a log; the words of its next run."""
+    journal.publish("a", b"1")
+    lake = Lake(path, spark=no_spark())
+    assert lake.run(["records"], source=str(journal.directory)).errors == {}
+    return ["records", "--lake", str(path)]
+
+
+def test_a_log_that_is_no_continuation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal(tmp_path / "data")
+    words = lake_of(journal, tmp_path / "lake")
+    manifest = journal.files.manifest
+    journal.files.write_manifest(replace(manifest, created="other"))
+    assert "was made from another log" in refusal(capsys, *words)
+    # It was restored to its begin.
+    former = ((0, (0,) * journal.partitions),)
+    journal.files.write_manifest(replace(manifest, generation=3, former=former))
+    assert "has messages that the log has lost, because it was restored" in refusal(capsys, *words)
+    with pytest.raises(SparkStarted):
+        main(["pipeline", "run", *words, "--option", "failOnDataLoss=false"])
+    journal.files.write_manifest(manifest)
+    journal.segment_bytes = 1
+    for number in range(20):
+        journal.publish(f"a/{number}", b"2")
+    for _ in range(15):
+        journal.remove_first_segment()
+    assert "were asked for, the log has" in refusal(capsys, *words)

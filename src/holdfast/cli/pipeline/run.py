@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     lake.check_tables()
     source |= options.access_options(args) | dict(args.option)
     if RECORDS in chosen:
-        check_log(source, waits=args.continuous)
+        check_log(source, lake.path, waits=args.continuous)
     if lake.settings:
         with locked(lake.path, chosen):
             pass  # Spark needs seconds to start: another run is noticed before

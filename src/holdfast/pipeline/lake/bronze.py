@@ -36,7 +36,7 @@ from holdfast.pipeline.lake.backfill.parts import DAY_US, Days, TablePart, offse
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, File
 from holdfast.pipeline.lake.files.errors import LakeError
-from holdfast.pipeline.lake.files.objects import location
+from holdfast.pipeline.lake.files.objects import LakePath, location
 from holdfast.pipeline.lake.files.parquet import WriteSpec, with_date, write_files
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, names_of
 from holdfast.pipeline.lake.table import RECORDS
@@ -256,38 +256,14 @@ class Bronze:
         return f"It has all of the days from {date(1970, 1, 1) + timedelta(days=low)} on"
 
     def _check_log(self, step: Step) -> None:
-        """Checks that the log is the one that the table was made from. Raises LakeError.
-
-        Offsets of two logs are alike. So without this check, rows of one log would follow those of
-        another without a word. `_begin` compares the generations.
-        """
-        before, now = step.log, self._access.identity()
-        if is_other_log(before, now):
-            where = self.options.path or ", ".join(f"{h}:{p}" for h, p, *_ in self.options.servers)
-            raise LakeError(
-                f"{RECORDS} of {self.engine.lake} was made from another log ({before}) than that "
-                f"of {where} ({now}). Give the source of that log, or choose another directory for "
-                "a new lake"
-            )
-        step.log = now or before
+        """Checks that the log is the one that the table was made from. Raises LakeError."""
+        check_same_log(self._access, self.engine.lake, step.log)
+        step.log = self._access.identity() or step.log
 
     def _begin(self, step: Step, bounds: Mapping[int, PartitionBounds]) -> Offsets:
-        """Returns the position at which the step begins. Raises LakeError if the table has messages
-        that the log has lost, because it was restored."""
-        last = step.last
-        if last is not None:
-            before = generation_in(last.log)[1] if last.log else None
-            try:
-                return self._access.carried(offsets.from_json(last.offsets), before, bounds)
-            except RestoredError as error:
-                first = error.lost
-                raise LakeError(
-                    f"{RECORDS} of {self.engine.lake} has messages that the log has lost, because"
-                    f" it was restored: those from offset {first.start if first else 0} of"
-                    f" partition {first.partition if first else 0} on. To keep them and go on with"
-                    " the messages that the log has there now, run once with"
-                    " failOnDataLoss=false; otherwise make a new lake in another directory"
-                ) from None
+        """Returns the position at which the step begins. Raises LakeError."""
+        if step.last is not None:
+            return continued(self._access, self.engine.lake, step.last, bounds)
         options = self.options
         if options.starting_timestamp_us is not None:
             at = self._access.offsets_at(options.starting_timestamp_us)
@@ -343,6 +319,41 @@ class Bronze:
             [row[0] for row in found if row[0] is not None],
             [OffsetRange(*json.loads(row[1])) for row in found if row[1] is not None],
         )
+
+
+def check_same_log(access: LogAccess, lake: LakePath, before: str) -> None:
+    """Checks that a log is the one with an identity that a lake has noted. Raises LakeError.
+
+    Offsets of two logs are alike. So without this check, rows of one log would follow those of
+    another without a word. `continued` compares the generations.
+    """
+    now, options = access.identity(), access.options
+    if is_other_log(before, now):
+        where = options.path or ", ".join(f"{h}:{p}" for h, p, *_ in options.servers)
+        raise LakeError(
+            f"{RECORDS} of {lake} was made from another log ({before}) than that of "
+            f"{where or options.lake} ({now}). Give the source of that log, or choose another "
+            "directory for a new lake"
+        )
+
+
+def continued(
+    access: LogAccess, lake: LakePath, last: Commit, bounds: Mapping[int, PartitionBounds]
+) -> Offsets:
+    """Returns the position at which a lake goes on after its last commit. Raises LakeError if it
+    has messages that the log has lost, because it was restored, unless it is told to go on."""
+    before = generation_in(last.log)[1] if last.log else None
+    try:
+        return access.carried(offsets.from_json(last.offsets), before, bounds)
+    except RestoredError as error:
+        first = error.lost
+        raise LakeError(
+            f"{RECORDS} of {lake} has messages that the log has lost, because it was restored:"
+            f" those from offset {first.start if first else 0} of partition"
+            f" {first.partition if first else 0} on. To keep them and go on with the messages that"
+            " the log has there now, run once with failOnDataLoss=false; otherwise make a new lake"
+            " in another directory"
+        ) from None
 
 
 def write_spec(step: Step) -> WriteSpec:

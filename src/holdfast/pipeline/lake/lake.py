@@ -382,7 +382,8 @@ class Lake:
         rows = sum(lag or 0 for lag in lags)
         position, ends = status.offsets, status.ends or {}
         if all(table.version for table in of_chosen) and not (
-            any(position.get(p, 0) > end for p, end in ends.items())
+            status.restored
+            or any(position.get(p, 0) > end for p, end in ends.items())
             or any(self._is_changed(name) for name in chosen)
         ):
             return rows, status.qos0_hint

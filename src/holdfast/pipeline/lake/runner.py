@@ -19,13 +19,15 @@ from functools import partial
 from typing import Final, TextIO
 
 from holdfast.client.admin_connection import NoAnswer
+from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import DataLossError, OffsetError, Offsets
-from holdfast.pipeline.lake.bronze import ENCODINGS, Bronze
+from holdfast.pipeline.lake.bronze import ENCODINGS, Bronze, check_same_log, continued
 from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.engine import Engine, locked, recover
-from holdfast.pipeline.lake.files.commits import Commit, Skipped, newly_skipped
+from holdfast.pipeline.lake.files.commits import Commit, CommitLog, Skipped, newly_skipped
 from holdfast.pipeline.lake.files.compaction import Compaction
 from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.files.readers import BusyError, reading
 from holdfast.pipeline.lake.folding import fold_encodings
 from holdfast.pipeline.lake.gold import step_gold
@@ -117,14 +119,23 @@ def check_source(chosen: Sequence[str], source: Mapping[str, str] | None) -> Non
         )
 
 
-def check_log(source: Mapping[str, str], *, waits: bool) -> None:
-    """Looks for the log before Spark is started. Raises the error that a run would meet.
+def check_log(source: Mapping[str, str], lake: LakePath, *, waits: bool) -> None:
+    """Looks for the log before Spark is started, and whether the lake can go on with it. Raises the
+    error that a run would meet.
 
     With `waits`, servers that do not reply are no error.
     """
     access = LogAccess(parse(source))
     try:
-        access.bounds()
+        bounds = access.bounds()
+        last = CommitLog(lake, RECORDS).last()
+        if last is not None:
+            check_same_log(access, lake, last.log)
+            begin = continued(access, lake, last, bounds)
+            strict = access.options.fail_on_data_loss
+            end = offsets.available(begin, bounds, fail_on_data_loss=strict)
+            if strict:
+                access.ranges(begin, end, bounds)
     except NoAnswer:
         if not waits:
             raise

@@ -267,7 +267,7 @@ def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _
         access = LogAccess(parse(source))
         ends = {p: bound.end for p, bound in access.bounds().items()}
         before, now = (offsets.generation_in(each) for each in (log, access.identity()))
-        if all((log, now[0])) and before[0].split()[0] == now[0].split()[0] and before[0] != now[0]:
+        if offsets.is_other_log(log, access.identity()):
             return _LogEnd(problem=f"it has another log ({now[0]}) than this lake ({before[0]})")
         restored = log != "" and before[0] == now[0] and before[1] != now[1]
         own = {p: position.get(str(p), 0) for p in ends}
