@@ -1,5 +1,6 @@
 """One stream from a lake and the log behind it: no row twice, none missing at the seam."""
 
+import json
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from holdfast.cli.main import main
 from holdfast.client.log import LogClient, LogGapError, LogMessage, Position
 from holdfast.client.log.reading import lake as lake_reading
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
@@ -577,3 +579,37 @@ def test_what_a_lake_skipped_is_missing(site: Site) -> None:
     assert skipped
     lost = {(each.partition, o) for each in skipped for o in range(each.start, each.end)}
     assert found == [each for each in site.expected() if each not in lost]
+
+
+# The command
+
+
+def test_dump_prints_a_lake_and_the_log_behind_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = Site(tmp_path, str(tmp_path)).grown()
+    data = str(site.journal.directory)
+
+    def dumped(*words: str) -> list[dict[str, Any]]:
+        assert main(["log", "dump", "--json", *words]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    found = dumped("--lake", site.root, data)
+    assert sorted((each["partition"], each["offset"]) for each in found) == site.expected()
+    # Each line is that of the directory alone, where that has the message.
+    own = {(e["partition"], e["offset"]): e for e in dumped("--kind", "message", data)}
+    assert own
+    assert {k: v for k, v in own.items() if v not in found} == {}
+    alone = dumped("--lake", site.root, "--topic", "plant/1", "--from", "2026-09-23T00:00:00Z")
+    assert 0 < len(alone) < len(found) / 6
+    assert {each["topic"] for each in alone} == {"plant/1"}
+    for words, text in (
+        (["log", "dump"], "give a data directory, or --lake LAKE, or both"),
+        (["log", "dump", "--lake", str(tmp_path / "none")], "is no lake with records"),
+        (["log", "dump", "--lake", "ftp://a/b"], "is no directory and in no object store"),
+    ):
+        assert main(words) == 2
+        assert text in capsys.readouterr().err
+    site.remove_past_the_lake()
+    assert main(["log", "dump", "--lake", site.root, data]) == 1
+    assert "are missing" in capsys.readouterr().err

@@ -19,6 +19,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +32,14 @@ from holdfast.cli.log.records import (
     json_line,
     parse_bound,
     parse_filter,
+    record_of,
     text_line,
 )
 from holdfast.cli.log.report import examine
 from holdfast.cli.log.text import report_lines
 from holdfast.cli.text import count_text
+from holdfast.client.log import LogClient, LogGap, LogOptionError
+from holdfast.client.log.reading.offsets import DataLossError
 from holdfast.log.batch import Batch, CorruptBatch
 from holdfast.log.files.data_directory import DataDirectoryError, open_to_read
 from holdfast.log.files.layout import DataDirectory
@@ -61,8 +65,22 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     verify = commands.add_parser("verify", help="check everything; exit code 1 on damage")
     dump = commands.add_parser("dump", help="print records, oldest first")
     tail = commands.add_parser("tail", help="print the newest records")
-    for each in (inspect, verify, dump, tail):
+    dump.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        nargs="?",
+        help="data directory; with --lake optional",
+    )
+    dump.add_argument(
+        "--lake",
+        default="",
+        metavar="LAKE",
+        help="a directory or URL of a lake of that log, whose messages come first",
+    )
+    for each in (inspect, verify, tail):
         each.add_argument("directory", type=Path, metavar="DIR", help="data directory")
+    for each in (inspect, verify, dump, tail):
         each.add_argument("--json", action="store_true", help="print JSON")
     for each in (dump, tail):
         _add_selection(each)
@@ -118,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
     remote = trace.COMMANDS.get(args.log_command)
     if remote is not None:
         return remote(args)
+    if args.log_command == "dump" and (args.lake or args.directory is None):
+        return _dump_lake(args)
     try:
         directory = open_to_read(args.directory)
         return _COMMANDS[args.log_command](directory, args)
@@ -169,6 +189,31 @@ def _dump(directory: DataDirectory, args: argparse.Namespace) -> int:
             continue  # Retention removes the oldest ones meanwhile.
         for item in reader.read(newest=sequence == sequences[-1]):
             printer.show(item)
+    return EXIT_DAMAGE if printer.has_seen_damage else 0
+
+
+def _dump_lake(args: argparse.Namespace) -> int:
+    """Prints the messages of a lake, and then those that only the data directory has."""
+    if not args.lake:
+        print("holdfast: give a data directory, or --lake LAKE, or both", file=sys.stderr)
+        return EXIT_UNREADABLE
+    try:
+        # Imported here, because a lake needs packages that no other command does.
+        from holdfast.pipeline.lake.files.errors import LakeError
+    except ImportError as error:
+        print(f"holdfast: a lake needs pip install 'holdfast[spark]': {error}", file=sys.stderr)
+        return EXIT_UNREADABLE
+    printer = _Printer(args)
+    start_us = printer.selection.start.time_us
+    start = None if start_us is None else datetime.fromtimestamp(start_us / 1e6, UTC)
+    try:
+        log = LogClient.offline(args.directory or "", lake=args.lake)
+        with log.read(args.topic or "#", start=start, on_gap=printer.tell) as cursor:
+            for message in cursor:
+                printer.show_record(record_of(message))
+    except (LakeError, LogOptionError, DataDirectoryError, DataLossError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_UNREADABLE
     return EXIT_DAMAGE if printer.has_seen_damage else 0
 
 
@@ -238,10 +283,11 @@ class _Printer:
     def print(self, record: Record) -> None:
         print(json_line(record) if self.json else text_line(record, full=self.full))
 
-    def tell(self, damage: Damage) -> None:
+    def tell(self, damage: Damage | LogGap) -> None:
         self.has_seen_damage = True
         sys.stdout.flush()
-        print(f"holdfast: {damage}", file=sys.stderr)
+        missing = " are missing" if isinstance(damage, LogGap) else ""
+        print(f"holdfast: {damage}{missing}", file=sys.stderr)
 
 
 def _newest_records(

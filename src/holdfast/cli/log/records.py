@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from holdfast.client.log.messages import LogMessage
 from holdfast.log.batch import Batch
 from holdfast.log.files.layout import DataDirectory
 from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
@@ -111,6 +112,26 @@ class Selection:
             topic = record.topic.decode("utf-8", "replace")
             return any(matches(filter, topic) for filter in self.filters)
         return True
+
+
+def record_of(message: LogMessage) -> Record:
+    """Returns a message of a log client as the record that it was."""
+    flags = message.qos | (FLAG_RETAIN if message.retain else 0)
+    name, epoch, sequence = message.producer or ("", 0, 0)
+    return Record(
+        message.partition,
+        MESSAGE,
+        flags | (FLAG_PRODUCER if message.producer is not None else 0),
+        message.timestamp_us,
+        message.topic.encode(),
+        message.client_id.encode(),
+        message.encoded_properties,
+        message.payload,
+        producer=name.encode(),
+        producer_epoch=epoch,
+        sequence=sequence,
+        offset=message.offset,
+    )
 
 
 def parse_bound(text: str) -> Bound:

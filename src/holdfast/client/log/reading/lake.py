@@ -458,7 +458,7 @@ def _read_file(
 ) -> Iterator[_Rows]:
     """Yields the rows of a file in the ranges `left`, by row groups, and moves these behind them.
 
-    The columns of the keys are read first, and the others only where a row is wanted.
+    With topics, the columns of the keys are read first, and the others only where a row is wanted.
     """
     count = max(left, default=0) + 1
     start, end, reached = np.zeros((3, count), np.int64)
@@ -468,6 +468,9 @@ def _read_file(
     with _opened(lake, file) as opened:
         there = set(opened.schema_arrow.names)
         more = [name for name in schema.names if name not in keys and name in there]
+        if not topics:
+            # Nearly all rows of a row group are wanted, and one read of all columns costs less.
+            keys, more = [*keys, *more], []
         for number in range(opened.num_row_groups):
             if not _may_have(opened.metadata.row_group(number), start, end):
                 continue
