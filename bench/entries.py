@@ -364,9 +364,9 @@ def expire(site: Site) -> None:
     for number in range(site.count * 9 // 10, site.count):
         session = recorded.sessions[site.name(number)]
         session.expiry_s = 1
-        session.disconnected_us = site.state.wall_us - 10_000_000
-        recorded.cancel(session.expiry_timer)
-        session.expiry_timer = recorded.arm(due, SESSION_EXPIRY, session)
+        session.own_rare().disconnected_us = site.state.wall_us - 10_000_000
+        recorded.cancel(session.rare.expiry_timer)
+        session.own_rare().expiry_timer = recorded.arm(due, SESSION_EXPIRY, session)
     site.schedule.run(5.0)
 
 

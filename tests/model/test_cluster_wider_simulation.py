@@ -91,7 +91,7 @@ def test_messages_are_new_unless_a_node_was_lost() -> None:
 
         def note(state: NodeState, recorded: Session, taken: list[bool] = taken) -> Session:
             session = live_session(state, recorded)
-            taken.append(session.maybe_sent is not None)
+            taken.append(session.rare.maybe_sent is not None)
             return session
 
         with patch.object(acquisition, "live_session", note):

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from holdfast.node.config import NodeConfig
-from holdfast.node.session.rare_fields import inflight_ahead
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
@@ -163,7 +162,7 @@ def repeat(seed: int) -> None:
         assert sorted(set(subscriber.got[topic])) == numbers
     session = bench.session("sub")
     assert not session.inflight
-    assert inflight_ahead(session) is None
+    assert session.rare.inflight_ahead is None
 
 
 @pytest.mark.timeout(3600)

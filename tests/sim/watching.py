@@ -44,7 +44,6 @@ from holdfast.log.record import Record
 from holdfast.node.feeds.frames import FeedPart
 from holdfast.node.publish.apply import Applier
 from holdfast.node.session.message import Message
-from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Inflight, Session, tag_of
 from holdfast.node.state.recorded_state import SESSION_EXPIRY, WILL_DUE
 from holdfast.node.state.replicated import ReplicatedState
@@ -217,7 +216,7 @@ def _session_view(images: ReplicatedState, session: Session) -> dict[str, object
         "is open": images.open_sessions.has(session),
         "expiry": session.expiry_s,
         "username": session.username,
-        "disconnected": session.disconnected_us,
+        "disconnected": session.rare.disconnected_us,
         "subscriptions": sorted(
             (filter, each.qos, each.start) for filter, each in session.subscriptions.items()
         ),
@@ -227,7 +226,7 @@ def _session_view(images: ReplicatedState, session: Session) -> dict[str, object
             for packet_id, each in session.inflight.items()
         ),
         "done": sorted(session.done or ()),
-        "maybe sent": rarities_of(session).lacks_sent,
+        "maybe sent": session.rare.lacks_sent,
         "born": session.life,
     }
 
@@ -311,7 +310,7 @@ class OwnersWatch:
             session = timer.subject
             if timer.kind not in (WILL_DUE, SESSION_EXPIRY) or not isinstance(session, Session):
                 continue
-            own = session.will_timer if timer.kind == WILL_DUE else session.expiry_timer
+            own = session.rare.will_timer if timer.kind == WILL_DUE else session.rare.expiry_timer
             if timer is not own:
                 self._world.checks.fail(
                     f"{process.host.name} has a second timer for {session.client_id}, epoch"

@@ -8,7 +8,7 @@ from collections import deque
 from types import GetSetDescriptorType
 from typing import Final
 
-from holdfast.node.session.rare_fields import rarities_of
+from holdfast.node.session.rare_fields import NO_RARITIES, Rarities
 from holdfast.node.session.session import Group, Session
 from holdfast.node.state.offset_ranges import FinishedOffsets
 from holdfast.node.state.replicated import ReplicatedState
@@ -18,11 +18,9 @@ OWN: Final = {
         # Made when they are needed; properties show their fields once more in the compiled form.
         "_key",
         "key",
-        "will_timer",
-        "expiry_timer",
         "life",
         # Rarities are compared as if each session had some.
-        "_rarities",
+        "rare",
         # Whose share of a node's limit the filters count in: after a restart, the present user's.
         "filter_owner",
         # A hint where to look for starts.
@@ -41,15 +39,20 @@ OWN: Final = {
 def sessions_and_groups(images: ReplicatedState) -> dict[str, object]:
     """The fields of all sessions, queues and groups, by name."""
     state = images.state
+    assert _public(NO_RARITIES) == _public(Rarities()), "a rare field is set of all sessions"
     for session in state.sessions.values():
         # Completes it.
         images.entry(session)
     found = {f"session {name}": _fields(each) for name, each in state.sessions.items()}
     for name, session in state.sessions.items():
-        found[f"rarities {name}"] = _fields(rarities_of(session))
+        found[f"rarities {name}"] = _fields(session.rare)
     for key, group in state.groups.items():
         found[f"group {key}"] = _fields(group)
     return {**found, "queues": sorted(state.queues), "tables": _fields(images.groups)}
+
+
+def _public(thing: object) -> dict[str, object]:
+    return {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
 
 
 def _fields(thing: object) -> dict[str, object]:

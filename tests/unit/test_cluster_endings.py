@@ -205,7 +205,7 @@ def test_a_session_whose_timer_went_by_a_wrong_clock_lives_on() -> None:
 def test_a_session_that_was_closed_in_the_future_ends_by_its_timer() -> None:
     bench = Bench()
     bench.session.will = None
-    bench.session.disconnected_us = 200_000 * 1_000_000
+    bench.session.own_rare().disconnected_us = 200_000 * 1_000_000
     bench.endings.due(bench.session, SESSION_EXPIRY)
     assert bench.appended() == ["end"]
 
@@ -222,13 +222,13 @@ def test_a_session_that_is_closed_again_while_it_is_overdue_has_one_timer() -> N
     bench.decides = True
     bench.endings.start_deciding(0)
     assert bench.appended() == []
-    assert bench.armed() == [bench.session.expiry_timer]
+    assert bench.armed() == [bench.session.rare.expiry_timer]
 
     # The client comes, and goes 50 s later.
     bench.session.epoch += 1
     bench.run(1050.0)
     bench.close(at_s=1050.0)
-    assert bench.armed() == [bench.session.expiry_timer]
+    assert bench.armed() == [bench.session.rare.expiry_timer]
     bench.run(1149.0)
     assert bench.appended() == []
     bench.run(1150.0)
@@ -238,11 +238,11 @@ def test_a_session_that_is_closed_again_while_it_is_overdue_has_one_timer() -> N
 def test_a_timer_that_was_armed_meanwhile_gives_way_to_the_next_one() -> None:
     bench = Bench()
     bench.session.will = None
-    bench.session.disconnected_us = 999 * 1_000_000
+    bench.session.own_rare().disconnected_us = 999 * 1_000_000
     bench.replica.touched[bench.session] = None
     bench.endings.due(bench.session, SESSION_EXPIRY)
     assert bench.replica.arm_timers(bench.session)
-    assert bench.armed() == [bench.session.expiry_timer]
+    assert bench.armed() == [bench.session.rare.expiry_timer]
 
 
 @pytest.mark.parametrize("ahead_s", [-CLOCK_SLACK_S, -1.0, 0.0, 1.0, CLOCK_SLACK_S])

@@ -32,7 +32,6 @@ from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
 from holdfast.node.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.node.session.listener_rules import ListenerRules
-from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session, new_subscription
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
@@ -294,12 +293,12 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     bench.answer(1, 7, present=True)
     assert there.state == OPENING
     images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 7}
-    rarities_of(images.state.sessions[CLIENT]).trusted = (0, 7)
+    images.state.sessions[CLIENT].rare.trusted = (0, 7)
     bench.pass_barrier()
     assert there.state == OPEN
     assert isinstance(there.session, Session)
     assert there.session.inbound == {4: 0, 5: 0}
-    assert there.session.doubtful == {4}
+    assert there.session.rare.doubtful == {4}
 
 
 def test_a_second_reply_leaves_the_epoch_in_which_a_session_began() -> None:

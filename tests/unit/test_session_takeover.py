@@ -5,7 +5,6 @@ from operator import ge
 
 from holdfast.node.config import NodeConfig
 from holdfast.node.session.additions import LOG_READER
-from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.replay import Replay
 from holdfast.node.session.session import Inflight, Session
 from holdfast.node.session.state import decode_cursor, encode_cursor, in_log_order
@@ -128,7 +127,7 @@ def drawn(seed: int) -> tuple[Bench, Session, SessionEntry]:
     # Timers and snapshots look at some sessions first.
     if draw.random() < 0.5:
         bench.images.entry(recorded)
-    rarities_of(recorded).replays_over = draw.random() < 0.3
+    recorded.own_rare().replays_over = draw.random() < 0.3
     return bench, recorded, entry
 
 
@@ -139,7 +138,7 @@ def test_a_live_session_has_what_the_entry_says() -> None:
         live, _ = taken(recorded, bench.images)
         assert picture(recorded) == before, seed
         again = entry.replays or {}
-        if rarities_of(recorded).replays_over:
+        if recorded.rare.replays_over:
             again = {}
         assert [each.filter for each in live.subscriptions.values() if each.replay] == list(again)
         for row in entry.subscriptions:
@@ -170,10 +169,10 @@ def test_a_live_session_has_what_the_entry_says() -> None:
             entry.proved,
         )
         assert (live.epoch, live.life, live.owner) == (entry.epoch, entry.born, entry.owner)
-        assert live.maybe_sent == ([45, 46] if entry.maybe_sent else None)
-        owed = {filter: (each.after, each.seam) for filter, each in (live.owed or {}).items()}
+        assert live.rare.maybe_sent == ([45, 46] if entry.maybe_sent else None)
+        owed = {filter: (each.after, each.seam) for filter, each in (live.rare.owed or {}).items()}
         assert owed == (entry.owed or {})
-        assert live.owed_inflight == (set(entry.passed or ()) or None)
+        assert live.rare.owed_inflight == (set(entry.passed or ()) or None)
         live.check()
 
 
@@ -183,7 +182,7 @@ def test_a_session_begins_as_from_its_own_entry() -> None:
         bench, recorded, _ = drawn(seed)
         other = Bench()
         same = other.images.restore(bench.images.entry(recorded))
-        rarities_of(same).replays_over = rarities_of(recorded).replays_over
+        same.own_rare().replays_over = recorded.rare.replays_over
         live, routes = taken(recorded, bench.images)
         again, same_routes = taken(same, other.images)
         assert picture(live) == picture(again), seed
@@ -211,8 +210,8 @@ def test_the_live_session_shares_nothing_that_changes() -> None:
             if positions is not None:
                 positions[:] = [0, 0]
         live.add_done([(1, 49)])
-        if live.owed_inflight:
-            live.owed_inflight.clear()
-        for owed in (live.owed or {}).values():
+        if live.rare.owed_inflight:
+            live.rare.owed_inflight.clear()
+        for owed in (live.rare.owed or {}).values():
             owed.after = "z"
         assert picture(recorded) == before, seed

@@ -183,9 +183,9 @@ def session_row(state: NodeState, session: Session, node: str) -> SessionRow:
     )
     connection = session.connection
     if connection is None or connection.state != OPEN:
-        row.away_since_us = session.disconnected_us
-        if session.disconnected_us and 0 < session.expiry_s < NEVER_EXPIRES:
-            row.expires_at_us = session.disconnected_us + session.expiry_s * 1_000_000
+        row.away_since_us = session.rare.disconnected_us
+        if session.rare.disconnected_us and 0 < session.expiry_s < NEVER_EXPIRES:
+            row.expires_at_us = session.rare.disconnected_us + session.expiry_s * 1_000_000
         return row
     row.connected = True
     row.address = connection.remote

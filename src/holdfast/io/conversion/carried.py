@@ -22,7 +22,6 @@ from typing import Final
 from holdfast.log.batch import Batch
 from holdfast.log.journal.recovery import OpenedJournal
 from holdfast.log.reading.cursor import LogReader
-from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import NEVER_EXPIRES, SENT, Group, Inflight, Session
 from holdfast.node.session.state import in_sending_order
 from holdfast.node.state.offset_ranges import FinishedOffsets
@@ -151,7 +150,7 @@ def _session(
     back."""
     state = recovery.state
     is_open = session in recovery.open or session.owner != ""
-    gone_us = 0 if is_open else max(0, state.wall_us - session.disconnected_us)
+    gone_us = 0 if is_open else max(0, state.wall_us - session.rare.disconnected_us)
     expiry_s = session.expiry_s
     if expiry_s != NEVER_EXPIRES:
         expiry_s = max(0, expiry_s - gone_us // 1_000_000)
@@ -195,11 +194,7 @@ def _session(
 
 def _may_be_sent(recovery: Recovery, client_id: str) -> bool:
     session = recovery.state.sessions.get(client_id)
-    return (
-        isinstance(recovery, ReplicatedState)
-        and session is not None
-        and rarities_of(session).lacks_sent
-    )
+    return isinstance(recovery, ReplicatedState) and session is not None and session.rare.lacks_sent
 
 
 def _inbound(recovery: Recovery, session: Session) -> dict[int, int]:

@@ -30,7 +30,6 @@ from holdfast.node.delivery.subscriptions import leave_groups, remove_subscripti
 from holdfast.node.effects import DrainOlder
 from holdfast.node.node_state import NodeState, Work
 from holdfast.node.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
-from holdfast.node.session.rare_fields import inflight_ahead, rarities_of
 from holdfast.node.session.session import Session
 from holdfast.node.state.session_records import CloseRecord, EndRecord
 from holdfast.node.state.state_records import append_change, log_session, note_progress
@@ -158,12 +157,12 @@ def _detach(
         return
     session.connection = None
     connection.session = None
-    session.disconnected_us = state.wall_us
+    session.own_rare().disconnected_us = state.wall_us
     _release_cursor(state, session)
     # The leader of the session's home partition publishes its will, and ends it on expiry 0.
     log_session(state, session)
     if session.expiry_s > 0 or session.will is not None:
-        log_close(state, session, maybe_sent=session.maybe_sent is not None)
+        log_close(state, session, maybe_sent=session.rare.maybe_sent is not None)
     elif session.recorded:
         log_end(state, session)
     state.cluster.session_detached(session)
@@ -190,8 +189,8 @@ def _release_cursor(state: NodeState, session: Session) -> None:
         if unsent is not None:
             unsent.message = None
     session.unsent = None
-    if inflight_ahead(session) is not None:
-        rarities_of(session).inflight_ahead = None
+    if session.rare.inflight_ahead is not None:
+        session.rare.inflight_ahead = None
     if session.expiry_s == 0:
         return
     if session.reading:
@@ -200,9 +199,9 @@ def _release_cursor(state: NodeState, session: Session) -> None:
         session.positions = session.resume_positions(state.delivered)
         session.lane = None
     if session.tailing:
-        if not session.outbox:
+        if not session.outbox and session.rare.maybe_sent is not None:
             # All earlier messages are inflight or finished.
-            session.maybe_sent = None
+            session.rare.maybe_sent = None
         session.fall_behind(state.delivered)
     elif session.outbox:
         session.positions = session.resume_positions(state.delivered)

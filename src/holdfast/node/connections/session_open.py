@@ -87,7 +87,7 @@ class ConnackPromise(Promise):
         connection.forget_remote()
         connection.send(self.data, state.dirty)
         resume(state, session, connection)
-        if session.owed:
+        if session.rare.owed:
             resume_scans(state, session)
         proceed(state, session)
         open_groups(state, session, connection)
@@ -327,15 +327,15 @@ def _attach(
     session.connection = connection
     connection.session = session
     session.expiry_s = expiry_s
-    state.cancel(session.expiry_timer)
+    state.cancel(session.rare.expiry_timer)
     # A will that was still due is not published once the client is back. [MQTT-3.1.3-9]
-    state.cancel(session.will_timer)
+    state.cancel(session.rare.will_timer)
     session.will = will
     attach(state, session, connection)
     give_meter(state, connection)
     if session.inbound is not None:
         # A doubtful id counts once the client has used it on this connection.
-        connection.unacknowledged = len(session.inbound.keys() - (session.doubtful or ()))
+        connection.unacknowledged = len(session.inbound.keys() - (session.rare.doubtful or ()))
     if session.positions is None and not session.outbox:
         session.tailing = True
     # Routes contain only sessions that may read the topic. A resumed session may have other rights.

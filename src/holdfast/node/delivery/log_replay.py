@@ -21,7 +21,7 @@ from holdfast.node.session.audience import Audience, decode_audience
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.cursor import Redelivery
 from holdfast.node.session.message import Message, stored_message
-from holdfast.node.session.rare_fields import inflight_ahead, pop_ahead, rarities_of
+from holdfast.node.session.rare_fields import pop_ahead
 from holdfast.node.session.session import RECEIVED, Group, GroupMember, Inflight, Session
 from holdfast.node.state.state_records import log_changes, note_progress
 from holdfast.protocol.mqtt import reasons
@@ -171,7 +171,7 @@ def resume(state: NodeState, session: Session, connection: Connection) -> None:
         unsent = deque(each for each, at in session.inflight.items() if at.state != RECEIVED)
         ahead = {}
     if ahead:
-        rarities_of(session).inflight_ahead = ahead
+        session.own_rare().inflight_ahead = ahead
     if unsent:
         session.unsent = unsent
         send_unsent(state, session)
@@ -189,7 +189,7 @@ def _is_ahead(session: Session, entry: Inflight) -> bool:
 def resend_passed(state: NodeState, session: Session) -> None:
     """Resends the messages of `inflight_ahead` that the cursor has passed without queueing them: no
     subscription brings them any more, or their records are lost."""
-    ahead = inflight_ahead(session)
+    ahead = session.rare.inflight_ahead
     if ahead is None or session.reading:
         return
     lane = session.lane
@@ -271,8 +271,8 @@ def handle_fetched(
         if entry.message is None:
             # Retention deleted the record, so the delivery cannot be completed.
             state.stats.dropped_lost += 1
-            if reader.owed_inflight is not None:
-                reader.owed_inflight.discard((entry.partition, entry.offset))
+            if reader.rare.owed_inflight is not None:
+                reader.rare.owed_inflight.discard((entry.partition, entry.offset))
             _abandon_message(state, connection, reader, packet_id, entry)
     send_unsent(state, reader)
 

@@ -16,7 +16,6 @@ from holdfast.node.rights import may_read, may_replay
 from holdfast.node.routing.routing import subscription_to, subscriptions_of
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.cursor import Delivery, LiveLane, Redelivery
-from holdfast.node.session.rare_fields import inflight_ahead
 from holdfast.node.session.session import (
     Group,
     Session,
@@ -51,7 +50,8 @@ def handle_read(
     if isinstance(reader, Session):
         if reader.connection is not effect.connection:
             return
-        reader.lost += lost
+        if lost:
+            reader.own_rare().lost += lost
         if reader.has_starts and state.config.replay_bytes_per_s:
             state.replay_pace.charge_read(records)
         work = QueueRead(reader, effect.connection, records, positions, done)
@@ -222,9 +222,10 @@ class QueueRead(Work):
         if message.audience is not None and not message.audience.is_plain:
             return steps
         additions = subscription.additions
-        if additions is not None and additions.tells_place and (is_past or session.lost):
-            additions = additions.of_past(is_past, session.lost)
-            session.lost = 0
+        if additions is not None and additions.tells_place and (is_past or session.rare.lost):
+            additions = additions.of_past(is_past, session.rare.lost)
+            if session.rare.lost:
+                session.rare.lost = 0
         self.deliveries.append(
             Delivery(
                 message,
@@ -334,7 +335,7 @@ def _known_places(session: Session) -> set[tuple[int, int]]:
 
 def _redelivery(session: Session, record: Record) -> Redelivery | None:
     """The delivery of a record that is inflight, if its message waits for the cursor."""
-    ahead = inflight_ahead(session)
+    ahead = session.rare.inflight_ahead
     if ahead is None or (record.partition, record.offset) not in ahead:
         return None
     message = message_of(record)

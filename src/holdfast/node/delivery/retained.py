@@ -143,7 +143,7 @@ def start_scan(
     """Starts to send the retained messages of a new subscription. `seam`: the offset per partition
     from which it gets messages live. `is_logged`: its SUBSCRIBE record says that they are owed."""
     filter = subscription.filter
-    before = (session.owed or {}).get(filter)
+    before = (session.rare.owed or {}).get(filter)
     owed = OwedRetained("", seam)
     owed.is_logged = is_logged or (before is not None and before.is_logged)
     if session.expiry_s > 0:
@@ -156,7 +156,7 @@ def resume_scans(state: NodeState, session: Session) -> None:
     """Continues the retained sets that the log says are owed, in a session with a new connection.
     A session that stayed at this node may have their scans still."""
     scans = _scans_of(session)
-    for filter, owed in list((session.owed or {}).items()):
+    for filter, owed in list((session.rare.owed or {}).items()):
         subscription = session.subscriptions.get(filter)
         if subscription is None or filter in scans.by_filter:
             continue
@@ -223,7 +223,7 @@ def _current(state: NodeState, scan: Scan, entry: str | Message) -> Message | No
     if message is None or state.cluster.is_retained_behind(entry, scan.subscription):
         return None
     place = (message.partition, message.offset)
-    inflight = scan.subscription.session.owed_inflight
+    inflight = scan.subscription.session.rare.owed_inflight
     if inflight and scan.owed.is_resumed and place in inflight:
         inflight.discard(place)
         return None

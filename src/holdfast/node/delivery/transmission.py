@@ -241,7 +241,7 @@ def send_inflight(
     assert connection is not None
     assert session.window_is_open(), "more is sent than the client takes"
     packet_id = session.allocate_packet_id()
-    dup = session.maybe_sent is not None and group is None and _was_sent(session, message)
+    dup = session.rare.maybe_sent is not None and group is None and _was_sent(session, message)
     if (
         not dup
         and not is_retained
@@ -316,7 +316,7 @@ def resend(
     larger than the client takes."""
     entry = session.inflight[packet_id]
     retain = entry.is_retained
-    inflight = session.owed_inflight
+    inflight = session.rare.owed_inflight
     if inflight and retain and not _is_retained(state, message):
         # No resumed set will come to it.
         inflight.discard((message.partition, message.offset))
@@ -377,11 +377,11 @@ def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: I
 def _was_sent(session: Session, message: Message) -> bool:
     """Whether the message may have been sent before a crash, under an id that was not in the log
     yet. DUP is set for such messages. [MQTT-3.3.1-1]"""
-    below = session.maybe_sent
+    below = session.rare.maybe_sent
     if below is None or message.partition < 0:
         return False
     if message.offset < below[message.partition]:
         return True
     if session.tailing and not session.outbox:
-        session.maybe_sent = None
+        session.rare.maybe_sent = None
     return False

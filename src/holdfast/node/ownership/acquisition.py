@@ -431,9 +431,9 @@ class SessionAcquisition:
         if resumed is None:
             return Session(client_id)
         session = live_session(self._state, resumed)
-        if session.maybe_sent is not None and self._context.began_at is not None:
+        if session.rare.maybe_sent is not None and self._context.began_at is not None:
             # Only an earlier process has not logged all that it sent.
-            session.maybe_sent = self._context.began_at
+            session.own_rare().maybe_sent = self._context.began_at
         return session
 
     def handle_close(self, payload: bytes) -> None:

@@ -111,7 +111,9 @@ class SessionCoordinator:
         ids, client_id = self._replicated, session.client_id
         session.inbound = ids.inbound_ids(client_id) or None
         if session.inbound is not None:
-            session.doubtful = ids.doubtful_ids(client_id, self._context.generation)
+            doubtful = ids.doubtful_ids(client_id, self._context.generation)
+            if doubtful is not None:
+                session.own_rare().doubtful = doubtful
 
     def handle_open(self, node: str, payload: bytes) -> None:
         self.open(node, decode_frame(frames.OPEN, payload))

@@ -191,9 +191,9 @@ class Endings:
             state = self._replicated.state
             timer = state.arm(state.now + left_s, kind, session)
             if kind == WILL_DUE:
-                session.will_timer = timer
+                session.own_rare().will_timer = timer
             else:
-                session.expiry_timer = timer
+                session.own_rare().expiry_timer = timer
             return False
         will = session.will
         if will is not None and not self._replicated.has_fired(
@@ -217,7 +217,7 @@ class Endings:
             overdue[client_id] = kind
 
     def _is_armed(self, session: Session, kind: int) -> bool:
-        timer = session.will_timer if kind == WILL_DUE else session.expiry_timer
+        timer = session.rare.will_timer if kind == WILL_DUE else session.rare.expiry_timer
         return isinstance(timer, Timer) and timer.when > self._replicated.state.now
 
     def _left_s(self, session: Session, kind: int) -> float:
@@ -235,7 +235,7 @@ class Endings:
         lasts_s = session.expiry_s
         if kind == WILL_DUE and will is not None:
             lasts_s = min(lasts_s, will.delay_s)
-        gone_s = (self._state.wall_us - session.disconnected_us) / 1_000_000
+        gone_s = (self._state.wall_us - session.rare.disconnected_us) / 1_000_000
         left_s = lasts_s - gone_s
         return left_s if gone_s >= 0 else 0.0
 

@@ -10,7 +10,6 @@ from holdfast.node.frames import CloseFrame
 from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.releases import FEATURE
-from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.session.session import Session
 from holdfast.node.topic_rights.kept_subscriptions import checksum_of
 from holdfast.protocol.mqtt import reasons
@@ -45,7 +44,7 @@ class LiveSessions:
                 image.next_packet_id = session.next_packet_id
                 # The log has no listener and no given rules, and the will counts by them.
                 image.rights = None if image.will is None else session.rights
-                rarities_of(image).replays_over = not session.has_starts
+                image.own_rare().replays_over = not session.has_starts
         self.report_closed(session.client_id, session.epoch)
 
     def report_closed(self, client_id: str, epoch: int) -> None:

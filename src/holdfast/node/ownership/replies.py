@@ -5,7 +5,6 @@ from holdfast.node.features import RECORDED_SESSIONS
 from holdfast.node.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED, BadFrame
 from holdfast.node.frames import CloseFrame, OpenedFrame, OwnedSessions
 from holdfast.node.ownership.requests import SessionRequest
-from holdfast.node.session.rare_fields import rarities_of
 from holdfast.node.state.replicated import ReplicatedState
 
 
@@ -63,7 +62,7 @@ class HomeAnswers:
             epoch=epoch,
             present=present,
             lost=is_lost,
-            maybe_sent=image is not None and rarities_of(image).lacks_sent,
+            maybe_sent=image is not None and image.rare.lacks_sent,
             session=self._replicated.entry(image) if image is not None and is_older else None,
         )
         self._send_opened(request, frame)

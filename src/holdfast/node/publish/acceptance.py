@@ -97,8 +97,8 @@ def release(state: NodeState, session: Session, packet_id: int, promise: ReplyPr
     partition = -1
     if session.inbound is not None:
         partition = session.inbound.pop(packet_id, -1)
-    if session.doubtful is not None:
-        session.doubtful.discard(packet_id)
+    if session.rare.doubtful is not None:
+        session.rare.doubtful.discard(packet_id)
     if partition < 0 or session.expiry_s == 0:
         state.promise(promise)
         return

@@ -30,15 +30,25 @@ class Rarities:
     """The state of a session that was without a client, or that a crash or lost records concern."""
 
     def __init__(self) -> None:
+        # The time of the last disconnect in microseconds since 1970; 0: there was none.
         self.disconnected_us = 0
+        # The timers of the delayed will and of the session's end. A fired or cancelled one may
+        # still be here.
         self.will_timer: object | None = None
         self.expiry_timer: object | None = None
+        # After a crash: per partition, the offset below which messages may have been sent before.
         self.maybe_sent: list[int] | None = None
+        # The records that retention or damage took before the next message.
         self.lost = 0
+        # The packet ids in `inbound` that are from before the log was put back.
         self.doubtful: set[int] | None = None
         self.freed: bytearray | None = None
+        # By filter: the retained sets that are not sent completely, and those that have changed
+        # since the session was logged, complete ones included.
         self.owed: dict[str, OwedRetained] | None = None
         self.owed_changes: dict[str, OwedRetained] | None = None
+        # The places (partition, offset) of retained messages that have had a packet id since the
+        # log last said how far the sets were sent. A resumed set passes them.
         self.owed_inflight: set[tuple[int, int]] | None = None
         # The packet ids of inflight messages that the cursor has not reached since the connection
         # began, by place (partition, offset). Each is sent again when the cursor reaches it.
@@ -56,169 +66,81 @@ class Rarities:
         self.replays_over = False
 
 
+NO_RARITIES: Final = Rarities()
+"""The rare fields that all sessions without any of their own share. Nothing writes to them."""
+
+
 class RareState(Cursor):
-    """A cursor that gets its rare fields when one of them is set."""
+    """A cursor that gets its rare fields with `own_rare` when one of them is to be set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._rarities: Rarities | None = None
+        self.rare = NO_RARITIES
 
-    @property
-    def disconnected_us(self) -> int:
-        """The time of the last disconnect in microseconds since 1970; 0: there was none."""
-        return 0 if self._rarities is None else self._rarities.disconnected_us
-
-    @disconnected_us.setter
-    def disconnected_us(self, value: int) -> None:
-        self._rare().disconnected_us = value
-
-    @property
-    def will_timer(self) -> object | None:
-        """The timer of the delayed will. A fired or cancelled one may still be here."""
-        return None if self._rarities is None else self._rarities.will_timer
-
-    @will_timer.setter
-    def will_timer(self, value: object | None) -> None:
-        self._rare().will_timer = value
-
-    @property
-    def expiry_timer(self) -> object | None:
-        """The timer of the session's end. A fired or cancelled one may still be here."""
-        return None if self._rarities is None else self._rarities.expiry_timer
-
-    @expiry_timer.setter
-    def expiry_timer(self, value: object | None) -> None:
-        self._rare().expiry_timer = value
-
-    @property
-    def maybe_sent(self) -> list[int] | None:
-        """After a crash: per partition, the offset below which messages may have been sent
-        before."""
-        return None if self._rarities is None else self._rarities.maybe_sent
-
-    @maybe_sent.setter
-    def maybe_sent(self, value: list[int] | None) -> None:
-        if value is not None or self._rarities is not None:
-            self._rare().maybe_sent = value
-
-    @property
-    def lost(self) -> int:
-        """The records that retention or damage took before the next message."""
-        return 0 if self._rarities is None else self._rarities.lost
-
-    @lost.setter
-    def lost(self, value: int) -> None:
-        if value or self._rarities is not None:
-            self._rare().lost = value
-
-    @property
-    def doubtful(self) -> set[int] | None:
-        """The packet ids in `inbound` that are from before the log was put back."""
-        return None if self._rarities is None else self._rarities.doubtful
-
-    @doubtful.setter
-    def doubtful(self, value: set[int] | None) -> None:
-        if value is not None or self._rarities is not None:
-            self._rare().doubtful = value
-
-    @property
-    def owed(self) -> dict[str, OwedRetained] | None:
-        """The retained sets that are not sent completely, by filter."""
-        return None if self._rarities is None else self._rarities.owed
-
-    @property
-    def owed_changes(self) -> dict[str, OwedRetained] | None:
-        """Those that have changed since the session was logged, complete ones included."""
-        return None if self._rarities is None else self._rarities.owed_changes
-
-    @property
-    def owed_inflight(self) -> set[tuple[int, int]] | None:
-        """The places (partition, offset) of retained messages that have had a packet id since the
-        log last said how far the sets were sent. A resumed set passes them."""
-        return None if self._rarities is None else self._rarities.owed_inflight
-
-    @owed_inflight.setter
-    def owed_inflight(self, value: set[tuple[int, int]] | None) -> None:
-        if value is not None or self._rarities is not None:
-            self._rare().owed_inflight = value
+    def own_rare(self) -> Rarities:
+        """The rare fields to write to. They take 200 bytes, so a reader uses `rare`."""
+        if self.rare is NO_RARITIES:
+            self.rare = Rarities()
+        return self.rare
 
     def owe(self, filter: str, owed: OwedRetained) -> None:
         """Begins a retained set, or begins it again."""
-        rare = self._rare()
+        rare = self.own_rare()
         if rare.owed is None:
             rare.owed = {}
         rare.owed[filter] = owed
 
     def note_owed(self, filter: str, owed: OwedRetained) -> None:
         """Notes a change of a retained set for the log."""
-        rare = self._rare()
+        rare = self.own_rare()
         if rare.owed_changes is None:
             rare.owed_changes = {}
         rare.owed_changes[filter] = owed
         if owed.is_complete:
-            self._pop_owed(rare, filter)
+            self._pop_owed(filter)
 
     def pop_owed_changes(self) -> dict[str, OwedRetained]:
         """Removes and returns the changes."""
-        rare = self._rarities
-        changes = None if rare is None else rare.owed_changes
-        if rare is None or changes is None:
+        changes = self.rare.owed_changes
+        if changes is None:
             return {}
-        rare.owed_changes = None
+        self.rare.owed_changes = None
         return changes
 
     def forget_owed(self, filter: str) -> None:
         """Owes nothing for a filter: its subscription has ended."""
-        rare = self._rarities
-        if rare is None:
-            return
-        self._pop_owed(rare, filter)
-        if rare.owed_changes is not None:
-            rare.owed_changes.pop(filter, None)
+        self._pop_owed(filter)
+        if self.rare.owed_changes is not None:
+            self.rare.owed_changes.pop(filter, None)
 
-    def _pop_owed(self, rare: Rarities, filter: str) -> None:
+    def _pop_owed(self, filter: str) -> None:
+        rare = self.rare
         if rare.owed is not None and rare.owed.pop(filter, None) is not None and not rare.owed:
             rare.owed = None
             rare.owed_inflight = None
-
-    def _rare(self) -> Rarities:
-        rarities = self._rarities
-        if rarities is None:
-            rarities = self._rarities = Rarities()
-        return rarities
-
-
-def rarities_of(session: RareState) -> Rarities:
-    """The rare fields of a session, of which a module of the replicated state sets some."""
-    return session._rare()
-
-
-def inflight_ahead(session: RareState) -> dict[tuple[int, int], int] | None:
-    """`Rarities.inflight_ahead`, or None."""
-    return None if session._rarities is None else session._rarities.inflight_ahead
 
 
 def pop_ahead(session: RareState, place: tuple[int, int], wanted: int = 0) -> int:
     """Removes and returns the packet id of an inflight message ahead of the cursor; 0: it is not
     ahead, or it is not the `wanted` one."""
-    ahead = inflight_ahead(session)
+    ahead = session.rare.inflight_ahead
     packet_id = 0 if ahead is None else ahead.get(place, 0)
     if ahead is None or not packet_id or packet_id != (wanted or packet_id):
         return 0
     del ahead[place]
     if not ahead:
-        session._rare().inflight_ahead = None
+        session.rare.inflight_ahead = None
     return packet_id
 
 
 def frees_first(session: RareState, packet_id: int) -> bool:
     """Whether this is the first QoS 2 message to the client with this packet id. It becomes False
     for the id. FREED_BYTES are kept for the session."""
-    rarities = session._rare()
-    if rarities.freed is None:
-        rarities.freed = bytearray(FREED_BYTES)
+    rare = session.own_rare()
+    if rare.freed is None:
+        rare.freed = bytearray(FREED_BYTES)
     at, bit = packet_id >> 3, 1 << (packet_id & 7)
-    if rarities.freed[at] & bit:
+    if rare.freed[at] & bit:
         return False
-    rarities.freed[at] |= bit
+    rare.freed[at] |= bit
     return True

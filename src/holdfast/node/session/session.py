@@ -24,7 +24,7 @@ from holdfast.node.session.additions import DRAINS, LOG_READER, additions_of
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.cursor import Cursor
 from holdfast.node.session.message import Message, queued_size
-from holdfast.node.session.rare_fields import RareState, inflight_ahead
+from holdfast.node.session.rare_fields import RareState
 from holdfast.node.session.replay import Replay
 from holdfast.node.session.will import Will
 from holdfast.protocol.topics.names import is_shared
@@ -237,12 +237,12 @@ class Session(RareState):
         if self.inbound is None:
             self.inbound = {}
         self.inbound[packet_id] = partition
-        if self.doubtful is not None:
-            self.doubtful.discard(packet_id)
+        if self.rare.doubtful is not None:
+            self.rare.doubtful.discard(packet_id)
 
     def is_doubtful(self, packet_id: int) -> bool:
         """Whether only a log that was put back says that the packet id is in use."""
-        return self.doubtful is not None and packet_id in self.doubtful
+        return self.rare.doubtful is not None and packet_id in self.rare.doubtful
 
     @property
     def life(self) -> int:
@@ -288,7 +288,7 @@ class Session(RareState):
         if self.unsent is not None:
             assert len(set(self.unsent)) == len(self.unsent), "a packet id is to be sent twice"
             assert self.inflight.keys() >= set(self.unsent), "a free packet id is to be sent"
-        for place, packet_id in (inflight_ahead(self) or {}).items():
+        for place, packet_id in (self.rare.inflight_ahead or {}).items():
             entry = self.inflight[packet_id]
             assert (entry.partition, entry.offset) == place, "another's place ahead of the cursor"
             assert entry.state == SENT, "a received message is to be sent"
@@ -316,7 +316,7 @@ class Session(RareState):
     def window_is_open(self) -> bool:
         """May another QoS > 0 PUBLISH be sent now? [MQTT-3.3.4-9]"""
         unsent = 0 if self.unsent is None else len(self.unsent)
-        ahead = inflight_ahead(self)
+        ahead = self.rare.inflight_ahead
         if ahead is not None:
             unsent += len(ahead)
         return len(self.inflight) - unsent < self.inflight_max

@@ -10,7 +10,7 @@ partition.
 from typing import Final
 
 from holdfast.log.record import Record
-from holdfast.node.session.rare_fields import NOT_TRUSTED, rarities_of
+from holdfast.node.session.rare_fields import NOT_TRUSTED
 from holdfast.node.session.session import Session
 from holdfast.node.state.inbound_ids import life_of
 from holdfast.node.state.recorded_state import RecordedState
@@ -100,7 +100,7 @@ class ReplicatedPacketIds(Recovery):
         concerns only clients that repeat a message without DUP.
         """
         session = self.state.sessions.get(client_id)
-        known, first = NOT_TRUSTED if session is None else rarities_of(session).trusted
+        known, first = NOT_TRUSTED if session is None else session.rare.trusted
         held = self._unreleased(client_id)
         return {each for each in held if known != generation or held[each][0] < first} or None
 

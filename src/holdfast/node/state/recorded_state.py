@@ -258,13 +258,14 @@ class RecordedState:
             del self.sessions[session.client_id]
         if self.queues.get(session.client_id) is session:
             del self.queues[session.client_id]
-        self.cancel(session.expiry_timer)
-        self.cancel(session.will_timer)
+        self.cancel(session.rare.expiry_timer)
+        self.cancel(session.rare.will_timer)
         session.inflight = NO_INFLIGHT
         session.outbox = None
         session.retained_scans = None
         session.inbound = None
-        session.doubtful = None
+        if session.rare.doubtful is not None:
+            session.rare.doubtful = None
         session.changes = None
         # A progress record after the end would have no effect, and is not written.
         session.expiry_s = 0

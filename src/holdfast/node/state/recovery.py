@@ -84,21 +84,21 @@ def rearm(state: RecordedState, session: Session, slack_us: int) -> bool:
     The interval of a session or will began when its connection was lost, by the clock of the log.
     What is left of it goes on from now.
     """
-    gone_us = state.wall_us - session.disconnected_us - slack_us
+    gone_us = state.wall_us - session.rare.disconnected_us - slack_us
     gone_s = max(0, gone_us) / 1_000_000
     # A timer that was armed since the session was touched must not fire beside the new one.
-    state.cancel(session.will_timer)
-    state.cancel(session.expiry_timer)
+    state.cancel(session.rare.will_timer)
+    state.cancel(session.rare.expiry_timer)
     will = session.will
     if will is not None and session.expiry_s > 0:
         due_s = min(will.delay_s, session.expiry_s) - gone_s
-        session.will_timer = state.arm(state.now + max(0.0, due_s), WILL_DUE, session)
+        session.own_rare().will_timer = state.arm(state.now + max(0.0, due_s), WILL_DUE, session)
     if session.expiry_s == NEVER_EXPIRES:
         return True
     left_s = session.expiry_s - gone_s
     if left_s <= 0:
         return False
-    session.expiry_timer = state.arm(state.now + left_s, SESSION_EXPIRY, session)
+    session.own_rare().expiry_timer = state.arm(state.now + left_s, SESSION_EXPIRY, session)
     return True
 
 
@@ -259,10 +259,10 @@ class Recovery(SenderPacketIds):
         """Notes that the session has changed. Its timers are armed again after the last record."""
         if session not in self.touched:
             self.touched[session] = None
-            self.state.cancel(session.will_timer)
-            self.state.cancel(session.expiry_timer)
-            session.will_timer = None
-            session.expiry_timer = None
+            self.state.cancel(session.rare.will_timer)
+            self.state.cancel(session.rare.expiry_timer)
+            rare = session.own_rare()
+            rare.will_timer = rare.expiry_timer = None
 
     def _note_will(self, record: Record) -> None:
         """Notes that a will was published or dropped."""
@@ -334,9 +334,10 @@ class Recovery(SenderPacketIds):
             session.inflight.pop(packet_id, None)
         else:
             session.add_inflight(packet_id, entry)
-            if entry.is_retained and session.owed:
-                session.owed_inflight = session.owed_inflight or set()
-                session.owed_inflight.add((entry.partition, entry.offset))
+            rare = session.rare
+            if entry.is_retained and rare.owed:
+                rare.owed_inflight = rare.owed_inflight or set()
+                rare.owed_inflight.add((entry.partition, entry.offset))
 
     def _unlogged_positions(self, session: Session) -> list[int]:
         """The positions before the first record of the session's cursor."""
@@ -379,7 +380,7 @@ class Recovery(SenderPacketIds):
         if isinstance(change, CloseRecord):
             self._set_closed(session)
             session.owner = ""
-            session.disconnected_us = timestamp_us
+            session.own_rare().disconnected_us = timestamp_us
             session.expiry_s = change.expiry_s
             if not change.will:
                 session.will = None
@@ -396,7 +397,7 @@ class Recovery(SenderPacketIds):
                     self._owe(session, row[0], "", None)
             restore_replays(session, change.replays, self.state.config.partitions, change.positions)
         elif isinstance(change, RetainedRecord):
-            session.owed_inflight = None
+            session.own_rare().owed_inflight = None
             for filter, after in change.sent.items():
                 if after is None:
                     session.forget_owed(filter)
@@ -469,7 +470,7 @@ class Recovery(SenderPacketIds):
             raise ValueError(f"a retained set with a seam of {len(seam)} offsets")
         if filter not in session.subscriptions:
             return
-        before = (session.owed or {}).get(filter)
+        before = (session.rare.owed or {}).get(filter)
         if seam is None and after and before is not None:
             seam = before.seam
         owed = OwedRetained(after, seam)
@@ -481,7 +482,7 @@ class Recovery(SenderPacketIds):
         cursor = cursor_of(entry, self.state.config.partitions)
         session = self._new_session(entry.client, entry.epoch, is_past=entry.past is True)
         session.expiry_s = entry.expiry_s
-        session.disconnected_us = entry.disconnected_us
+        session.own_rare().disconnected_us = entry.disconnected_us
         session.username = entry.username
         session.is_owned = entry.proved
         if entry.will is not UNSET:
@@ -495,9 +496,10 @@ class Recovery(SenderPacketIds):
             self._owe(session, filter, after, seam)
         if entry.inbound:
             session.inbound = dict(entry.inbound)
-            session.doubtful = None if entry.doubtful is UNSET else set(entry.doubtful)
+            if entry.doubtful is not UNSET:
+                session.own_rare().doubtful = set(entry.doubtful)
         self._set_cursor(session, cursor)
-        session.owed_inflight = set(entry.passed or ()) or None
+        session.own_rare().owed_inflight = set(entry.passed or ()) or None
         return session
 
     def _rearm(self, session: Session) -> bool:

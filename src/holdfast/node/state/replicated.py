@@ -25,7 +25,7 @@ from msgspec.json import encode
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.failure.cluster_clock import TOLERANCE_S
-from holdfast.node.session.rare_fields import NOT_TRUSTED, rarities_of
+from holdfast.node.session.rare_fields import NOT_TRUSTED
 from holdfast.node.session.session import Inflight, Session, Subscription
 from holdfast.node.session.state import CursorState, complete_inflight
 from holdfast.node.state.client_epochs import ClientEpochs
@@ -354,7 +354,7 @@ class ReplicatedState(ReplicatedPacketIds):
             self._count_away(session, -len(session.subscriptions))
         session.owner = owner
         if owner != self.state.config.node_id:
-            rarities_of(session).replays_over = False
+            session.own_rare().replays_over = False
         self.open_sessions.add(session)
 
     def _set_closed(self, session: Session) -> None:
@@ -374,7 +374,7 @@ class ReplicatedState(ReplicatedPacketIds):
     def requests(self, client_id: str) -> tuple[int, ...]:
         """Returns the requests that opened the client's session, the newest last."""
         session = self.state.sessions.get(client_id)
-        requests = () if session is None else rarities_of(session).requests
+        requests = () if session is None else session.rare.requests
         return self._old_requests.get(client_id, ()) + requests
 
     def _note_will(self, record: Record) -> None:
@@ -427,7 +427,7 @@ class ReplicatedState(ReplicatedPacketIds):
             # would have no session.
             self.note_ended(client_id, epoch)
         if before is not None and after is not before:
-            old = self._old_requests.get(client_id, ()) + rarities_of(before).requests
+            old = self._old_requests.get(client_id, ()) + before.rare.requests
             self._old_requests[client_id] = old[-REQUESTS_MAX:]
             if len(self._old_requests) > OLD_REQUESTS_MAX:
                 self._old_requests.popitem(last=False)
@@ -436,7 +436,7 @@ class ReplicatedState(ReplicatedPacketIds):
         elif isinstance(change, OpenRecord):
             # Those that the node of an earlier connection knew.
             after.rights = None
-            rare = rarities_of(after)
+            rare = after.own_rare()
             rare.requests = (*rare.requests, change.request)[-REQUESTS_MAX:]
             if rare.trusted[0] != change.generation:
                 rare.trusted = (change.generation, epoch)
@@ -477,13 +477,13 @@ class ReplicatedState(ReplicatedPacketIds):
         if before is None or epoch < before.epoch:
             return
         if isinstance(change, OpenRecord) and before.owner:
-            rarities_of(before).lacks_sent = True
+            before.own_rare().lacks_sent = True
         elif isinstance(change, CloseRecord) and not change.maybe_sent:
-            rarities_of(before).lacks_sent = False
+            before.own_rare().lacks_sent = False
         elif isinstance(change, CloseRecord) and before.owner:
             # If the session has no owner, its node has closed it already, and knew more than the
             # coordinator that closes it in the node's place.
-            rarities_of(before).lacks_sent = True
+            before.own_rare().lacks_sent = True
 
     def _begin_life(self, session: Session, epoch: int) -> None:
         super()._begin_life(session, epoch)
@@ -493,7 +493,7 @@ class ReplicatedState(ReplicatedPacketIds):
         session = super()._restore_session(entry)
         if entry.born is not UNSET:
             session.life = entry.born
-        rare = rarities_of(session)
+        rare = session.own_rare()
         rare.requests = () if entry.requests is UNSET else tuple(entry.requests)
         rare.trusted = NOT_TRUSTED if entry.trusted is UNSET else entry.trusted
         rare.lacks_sent = entry.may_be_sent
@@ -571,7 +571,7 @@ class ReplicatedState(ReplicatedPacketIds):
         if session in self.touched:
             self._complete_session(session)
         entry = session_entry(self.state, session)
-        rare = rarities_of(session)
+        rare = session.rare
         entry.born = session.life
         entry.requests = list(rare.requests)
         entry.maybe_sent = rare.lacks_sent

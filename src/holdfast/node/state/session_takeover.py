@@ -4,7 +4,7 @@ from operator import ge
 
 from holdfast.node.delivery.subscriptions import add_subscription
 from holdfast.node.node_state import NodeState
-from holdfast.node.session.rare_fields import OwedRetained, rarities_of
+from holdfast.node.session.rare_fields import OwedRetained
 from holdfast.node.session.replay import Replay
 from holdfast.node.session.session import Inflight, Session, Subscription, new_subscription
 from holdfast.node.session.state import complete_inflight
@@ -15,7 +15,7 @@ from holdfast.node.state.snapshot_entries import first_starts
 def live_session(state: NodeState, recorded: Session) -> Session:
     """The session of this node's replicated state as a live one, ready to be resumed here. The two
     share no object that either changes: only records change the recorded one."""
-    rare = rarities_of(recorded)
+    rare = recorded.rare
     session = Session(recorded.client_id)
     state.sessions[session.client_id] = session
     session.epoch = recorded.epoch
@@ -23,7 +23,8 @@ def live_session(state: NodeState, recorded: Session) -> Session:
     session.recorded = True
     session.tailing = False
     session.expiry_s = recorded.expiry_s
-    session.disconnected_us = recorded.disconnected_us
+    if rare.disconnected_us:
+        session.own_rare().disconnected_us = rare.disconnected_us
     session.username = recorded.username
     session.is_owned = recorded.is_owned
     session.will = recorded.will
@@ -35,7 +36,8 @@ def live_session(state: NodeState, recorded: Session) -> Session:
         known.is_logged = True
         known.is_seam_logged = owed.seam is not None
         session.owe(filter, known)
-    session.owed_inflight = set(rare.owed_inflight or ()) or None
+    if rare.owed_inflight:
+        session.own_rare().owed_inflight = set(rare.owed_inflight)
     for packet_id, entry in recorded.inflight.items():
         session.add_inflight(packet_id, _same(entry))
     if recorded.done:
@@ -52,7 +54,7 @@ def live_session(state: NodeState, recorded: Session) -> Session:
     for packet_id in session.inflight:
         session.next_packet_id = packet_id % 65535 + 1
     if rare.lacks_sent:
-        session.maybe_sent = list(state.delivered)
+        session.own_rare().maybe_sent = list(state.delivered)
     return session
 
 

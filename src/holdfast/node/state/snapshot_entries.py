@@ -98,7 +98,7 @@ def session_entry(state: RecordedState, session: Session) -> SessionEntry:
         expiry_s=session.expiry_s,
         username=session.username,
         proved=session.is_owned,
-        disconnected_us=session.disconnected_us,
+        disconnected_us=session.rare.disconnected_us,
         open=session.connection is not None or session.owner != "",
         owner=session.owner,
         subscriptions=[
@@ -109,11 +109,11 @@ def session_entry(state: RecordedState, session: Session) -> SessionEntry:
         done=done if is_beside else UNSET,
         will=UNSET if session.will is None else will_entry(session.will),
         replays=replay_entries(session),
-        doubtful=sorted((session.inbound or {}).keys() & session.doubtful)
-        if session.doubtful
+        doubtful=sorted((session.inbound or {}).keys() & session.rare.doubtful)
+        if session.rare.doubtful
         else UNSET,
-        owed={filter: (each.after, each.seam) for filter, each in (session.owed or {}).items()}
+        owed={filter: (each.after, each.seam) for filter, each in (session.rare.owed or {}).items()}
         or UNSET,
-        passed=sorted(session.owed_inflight or ()) or UNSET,
+        passed=sorted(session.rare.owed_inflight or ()) or UNSET,
         past=UNSET if keeper is None or not keeper.is_past else True,
     )

@@ -72,10 +72,10 @@ def _log_owed(state: NodeState, session: Session) -> bool:
     A set is not logged while a SUBSCRIBE or UNSUBSCRIBE waits for the log. Behind that record it
     would count for the new subscription.
     """
-    if session.owed_changes is None and not session.owed_inflight:
+    if session.rare.owed_changes is None and not session.rare.owed_inflight:
         return True
     log_changes(state, session, None)
-    if session.owed_inflight or session.subscribes_awaited:
+    if session.rare.owed_inflight or session.subscribes_awaited:
         return False
     seams: dict[int, RetainedRecord] = {}
     for filter, owed in session.pop_owed_changes().items():
