@@ -134,6 +134,7 @@ HOT = [
     "node/state/state_records.py",
     "node/state/replicated.py",
     "node/delivery/retained.py",
+    "node/refusal.py",
     "node/rights.py",
     "node/routing/routing.py",
     "node/publish/producer_dedup.py",

@@ -293,7 +293,7 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     bench.answer(1, 7, present=True)
     assert there.state == OPENING
     images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 7}
-    images.state.sessions[CLIENT].rare.trusted = (0, 7)
+    images.state.sessions[CLIENT].own_rare().trusted = (0, 7)
     bench.pass_barrier()
     assert there.state == OPEN
     assert isinstance(there.session, Session)

@@ -14,6 +14,7 @@ from holdfast.node.effects import Note
 from holdfast.node.node import Node
 from holdfast.node.node_state import ClusterPort, NodeState, Promise
 from holdfast.node.publish.completion import ReplyPromise
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.session import Session
@@ -50,8 +51,8 @@ class Refusing(ClusterPort):
     def promise(self, promise: Promise) -> None:
         self.replies += 1
 
-    def refusal(self, connection: Connection, record: Record) -> str:
-        return "this node reaches no majority of the cluster"
+    def refusal(self, connection: Connection, record: Record) -> Rejection:
+        return Rejection("this node reaches no majority of the cluster")
 
     def is_congested(self, part: int) -> bool:
         return False

@@ -80,7 +80,7 @@ def test_a_new_message_releases_the_earlier_one() -> None:
         assert (len(site.messages()), site.released(), site.unacknowledged) == (3, 1, 1)
         site.reason(m.Ack(m.PUBREL, 1))
         assert (site.released(), site.unacknowledged) == (2, 0)
-        assert site.own.doubtful == {2}
+        assert site.own.rare.doubtful == {2}
 
 
 def test_a_release_is_known_and_does_not_count() -> None:

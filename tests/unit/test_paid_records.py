@@ -39,7 +39,6 @@ PAID: Final = {
     "node/publish/delayed.py:_publish": BEFORE,
     "node/publish/delayed.py:_publish_qos0": BEFORE,
     "node/publish/delayed.py:end_delayed": BEFORE,
-    "node/publish/inbound.py:_store_delayed": MESSAGE,
     "node/publish/inbound.py:publish_delayed": MESSAGE,
     "node/publish/inbound.py:_store": MESSAGE,
     "node/publish/inbound.py:log_qos0": MESSAGE,

@@ -210,7 +210,7 @@ OF_OTHERS: Final = {
 }
 WRITE_WAYS: Final = {
     # Its record is never appended.
-    "node/publish/acceptance.py:refuse_for_now": WRITE,
+    "node/publish/inbound.py:_handle_special": WRITE,
     "node/publish/inbound.py:handle_publish": WRITE,
     "node/publish/completion.py:record_of_qos0": WRITE,
     "node/ownership/expiry.py:publish_will": WILL,

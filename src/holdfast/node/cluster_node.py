@@ -33,6 +33,7 @@ from holdfast.node.publish.forward_frames import decode_forward, decode_result
 from holdfast.node.publish.forwarding import PENDING_BYTES_MAX
 from holdfast.node.publish.producer_dedup import note_refused
 from holdfast.node.reads.read_barrier import ALIGNMENT, decode_barrier, encode_log_ends
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Session, Subscription
@@ -588,7 +589,7 @@ class BrokerPort(ClusterPort):
     def ends_delayed(self, place: tuple[int, int]) -> bool:
         return self._admission.ends_delayed(place)
 
-    def refusal(self, connection: Connection, record: Record) -> str:
+    def refusal(self, connection: Connection, record: Record) -> Rejection | None:
         now = self._state.now
         if connection.refusals_due:
             # An earlier message was refused and may be sent again. Storing this one first would
@@ -597,10 +598,10 @@ class BrokerPort(ClusterPort):
         elif not self._context.is_available(now):
             text = "this node reaches no majority of the cluster"
         else:
-            return ""
+            return None
         self._state.stats.refused_unavailable += 1
         note_refused(self._state, connection, record)
-        return text
+        return Rejection(text)
 
     def is_congested(self, part: int) -> bool:
         limit = self._state.config.pending_bytes_max // part

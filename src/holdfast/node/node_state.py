@@ -19,6 +19,7 @@ from holdfast.node.connections.pending_connects import PendingConnects
 from holdfast.node.delivery.replay_pace import ReplayPace
 from holdfast.node.effects import Cut, ResumeInput
 from holdfast.node.publish.trace_context import PublishTracer
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection, Deadline
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Group, Inflight, Session, Subscription
@@ -213,9 +214,8 @@ class ClusterPort:
         """`promise`, but not before all nodes have the announced filters. No record is awaited."""
         raise NotImplementedError
 
-    def refusal(self, connection: Connection, record: Record) -> str:
-        """The reason why a client's QoS > 0 message is refused now with QUOTA_EXCEEDED, or "". The
-        refusal is counted."""
+    def refusal(self, connection: Connection, record: Record) -> Rejection | None:
+        """The reason why a client's QoS > 0 message is refused now, which is counted."""
         raise NotImplementedError
 
     def older_nodes(self, feature: str) -> str:

@@ -20,6 +20,7 @@ from holdfast.node.admission.limits import (
     AdmissionLimits,
 )
 from holdfast.node.admission.token_bucket import EMPTY, TokenBucket
+from holdfast.node.refusal import Rejection
 
 IDLE_MAX: Final = 100_000
 """The most buckets that are remembered for names without a connection."""
@@ -56,7 +57,7 @@ class Meter:
         self.quota: TokenBucket | None = None
         self.shared: list[SharedBucket] = []
         # Whether the present message is refused, and why; "": it is accepted.
-        self.refusal = ""
+        self.refusal: Rejection | None = None
         # The time until which the client's input waits, and whether a timer ends that.
         self.throttled_until = 0.0
         self.is_throttled = False

@@ -22,6 +22,7 @@ from holdfast.node.admission.meters import OVER_QUOTA, WITHIN, Meter, names_of
 from holdfast.node.connections.pending_connects import address_of
 from holdfast.node.effects import ResumeInput
 from holdfast.node.node_state import NodeState, Work
+from holdfast.node.refusal import QUOTA_USED_UP, TOO_FAST, Rejection
 from holdfast.node.session.connection import CLOSED, Connection
 from holdfast.node.session.session import Session
 from holdfast.node.state.recorded_state import THROTTLE
@@ -70,11 +71,11 @@ def charge_publish(state: NodeState, connection: Connection, size_bytes: int, qo
     """
     meter = connection.meter
     assert isinstance(meter, Meter)
-    meter.refusal = ""
+    meter.refusal = None
     over = meter.state(state.now)
     if over == OVER_QUOTA:
         state.stats.refused_quota += 1
-        meter.refusal = "the user's quota of bytes is used up"
+        meter.refusal = QUOTA_USED_UP
         return qos > 0
     if over != WITHIN:
         action = state.admission.limits.over
@@ -86,7 +87,7 @@ def charge_publish(state: NodeState, connection: Connection, size_bytes: int, qo
         # MQTT 3 and QoS 0 have no reply that refuses a message: their client waits.
         if action == REFUSE and qos > 0 and connection.version >= 5:
             state.stats.refused_rate += 1
-            meter.refusal = "more messages or bytes a second than allowed: send it again later"
+            meter.refusal = TOO_FAST
             return True
     if not meter.charge(1, size_bytes):
         return True
@@ -118,22 +119,24 @@ def charge_open(state: NodeState, connection: Connection, will_bytes: int) -> No
         meter.charge(1 if will_bytes else 0, size_bytes + 2 * will_bytes)
 
 
-def recording_refusal(state: NodeState, connection: Connection, *, is_known: bool) -> str:
-    """The reason why a client may not add to its session in the log now, or "". `is_known`: it adds
+def recording_refusal(
+    state: NodeState, connection: Connection, *, is_known: bool
+) -> Rejection | None:
+    """The reason why a client may not add to its session in the log now. `is_known`: it adds
     nothing to what is there, as a resumed session. Closes and UNSUBSCRIBE are never refused,
     because they need an open or a subscription before."""
     if connection.is_internal:
-        return ""
+        return None
     if state.disk_full and not (is_known and not state.is_reserve_low):
         state.stats.refused_disk_full += 1
-        return "the disk is full"
+        return Rejection("the disk is full")
     meter = connection.meter
     if meter is not None:
         assert isinstance(meter, Meter)
         if meter.state(state.now) == OVER_QUOTA:
             state.stats.refused_quota += 1
-            return "the user's quota of bytes is used up"
-    return ""
+            return QUOTA_USED_UP
+    return None
 
 
 def is_in_debt(state: NodeState, connection: Connection) -> bool:
@@ -146,11 +149,11 @@ def is_in_debt(state: NodeState, connection: Connection) -> bool:
     return meter.wait_s() > DEBT_S_MAX
 
 
-def refusal_of(connection: Connection) -> str:
-    """The reason why the present message is refused, or ""."""
+def refusal_of(connection: Connection) -> Rejection | None:
+    """The reason why the present message is refused."""
     meter = connection.meter
     if meter is None:
-        return ""
+        return None
     assert isinstance(meter, Meter)
     return meter.refusal
 

@@ -215,9 +215,9 @@ def _pays_open(
         return True
     will = packet.will
     resumes = known is not None and not packet.clean_start and will is None
-    text = recording_refusal(state, connection, is_known=resumes)
-    if text:
-        refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
+    refusal = recording_refusal(state, connection, is_known=resumes)
+    if refusal is not None:
+        refuse(state, connection, refusal.reason, refusal.text)
         return False
     if is_in_debt(state, connection):
         state.stats.refused_rate += 1

@@ -254,12 +254,12 @@ def handle_subscribe(
     filters = [each.filter for each in packet.subscriptions]
     if session.is_durable() or any(map(is_queue, filters)):
         is_known = all(filter in session.subscriptions for filter in filters)
-        text = recording_refusal(state, connection, is_known=is_known)
-        if text:
-            codes = [reasons.QUOTA_EXCEEDED] * len(filters)
-            refusal = SubscribePromise(connection, session, packet, [], codes)
-            refusal.error = text
-            refusal.release(state)
+        refusal = recording_refusal(state, connection, is_known=is_known)
+        if refusal is not None:
+            codes = [refusal.reason] * len(filters)
+            promise = SubscribePromise(connection, session, packet, [], codes)
+            promise.error = refusal.text
+            promise.release(state)
             return
     if not asks_to_subscribe(state, connection, packet, partial(_decided, packet)):
         _plan_and_subscribe(state, connection, session, packet)

@@ -14,11 +14,11 @@ from holdfast.node.publish.completion import (
 from holdfast.node.publish.producer_dedup import (
     REPLY,
     STORE,
-    Sequencer,
     admit,
     sequencer_of,
 )
 from holdfast.node.publish.producers import PROPERTY_HEAD
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.session import Session
 from holdfast.protocol.mqtt import reasons
@@ -52,7 +52,56 @@ def is_repeated(
     return True
 
 
-def identify(session: Session, packet_id: int, record: Record) -> None:
+def accept(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    record: Record,
+    refusal: Rejection | None,
+) -> bool:
+    """Takes the steps of each inbound message of QoS 1 or 2 before it is stored. False: it must not
+    be stored, and has its reply.
+
+    `refusal`: the reason why no new message is stored, beside the rates and the state of the
+    cluster. A repetition of a stored message is acknowledged all the same. Later messages of a
+    refused one's producer are refused, too: one that is stored would make it a repetition.
+    """
+    # [MQTT-3.3.4-7] [MQTT-3.3.4-8]
+    connection.unacknowledged += 1
+    if connection.unacknowledged > state.config.receive_maximum and connection.version >= 5:
+        text = f"more than {state.config.receive_maximum} publishes without acknowledgement"
+        raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
+    is_numbered = True
+    if publish.qos == 2:
+        state.stats.publish_qos2_received += 1
+        if is_repeated(state, connection, session, publish, record.partition):
+            return False
+        is_numbered = connection.numbers_qos2
+    else:
+        state.stats.publish_qos1_received += 1
+    if refusal is None and connection.meter is not None:
+        refusal = refusal_of(connection)
+    if (
+        is_numbered
+        and publish.properties
+        and _is_replied(state, connection, session, publish, record, refusal)
+    ):
+        return False
+    if refusal is None:
+        refusal = state.cluster.refusal(connection, record)
+    if refusal is not None:
+        refuse(state, connection, publish, refusal)
+        return False
+    if publish.qos == 2:
+        if session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
+            _identify(session, publish.packet_id, record)
+        # Before the record is committed: a repetition that arrives meanwhile must not be stored.
+        session.hold_inbound(publish.packet_id, record.partition)
+    return True
+
+
+def _identify(session: Session, packet_id: int, record: Record) -> None:
     record.flags |= log_record.FLAG_PACKET_ID
     record.sequence = packet_id
     # The batches of a write group are not in the order of their records. Without the epoch,
@@ -63,26 +112,23 @@ def identify(session: Session, packet_id: int, record: Record) -> None:
         record.producer = b"%d" % session.life
 
 
-def is_replied(
+def _is_replied(
     state: NodeState,
     connection: Connection,
     session: Session,
     publish: Publish,
     record: Record,
-    refusal: str = "",
+    refusal: Rejection | None,
 ) -> bool:
     """Whether the producer's number of the message says that it must not be stored. It is then
-    answered here. Otherwise the record gets the number. `refusal`: the reason why a new message is
-    refused, beside the rates, or ""."""
+    answered here. Otherwise the record gets the number."""
     at = publish.properties.find(PROPERTY_HEAD)
     if at < 0:
         return False
     sequencer = sequencer_of(connection)
-    refusal = refusal or refusal_of(connection)
-    partition = record.partition
-    outcome = admit(state, connection, sequencer, partition, publish, at, refusal)
+    outcome = admit(state, connection, sequencer, record.partition, publish, at, refusal)
     if outcome == REPLY:
-        reply_sequenced(state, connection, session, publish, partition, sequencer)
+        _reply_sequenced(state, connection, session, publish, record.partition, sequencer.refusal)
         return True
     if outcome == STORE:
         record.flags |= log_record.FLAG_PRODUCER
@@ -113,87 +159,52 @@ def release(state: NodeState, session: Session, packet_id: int, promise: ReplyPr
     state.publish(record, promise)
 
 
-def refuse(
-    state: NodeState,
-    connection: Connection,
-    session: Session,
-    publish: Publish,
-    reason: int,
-    text: str = "",
-) -> None:
-    """Refuses a message; `text` is the reason.
+def refuse(state: NodeState, connection: Connection, publish: Publish, refusal: Rejection) -> None:
+    """Refuses a message.
 
     MQTT 5 has a reason code for that. MQTT 3 has no negative acknowledgement: an unauthorised
     message is acknowledged and dropped [MQTT3-3.3.5-2]. One that could not be stored closes the
     connection, so that the client keeps it.
     """
+    reason, text = refusal.reason, refusal.text
+    is_for_now = reason == reasons.QUOTA_EXCEEDED
     if reason == reasons.NOT_AUTHORIZED:
         state.stats.authorizations_denied += 1
-    if reason != reasons.QUOTA_EXCEEDED:
+    if not is_for_now:
         note_publish_denied(state, connection, publish.topic, text)
     if publish.qos == 0:
         return
-    is_repeated = publish.qos == 2 and publish.dup
-    if is_repeated and reason == reasons.QUOTA_EXCEEDED:
+    if is_for_now and (connection.version < 5 or (publish.qos == 2 and publish.dup)):
         # See PublishPromise.
         raise MessageRefused(reason, f"the message could not be stored: {text}")
     if connection.version < 5:
-        if reason == reasons.QUOTA_EXCEEDED:
-            raise MessageRefused(reason, f"the message could not be stored: {text}")
         reason = reasons.SUCCESS
-    counted = reason == reasons.QUOTA_EXCEEDED
     packet_type = acknowledgement(publish.qos)
     reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
     # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
-    if counted:
+    if is_for_now:
         state.promise(RefusalPromise(connection, reply))
     else:
         state.promise(ReplyPromise(connection, reply, False))
 
 
-def refuse_for_now(
+def _reply_sequenced(
     state: NodeState,
     connection: Connection,
     session: Session,
     publish: Publish,
     partition: int,
-    text: str,
-) -> None:
-    """Refuses a message that the client should send again later. Later messages of its producer are
-    refused, too: one that is stored would make this one a repetition."""
-    if publish.qos == 0:
-        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
-        return
-    connection.unacknowledged += 1
-    if connection.unacknowledged > state.config.receive_maximum and connection.version >= 5:
-        text = f"more than {state.config.receive_maximum} publishes without acknowledgement"
-        raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
-    if publish.qos == 2 and is_repeated(state, connection, session, publish, partition):
-        return
-    is_numbered = publish.properties and (publish.qos == 1 or connection.numbers_qos2)
-    record = Record(partition, log_record.MESSAGE, topic=publish.topic)
-    if is_numbered and is_replied(state, connection, session, publish, record, text):
-        return
-    refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
-
-
-def reply_sequenced(
-    state: NodeState,
-    connection: Connection,
-    session: Session,
-    publish: Publish,
-    partition: int,
-    sequencer: Sequencer,
+    refusal: Rejection | None,
 ) -> None:
     """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is a
     promise: the record may still be on its way to the disk, so it waits for all records."""
-    reason = sequencer.reason
+    reason, text = (reasons.SUCCESS, "") if refusal is None else (refusal.reason, refusal.text)
     if reason == reasons.NOT_AUTHORIZED:
-        note_publish_denied(state, connection, publish.topic, sequencer.text)
-    packet_type = acknowledgement(publish.qos)
-    is_open = publish.qos == 2 and reason < 0x80
+        note_publish_denied(state, connection, publish.topic, text)
+    is_open = publish.qos == 2 and refusal is None
     if is_open:
         # The PUBREL of the message is still to come.
         session.hold_inbound(publish.packet_id, partition)
-    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
+    packet_type = acknowledgement(publish.qos)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
     state.promise(ReplyPromise(connection, reply, not is_open))

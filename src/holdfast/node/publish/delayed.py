@@ -34,6 +34,7 @@ from holdfast.node.publish.delayed_table import (
     with_publisher,
 )
 from holdfast.node.publish.delayed_timer import arm_delayed
+from holdfast.node.refusal import Rejection
 from holdfast.node.rights import acting_for, has_passing_rules, may_publish_later, proves_names
 from holdfast.node.routing.routing import find_route, look_up
 from holdfast.node.session.connection import Connection
@@ -84,28 +85,28 @@ def delayed_record(
     )
 
 
-def delayed_refusal(state: NodeState, record: Record) -> str:
-    """The reason why no further delayed message is accepted now, or "". What waits for the log does
-    not count."""
+def delayed_refusal(state: NodeState, record: Record) -> Rejection | None:
+    """The reason why no further delayed message is accepted now. What waits for the log does not
+    count."""
     config = state.config
     table = state.delayed
     older = state.cluster.older_nodes(DELAYED_MESSAGES)
     if older:
-        return older
+        return Rejection(older)
     if len(table) >= config.delayed_messages_max:
-        return f"{config.delayed_messages_max} delayed messages wait, which is the limit"
+        return Rejection(f"{config.delayed_messages_max} delayed messages wait, which is the limit")
     if table.count_of(record.client_id) >= config.delayed_messages_per_client:
         most = config.delayed_messages_per_client
-        return f"{most} delayed messages of this client wait, which is the limit"
+        return Rejection(f"{most} delayed messages of this client wait, which is the limit")
     message = Delayed(record)
     if message.size_bytes > config.delayed_bytes_max - table.bytes.total:
-        return f"the delayed messages need more than {config.delayed_bytes_max} bytes"
+        return Rejection(f"the delayed messages need more than {config.delayed_bytes_max} bytes")
     if proves_names(state) and not (
         table.messages.has_room(message.owner, 1, config.delayed_messages_max)
         and table.bytes.has_room(message.owner, message.size_bytes, config.delayed_bytes_max)
     ):
-        return "this user has as many delayed messages as there is room for all others"
-    return ""
+        return Rejection("this user has as many delayed messages as there is room for all others")
+    return None
 
 
 def publish_due(

@@ -4,18 +4,17 @@ QoS 1 and 2 messages are appended to the log; the rest (see `completion`) happen
 is committed.
 """
 
+from typing import Final
+
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.admission.observer import ClientObserver
-from holdfast.node.admission.throttle import charge_publish, refusal_of
+from holdfast.node.admission.throttle import charge_publish
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.node_state import NodeState, Route
 from holdfast.node.publish.acceptance import (
-    identify,
-    is_repeated,
-    is_replied,
+    accept,
     refuse,
-    refuse_for_now,
     release,
 )
 from holdfast.node.publish.completion import (
@@ -28,6 +27,7 @@ from holdfast.node.publish.completion import (
 from holdfast.node.publish.control import COMMAND_TOPIC, take_command
 from holdfast.node.publish.delayed import delayed_record, delayed_refusal, delayed_route
 from holdfast.node.publish.delayed_table import DELAYED_PREFIX, InvalidDelay, mounted, split_delayed
+from holdfast.node.refusal import NOT_PERMITTED, Rejection
 from holdfast.node.rights import is_reserved, may_write
 from holdfast.node.routing.routing import look_up, resolved
 from holdfast.node.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
@@ -40,6 +40,8 @@ from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBCOMP
 from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.protocol.topics.names import InvalidTopic
+
+NOT_DECIDED: Final = Rejection(UNANSWERED)
 
 
 def handle_publish(state: NodeState, connection: Connection, session: Session) -> None:
@@ -73,13 +75,6 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         if tracer is not None and tracer.span is not None:
             tracer.end(tracer.span, -1, -1, "")
         return
-    # [MQTT-3.3.4-7] [MQTT-3.3.4-8]
-    connection.unacknowledged += 1
-    if connection.unacknowledged > state.config.receive_maximum and version >= 5:
-        raise ProtocolViolation(
-            reasons.RECEIVE_MAXIMUM_EXCEEDED,
-            f"more than {state.config.receive_maximum} publishes without acknowledgement",
-        )
     record = Record(
         route.partition,
         log_record.MESSAGE,
@@ -90,19 +85,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         publish.properties,
         publish.payload,
     )
-    if qos == 2:
-        state.stats.publish_qos2_received += 1
-        if is_repeated(state, connection, session, publish, route.partition):
-            return
-        if connection.numbers_qos2 and is_replied(state, connection, session, publish, record):
-            return
-        if session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
-            identify(session, publish.packet_id, record)
-    else:
-        state.stats.publish_qos1_received += 1
-        if publish.properties and is_replied(state, connection, session, publish, record):
-            return
-    _store(state, connection, session, publish, record, route)
+    if accept(state, connection, session, publish, record, None):
+        _store(state, connection, publish, record, route)
 
 
 def _handle_special(
@@ -122,11 +106,15 @@ def _handle_special(
     if state.stats.topics is not None:
         state.stats.topics.add(route.raw, connection.client_id, len(publish.payload))
     if asked and is_unanswered(connection, asked):
-        refuse_for_now(state, connection, session, publish, route.partition, UNANSWERED)
+        record = Record(route.partition, log_record.MESSAGE, topic=publish.topic)
+        if publish.qos == 0:
+            refuse(state, connection, publish, NOT_DECIDED)
+        else:
+            accept(state, connection, session, publish, record, NOT_DECIDED)
     elif route.reserved and publish.topic.startswith(DELAYED_PREFIX):
         publish_delayed(state, connection, session, publish)
     elif not take_command(state, connection, session, publish, route):
-        refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+        refuse(state, connection, publish, NOT_PERMITTED)
 
 
 def _topic_in_question(state: NodeState, publish: Publish, route: Route) -> str:
@@ -171,26 +159,11 @@ def _checked_route(state: NodeState, connection: Connection, publish: Publish) -
 
 
 def _store(
-    state: NodeState,
-    connection: Connection,
-    session: Session,
-    publish: Publish,
-    record: Record,
-    route: Route,
+    state: NodeState, connection: Connection, publish: Publish, record: Record, route: Route
 ) -> None:
-    """Appends the record and promises its acknowledgement, or refuses the message. The record
-    goes to its leader. Delivery and the retained update follow when it comes back committed."""
-    text = "" if connection.meter is None else refusal_of(connection)
-    if not text:
-        text = state.cluster.refusal(connection, record)
-    if text:
-        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
-        return
-    is_repeated = False
-    if publish.qos == 2:
-        # Before the record is committed: a repetition that arrives meanwhile must not be stored.
-        session.hold_inbound(publish.packet_id, record.partition)
-        is_repeated = publish.dup
+    """Appends the record and promises its acknowledgement. The record goes to its leader. Delivery
+    and the retained update follow when it comes back committed."""
+    is_repeated = publish.qos == 2 and publish.dup
     promise = PublishPromise(record, connection, publish.packet_id, is_repeated)
     tracer = state.tracer
     if tracer is not None and tracer.span is not None:
@@ -317,57 +290,19 @@ def publish_delayed(
         route = delayed_route(state, publish)
         record = delayed_record(state, connection, session, publish, route)
     except (InvalidDelay, InvalidTopic) as error:
-        refuse(state, connection, session, publish, reasons.TOPIC_NAME_INVALID, str(error))
+        refuse(state, connection, publish, Rejection(str(error), reasons.TOPIC_NAME_INVALID))
         return
     if not may_write(connection, route):
-        refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+        refuse(state, connection, publish, NOT_PERMITTED)
         return
+    refusal = delayed_refusal(state, record)
+    is_dropped = publish.qos == 0 and state.disk_full
+    if refusal is not None or is_dropped:
+        state.stats.refused_quota += 1
     if publish.qos == 0:
         state.stats.publish_qos0_received += 1
-        if delayed_refusal(state, record) or state.disk_full:
-            state.stats.refused_quota += 1
-        else:
+        if refusal is None and not is_dropped:
             state.append(record)
-        return
-    connection.unacknowledged += 1
-    if connection.unacknowledged > state.config.receive_maximum and connection.version >= 5:
-        text = f"more than {state.config.receive_maximum} publishes without acknowledgement"
-        raise ProtocolViolation(reasons.RECEIVE_MAXIMUM_EXCEEDED, text)
-    if publish.qos == 2:
-        state.stats.publish_qos2_received += 1
-        if is_repeated(state, connection, session, publish, record.partition):
-            return
-    else:
-        state.stats.publish_qos1_received += 1
-    text = delayed_refusal(state, record)
-    is_numbered = publish.qos == 1 or connection.numbers_qos2
-    if is_numbered and is_replied(state, connection, session, publish, record, text):
-        return
-    if publish.qos == 2 and session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
-        identify(session, publish.packet_id, record)
-    _store_delayed(state, connection, session, publish, record, text)
-
-
-def _store_delayed(
-    state: NodeState,
-    connection: Connection,
-    session: Session,
-    publish: Publish,
-    record: Record,
-    text: str,
-) -> None:
-    """Appends the record, or refuses the message. `text`: the reason of a refusal, or ""."""
-    if text:
-        state.stats.refused_quota += 1
-    else:
-        # That of a rate is counted already.
-        text = refusal_of(connection) or state.cluster.refusal(connection, record)
-    if text:
-        refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
-        return
-    may_be_known = False
-    if publish.qos == 2:
-        # Before the record is committed: a repetition that arrives meanwhile must not be stored.
-        session.hold_inbound(publish.packet_id, record.partition)
-        may_be_known = publish.dup
-    state.publish(record, PublishPromise(record, connection, publish.packet_id, may_be_known))
+    elif accept(state, connection, session, publish, record, refusal):
+        is_repeated = publish.qos == 2 and publish.dup
+        state.publish(record, PublishPromise(record, connection, publish.packet_id, is_repeated))

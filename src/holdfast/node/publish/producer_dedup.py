@@ -17,6 +17,7 @@ from holdfast.node.publish.producers import (
     SequenceReader,
     forgotten,
 )
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode
@@ -33,8 +34,12 @@ STORE: Final = 1
 """The outcome for a new message. The table has it; the caller appends it with the sequencer's
 fields."""
 REPLY: Final = 2
-"""The outcome for a message that is not stored. The caller sends the sequencer's `reason` and
-`text`."""
+"""The outcome for a message that is not stored. The caller sends the sequencer's `refusal`."""
+
+OTHER_USER: Final = Rejection("the producer belongs to another user", reasons.NOT_AUTHORIZED)
+FOLLOWS_REFUSED: Final = Rejection(
+    "an earlier sequence of the producer was refused: send that first"
+)
 
 
 class Sequencer(SequenceReader):
@@ -45,15 +50,14 @@ class Sequencer(SequenceReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reason = reasons.SUCCESS
-        self.text = ""
+        # The reply to the last one: a refusal; None: it was stored before.
+        self.refusal: Rejection | None = None
         # Producer id -> the first (epoch, sequence) refused for want of space.
         self.refused_sequences: dict[bytes, tuple[int, int]] = {}
 
-    def reply(self, reason: int, text: str) -> int:
-        """Records the reply and returns ANSWER."""
-        self.reason = reason
-        self.text = text
+    def reply(self, refusal: Rejection | None) -> int:
+        """Records the reply and returns REPLY."""
+        self.refusal = refusal
         return REPLY
 
     def follows_refused(self) -> bool:
@@ -107,10 +111,10 @@ def admit(
     partition: int,
     publish: Publish,
     at: int,
-    refusal: str,
+    refusal: Rejection | None,
 ) -> int:
-    """UNNUMBERED, STORE or ANSWER for an authorised PUBLISH with PROPERTY_HEAD at `at` of its
-    properties. `refusal`: the reason why nothing new may be stored now, or "". Raises
+    """UNNUMBERED, STORE or REPLY for an authorised PUBLISH with PROPERTY_HEAD at `at` of its
+    properties. `refusal`: the reason why nothing new may be stored now. Raises
     `ProtocolViolation` if too many producers wait for space.
 
     The table has what is applied here, which decides for good. The leader of the partition decides
@@ -121,7 +125,7 @@ def admit(
         if not sequencer.read(publish.properties, at):
             return UNNUMBERED
     except InvalidSequence as error:
-        return sequencer.reply(reasons.PAYLOAD_FORMAT_INVALID, str(error))
+        return sequencer.reply(Rejection(str(error), reasons.PAYLOAD_FORMAT_INVALID))
     table = state.producers
     epoch = sequencer.epoch
     sequence = sequencer.sequence
@@ -129,24 +133,23 @@ def admit(
     producer = table.find(sequencer.producer_id, state.wall_us)
     if producer is not None and producer.owner and not _may_use(state, connection, producer):
         state.stats.authorizations_denied += 1
-        return sequencer.reply(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
+        return sequencer.reply(OTHER_USER)
     is_stored = False
     if place is not None:
         if epoch < place.epoch:
             state.stats.producer_fenced += 1
             text = f"producer epoch is fenced: {epoch} is below {place.epoch}"
-            return sequencer.reply(reasons.IMPLEMENTATION_SPECIFIC_ERROR, text)
+            return sequencer.reply(Rejection(text, reasons.IMPLEMENTATION_SPECIFIC_ERROR))
         is_stored = epoch == place.epoch and sequence <= place.sequence
     if sequencer.refused_sequences and sequencer.follows_refused():
         state.stats.refused_disk_full += 1
-        text = "an earlier sequence of the producer was refused: send that first"
-        return sequencer.reply(reasons.QUOTA_EXCEEDED, text)
+        return sequencer.reply(FOLLOWS_REFUSED)
     if is_stored:
         state.stats.producer_duplicates += 1
-        return sequencer.reply(reasons.SUCCESS, "")
-    if refusal:
+        return sequencer.reply(None)
+    if refusal is not None:
         sequencer.note_refused_for_now()
-        return sequencer.reply(reasons.QUOTA_EXCEEDED, refusal)
+        return sequencer.reply(refusal)
     _bind(state, connection, sequencer, partition, producer)
     return STORE
 
