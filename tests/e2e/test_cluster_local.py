@@ -101,6 +101,17 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_nodes_are_in_zones_by_turns(tmp_path: Path) -> None:
+    with local(tmp_path, 3, "--zones", 2) as cluster:
+        admin = f"127.0.0.1:{cluster.nodes[0]['admin']}"
+
+        def zones() -> list[str]:
+            nodes = json.loads(command("status", "--json", "--admin", admin).stdout)["nodes"]
+            return [each["zone"] for each in nodes]
+
+        until(lambda: zones() == ["zone-1", "zone-2", "zone-1"], "the zones are agreed")
+
+
 def test_a_cluster_to_try(tmp_path: Path) -> None:
     with local(tmp_path, 3) as cluster:
         assert [set(node) for node in cluster.nodes] == [{"node", "port", "admin", "pid"}] * 3

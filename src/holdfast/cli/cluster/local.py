@@ -202,6 +202,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="further nodes, which serve clients and store no messages (default: none)",
     )
     parser.add_argument(
+        "--zones",
+        type=lambda text: _option_number(text, NODES_MAX),
+        metavar="N",
+        help="so many zones, which the nodes are in by turns (default: none)",
+    )
+    parser.add_argument(
         "--data", type=Path, metavar="DIR", help="keep the data here (default: a temporary one)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per node, when ready")
@@ -305,6 +311,8 @@ class LocalCluster:
         ]
         if node.role != "data":
             arguments += ["--role", node.role]
+        if self._args.zones:
+            arguments += ["--zone", f"zone-{self._nodes.index(node) % self._args.zones + 1}"]
         if others:
             arguments += ["--join", ",".join(others)]
         if self._args.config is not None:
