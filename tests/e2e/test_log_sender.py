@@ -16,10 +16,12 @@ pytest.importorskip("pyarrow")
 
 import holdfast.client.log.reading.reader_http as reader_http
 from holdfast.api import log_sender
+from holdfast.api.log_plan import Pace
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
 from holdfast.log.columns.decode import decode_rows
+from holdfast.log.reading.byte_ranges import Extent
 from holdfast.log.reading.topic_filter import Clause, TopicFilter
 from holdfast.log.record import MESSAGE, SESSION, Record
 from tests.e2e.brokers import Holdfast
@@ -408,3 +410,35 @@ def test_readers_share_a_rate(tmp_path: Path) -> None:
         assert time.monotonic() - began > 1.2
     finally:
         node.kill()
+
+
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_old_segments_leave_the_cache_once_they_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cold: bool
+) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(range(256)) * 400)
+    dropped: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(
+        log_sender.os, "posix_fadvise", lambda _, at, size, how: dropped.append((at, size, how))
+    )
+    here, there = socket.socketpair()
+    with here, there, path.open("rb") as file:
+        pace = Pace(lambda: 0)
+        extent = Extent(file, 1000, 50_000, is_cold)  # type: ignore[arg-type]
+        assert log_sender._send(here, extent, time.monotonic() + 10, pace) == 0.0
+        here.close()
+        data = b"".join(iter(lambda: there.recv(1 << 16), b""))
+    assert data == path.read_bytes()[1000:51_000]
+    assert dropped == ([(1000, 50_000, log_sender.os.POSIX_FADV_DONTNEED)] if is_cold else [])
+
+
+def test_a_rate_is_shared_in_turns() -> None:
+    rate = 1000
+    pace = Pace(lambda: rate)
+    waits = [pace.take(500) for _ in range(4)]
+    assert waits[0] == 0.0
+    assert waits == sorted(waits)
+    assert 1.4 < waits[-1] <= 1.5
+    rate = 0
+    assert pace.take(1 << 40) == 0.0

@@ -13,7 +13,9 @@ the reader found the offsets. Without it nothing is checked.
 """
 
 import json
+import threading
 import time
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
@@ -112,6 +114,28 @@ class ReadPlanner:
             self._filters = (filters, prefixes)
             self._choice = TopicChoice(filters, prefixes, lambda: time.sleep(PAUSE_S))
         return self._choice
+
+
+class Pace:
+    """The rate of bytes that the readers of a node share, in any threads. Each waits for its
+    turn."""
+
+    def __init__(self, bytes_per_s: Callable[[], int]) -> None:
+        """`bytes_per_s`: the present rate; 0: no limit."""
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def take(self, size_bytes: int) -> float:
+        """Returns the seconds to wait before so many bytes are sent."""
+        rate = self._bytes_per_s()
+        if not rate:
+            return 0.0
+        with self._lock:
+            now = time.monotonic()
+            begin = max(now, self._free_at)
+            self._free_at = begin + size_bytes / rate
+        return begin - now
 
 
 def decode_request(body: bytes) -> ReadRequest:

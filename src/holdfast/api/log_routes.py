@@ -22,6 +22,7 @@ and `servers` the admin ports of the other nodes. `POST /api/v1/log/read` has on
 without any it replies with 421, whose text and header `Holdfast-Log-Servers` name the nodes to ask.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,7 @@ from holdfast.api.log_plan import (
     BadRead,
     NotStored,
     OtherGeneration,
+    Pace,
     ReadPlanner,
     ReadRequest,
     RemovedRecords,
@@ -148,6 +150,8 @@ class LogRoutes:
         self._node = node
         self._reads = 0
         self._watch = CommitWatch(self._ends)
+        # A port with TLS sends the log here, any other port in LogSender.
+        self._pace = Pace(lambda: node.server.config.log.read_bytes_per_s)
 
     def endpoints(self) -> list[Endpoint]:
         v1, scope = "/api/v1/log", Scope.READER
@@ -285,7 +289,7 @@ class LogRoutes:
         except BaseException:
             self._reads -= 1
             raise
-        return _Extents(plan, broker.reads, self._ended)
+        return _Extents(plan, broker.reads, self._pace, self._ended)
 
     def _begin(self) -> None:
         """Counts a response with batches. Raises `ApiRefusal` (503) if there are too many."""
@@ -377,11 +381,14 @@ class _Slices(Response):
 class _Extents(Response):
     """A response of ranges of segment files, which are read while it is sent."""
 
-    def __init__(self, plan: Plan, reads: LogReads, on_ended: Callable[[], None]) -> None:
+    def __init__(
+        self, plan: Plan, reads: LogReads, pace: Pace, on_ended: Callable[[], None]
+    ) -> None:
         headers = {"Content-Length": str(plan.size_bytes), "Holdfast-Log": header_of(plan)}
         super().__init__(media_type=BATCHES_TYPE, headers=headers)
         self._plan = plan
         self._reads = reads
+        self._pace = pace
         self._on_ended = on_ended
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
@@ -392,6 +399,7 @@ class _Extents(Response):
             for file, position, length, _ in self._plan.extents:
                 end = position + length
                 while position < end and not gone.done():
+                    await asyncio.sleep(self._pace.take(min(PIECE_BYTES, end - position)))
                     read = partial(file.read, position, min(PIECE_BYTES, end - position))
                     piece = await self._reads.in_thread(read)
                     if not piece:

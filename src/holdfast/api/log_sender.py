@@ -37,6 +37,7 @@ from holdfast.api.log_plan import (
     BadRead,
     NotStored,
     OtherGeneration,
+    Pace,
     ReadPlanner,
     RemovedRecords,
     decode_request,
@@ -233,27 +234,6 @@ class Budget:
             self._left += size_bytes
 
 
-class Pace:
-    """The rate of bytes that several threads share. Each waits for its turn."""
-
-    def __init__(self, bytes_per_s: Callable[[], int]) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._lock = threading.Lock()
-        self._free_at = 0.0
-
-    def wait(self, size_bytes: int) -> float:
-        """Waits before bytes are sent, and returns for how many seconds."""
-        rate = self._bytes_per_s()
-        if not rate:
-            return 0.0
-        with self._lock:
-            now = time.monotonic()
-            begin = max(now, self._free_at)
-            self._free_at = begin + size_bytes / rate
-        time.sleep(begin - now)
-        return begin - now
-
-
 class _Received(io.RawIOBase):
     """A connection with bytes read before. Until `rest`, a request has REQUEST_S to arrive."""
 
@@ -411,7 +391,9 @@ def _send(connection: socket.socket, extent: Extent, deadline: float, pace: Pace
     paced_s = 0.0
     opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, KernelFile) else None
     while left:
-        paced_s += pace.wait(min(left, STRETCH_BYTES if opened is not None else PIECE_BYTES))
+        turn_s = pace.take(min(left, STRETCH_BYTES if opened is not None else PIECE_BYTES))
+        time.sleep(turn_s)
+        paced_s += turn_s
         wait_s = deadline + paced_s - time.monotonic()
         if wait_s <= 0:
             raise TimeoutError("the reader is too slow")
