@@ -19,9 +19,6 @@ class NoGroups(GroupPort):
     def changed(self, group: Group) -> None:
         pass
 
-    def moved(self, group: Group) -> None:
-        pass
-
     def finished(self, group: Group, partition: int, offset: int) -> None:
         pass
 

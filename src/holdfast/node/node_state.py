@@ -137,16 +137,13 @@ class GroupPort:
     its coordinator, which assigns records to nodes."""
 
     def changed(self, group: Group) -> None:
-        """The group's members here, or their capacity, may have changed."""
-        raise NotImplementedError
-
-    def moved(self, group: Group) -> None:
-        """The group's cursor has moved. The coordinator logs it within `progress_interval_s`."""
+        """The group's members here, their capacity, or its cursor may have changed. The coordinator
+        logs the cursor within `progress_interval_s`."""
         raise NotImplementedError
 
     def sent(self, group: Group, message: Message) -> None:
         """The record is about to be sent to a member here, so the group's cursor has moved."""
-        self.moved(group)
+        self.changed(group)
 
     def finished(self, group: Group, partition: int, offset: int) -> None:
         """A member here has the record, or no member can receive it."""

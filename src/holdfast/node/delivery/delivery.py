@@ -244,7 +244,7 @@ def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
         group.defer_message(message)
     else:
         return False
-    state.cluster.groups.moved(group)
+    state.cluster.groups.changed(group)
     return True
 
 
@@ -275,7 +275,7 @@ def drop_deferred(state: NodeState, group: Group) -> None:
         while topic in group.deferred:
             message = group.pop_deferred(topic)
             state.cluster.groups.denied(group, message.partition, message.offset)
-        state.cluster.groups.moved(group)
+        state.cluster.groups.changed(group)
 
 
 def _fetch_returned(state: NodeState, group: Group) -> None:

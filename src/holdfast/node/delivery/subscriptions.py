@@ -41,7 +41,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
     if is_new_group:
         state.subscriptions.add(group.filter, group, group)
         state.change_routes(group.filter)
-    state.cluster.groups.moved(group)
+    state.cluster.groups.changed(group)
 
 
 def remove_subscription(state: NodeState, session: Session, filter: str) -> bool:
@@ -100,7 +100,7 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[Group]) 
     for group, entries in returned.items():
         # In the order they were sent.
         group.returned.extendleft(reversed(entries))
-        state.cluster.groups.moved(group)
+        state.cluster.groups.changed(group)
         feed_group(state, group, None)
 
 

@@ -73,9 +73,6 @@ class Groups(GroupPort):
     def changed(self, group: Group) -> None:
         self.agent.changed(group)
 
-    def moved(self, group: Group) -> None:
-        self.agent.changed(group)
-
     def sent(self, group: Group, message: Message) -> None:
         share = self.agent.assignments.get(group.key)
         place = (message.partition, message.offset)

@@ -1,1 +1,0 @@
-"""Queues: shared subscriptions that outlive their members."""
