@@ -14,8 +14,7 @@ from holdfast.node.metadata.requests import RequestRefused
 from holdfast.node.ownership.expiry import Endings
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
-from holdfast.node.session.session import Session
-from holdfast.node.session.will import Will
+from holdfast.node.session.session import Session, Will
 from holdfast.node.state.recorded_state import (
     CANCELLED,
     SESSION_EXPIRY,

@@ -17,9 +17,8 @@ from holdfast.node.ownership import closings
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
-from holdfast.node.session.session import Session
+from holdfast.node.session.session import Session, Will
 from holdfast.node.session.state import encode_cursor
-from holdfast.node.session.will import Will
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.retention_pins import pins_of
 from holdfast.node.state.session_records import encode_session, open_record

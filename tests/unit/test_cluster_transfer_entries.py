@@ -13,9 +13,8 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.session.session import RECEIVED, SENT, Inflight, Session, tag_of
+from holdfast.node.session.session import RECEIVED, SENT, Inflight, Session, Will, tag_of
 from holdfast.node.session.state import encode_cursor
-from holdfast.node.session.will import Will
 from holdfast.node.state import transfer as image_entries
 from holdfast.node.state.ban_records import ban_key
 from holdfast.node.state.recorded_state import RecordedState

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.io.peers.frames import (
+from holdfast.io.peers.link import (
     HEADER,
     KEPT_BYTES,
     READ_BYTES,

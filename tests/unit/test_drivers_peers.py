@@ -16,7 +16,7 @@ import trustme
 
 from holdfast.config.schema import Cluster
 from holdfast.io.peers.authentication import PeerAuth
-from holdfast.io.peers.listener import GREETINGS_MAX
+from holdfast.io.peers.mesh import GREETINGS_MAX
 from holdfast.security.peer_handshake import MAGIC, Handshake
 from holdfast.security.peer_identity import PeerIdentity
 from holdfast.security.tls import TlsError

@@ -14,7 +14,7 @@ import trustme
 from holdfast.federation.sidecar.links import BOUNDS, PING_S, MemberLinks, identity_of
 from holdfast.io.peers.authentication import PeerAuth
 from holdfast.io.peers.link import BUSY_BYTES, LinkBounds
-from holdfast.io.peers.listener import GREETINGS_MAX
+from holdfast.io.peers.mesh import GREETINGS_MAX
 from holdfast.security.peer_handshake import MAGIC
 from holdfast.security.peer_identity import PeerIdentity
 from tests.support import peer_mesh

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.log.sorting import PIECE, sorted_in_pieces
+from holdfast.log.journal.active_index import PIECE, sorted_in_pieces
 
 
 @given(st.integers(1, 3), st.integers(0, 1 << 30), st.sampled_from([b"%d", b"same", b"a/%d/b"]))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.io.event_loop.replay_turns import (
+from holdfast.io.event_loop.log_reads import (
     GAIN,
     LARGE_BYTES,
     LARGE_RECORDS,

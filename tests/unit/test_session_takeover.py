@@ -5,8 +5,7 @@ from operator import ge
 
 from holdfast.node.config import NodeConfig
 from holdfast.node.session.additions import LOG_READER
-from holdfast.node.session.replay import Replay
-from holdfast.node.session.session import Inflight, Session
+from holdfast.node.session.session import Inflight, Replay, Session
 from holdfast.node.session.state import decode_cursor, encode_cursor, in_log_order
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import (

@@ -11,7 +11,7 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node.admission.ban_enforcement import begin_admission
 from holdfast.node.admission.checks import is_address_banned
-from holdfast.node.admission.proof import Proof
+from holdfast.node.admission.control import Proof
 from holdfast.node.admission.throttle import (
     charge_bytes,
     handle_throttle,

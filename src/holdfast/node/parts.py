@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.admission.users import UserSessions
+from holdfast.node.admission.control import UserSessions
 from holdfast.node.context import ClusterContext
 from holdfast.node.disk_full import DiskSpace
 from holdfast.node.failure.cluster_clock import ClusterClock

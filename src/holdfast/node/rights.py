@@ -23,7 +23,7 @@ from itertools import chain, islice
 from typing import Final
 
 from holdfast.node.admission.client_rights import Rights
-from holdfast.node.admission.proof import Proof
+from holdfast.node.admission.control import Proof
 from holdfast.node.node_state import NodeState, Route, Work
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules

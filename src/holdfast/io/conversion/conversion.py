@@ -11,39 +11,223 @@ what records below the start of the log defined.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
-from holdfast.io.conversion.batches import PacketIds, rewrite
 from holdfast.io.conversion.carried import CarriedSession, CarriedState, carry
 from holdfast.io.conversion.definitions import FIRST_EPOCH, Definitions
-from holdfast.io.conversion.new_log import NewLog
 from holdfast.io.conversion.raft_metadata import found_cluster
 from holdfast.io.conversion.source import ConversionError, Source, recover
+from holdfast.io.disk.journal_writer import GroupWriter
 from holdfast.io.disk.raft_files import FOLDER as RAFT
+from holdfast.log.batch import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
+    ATTRIBUTE_STATE,
+    HEAD_BYTES,
+    HEADER_BYTES,
+    Batch,
+)
 from holdfast.log.files.data_directory import open_to_read
-from holdfast.log.files.filesystem import OsFileSystem
+from holdfast.log.files.filesystem import OsFileSystem, TemporaryFile
 from holdfast.log.files.layout import (
     ASIDE,
     JOURNAL,
     MANIFEST,
+    QUARANTINE,
     SNAPSHOTS,
     DataDirectory,
     Manifest,
+    snapshot_name,
 )
-from holdfast.log.journal.journal import SEGMENT_BYTES_DEFAULT
+from holdfast.log.journal.active_index import ActiveIndex
+from holdfast.log.journal.journal import SEGMENT_BYTES_DEFAULT, Journal
 from holdfast.log.journal.recovery import open_journal
+from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.journal.watermarks import NAME as WATERMARKS
-from holdfast.log.record import Record
+from holdfast.log.record import (
+    CONTROL,
+    CURSOR,
+    FLAG_PACKET_ID,
+    FLAG_WILL,
+    MESSAGE,
+    RELEASE,
+    SESSION,
+    STATE_FLAGS,
+    WILL,
+    Record,
+)
+from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.node.config import NodeConfig
 from holdfast.node.state.fields import InboundIds
 from holdfast.node.state.packet_ids import NO_ID
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import SNAPSHOT_INBOUND, ReplicatedState
+
+GROUP_BYTES: Final = 8 << 20
+"""The bytes that are written at a time. They bound the memory of a conversion, beside the state."""
+
+
+class NewLog:
+    """A new data directory without its manifest, which comes last."""
+
+    def __init__(
+        self, directory: DataDirectory, starts: list[int], sequence: int, segment_bytes: int
+    ) -> None:
+        """`starts`: the offset per partition at which the log begins. `sequence`: the number of
+        records that were removed before."""
+        self.directory = directory
+        files = directory.files
+        for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
+            files.make_folder(folder)
+        epochs = [(each, FIRST_EPOCH, start) for each, start in enumerate(starts) if start]
+        self.journal = Journal(
+            directory.manifest.partitions,
+            segment_bytes,
+            replicated=True,
+            start_epochs=epochs,
+        )
+        self.journal.epochs = [FIRST_EPOCH] * directory.manifest.partitions
+        if any(starts):
+            self.journal.continue_at(starts, sequence)
+            directory.write_start(sequence, starts, self.journal.start_epochs())
+        self._group_bytes = min(GROUP_BYTES, segment_bytes // 4)
+        self._writer = GroupWriter(directory, durable=False)
+
+    def copy(self, batches: Iterable[Batch]) -> None:
+        """Appends batches. Raises `ValueError` if records are missing between two of them."""
+        for batch in batches:
+            self.journal.append_batch(batch)
+            self._write(self._group_bytes)
+        self._write(0)
+
+    def append(self, records: Iterable[Record]) -> list[Record]:
+        """Appends records behind the log, and returns them with their offsets."""
+        appended = []
+        for record in records:
+            self.journal.append(record)
+            appended.append(record)
+            self._write(self._group_bytes)
+        self._write(0)
+        return appended
+
+    def finish(self, entries: Iterable[tuple[int, bytes]], now_us: int) -> None:
+        """Writes a snapshot for everything, and makes all of it durable."""
+        self._writer.close()
+        journal, directory = self.journal, self.directory
+        directory.sync_names()
+        for partition, end in enumerate(journal.next_offset):
+            journal.advance(partition, end)
+        directory.write_watermarks(journal.checkpoint())
+        encoder = SnapshotEncoder(journal.sequence, journal.next_offset, now_us)
+        file = TemporaryFile(directory.files, snapshot_name(journal.sequence))
+        for kind, data in entries:
+            file.write(encoder.add(kind, data))
+        file.write(encoder.finish())
+        file.finish()
+
+    def _write(self, bytes_min: int) -> None:
+        """Writes what was appended, if it is as much."""
+        if self.journal.pending_bytes < bytes_min:
+            return
+        group = self.journal.close_write_group()
+        if group is not None:
+            self._writer.write(group)
+            self.journal.wrote(group)
+            self.journal.commit(group)
+            self._write_index(group)
+
+    def _write_index(self, group: WriteGroup) -> None:
+        """Writes the index of a segment that has ended, so the first start need not read it."""
+        sealed = group.sealed
+        if sealed is not None and isinstance(sealed.index, ActiveIndex):
+            data = sealed.index.encode(lambda: None)
+            self.directory.write_index(sealed.sequence, data)
+            sealed.index = None
+
+
+OF_SESSIONS: Final = frozenset({SESSION, CURSOR, RELEASE, WILL})
+"""The kinds of records that define sessions and groups."""
+_CHECKED: Final = 12
+"""The position behind the checksum, where the bytes begin that it covers."""
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+_CRC: Final = 8
+_ATTRIBUTES: Final = 13
+_EPOCH: Final = 24
+_GROUP: Final = 44
+_HEAD_KIND: Final = 10
+_HEAD_FLAGS: Final = 11
+_HEAD_EPOCH: Final = 24
+_HEAD_SEQUENCE: Final = 32
+
+PacketIds = Mapping[tuple[bytes, int, int], int]
+"""The QoS 2 packet ids in use, by client id, partition and packet id, with the epoch of their
+session."""
+
+
+def rewrite(batch: Batch, epoch: int, in_use: PacketIds) -> Batch:
+    """The batch under another epoch, without records of sessions.
+
+    Invariant: the offset, the time and the content of each message stay, and so do positions and
+    length of each batch. Only these change:
+
+    - the epoch of the batch, and its place in a write group;
+    - records of sessions and groups become CONTROL records, which recovery passes. The two kinds of
+      nodes read them differently: a cluster's record of a group says what is finished, and a single
+      broker's what a member has. Records at the end define the state again (`definitions`);
+    - messages no longer name a session epoch, unless their QoS 2 packet id is still in use.
+
+    Smallest counter-example for the last rule: a client's session with epoch 9 sent packet id 5,
+    and ended. After the conversion the client begins again, with epoch 1. Recovery would find
+    packet id 5 in use, and the client's next message with that id would be taken for a repetition.
+    """
+    content = bytearray(batch.content())
+    attributes = batch.attributes & ~(ATTRIBUTE_STATE | ATTRIBUTE_GROUPED | ATTRIBUTE_MORE)
+    if batch.attributes & ATTRIBUTE_STATE and _rewrite_heads(batch, content, in_use):
+        attributes |= ATTRIBUTE_STATE
+    content[_ATTRIBUTES] = attributes
+    _U32.pack_into(content, _EPOCH, epoch)
+    _U32.pack_into(content, _GROUP, 0)
+    _U32.pack_into(content, _CRC, crc32(memoryview(content)[_CHECKED:]))
+    return Batch(bytes(content), check=False)
+
+
+def _rewrite_heads(batch: Batch, content: bytearray, in_use: PacketIds) -> bool:
+    """Whether a record is left that recovery must apply."""
+    has_state = False
+    for index, (kind, flags, _) in enumerate(batch.heads()):
+        head = HEADER_BYTES + index * HEAD_BYTES
+        if kind in OF_SESSIONS:
+            content[head + _HEAD_KIND] = CONTROL
+            continue
+        if kind == MESSAGE and flags & (FLAG_WILL | FLAG_PACKET_ID):
+            flags = _rewrite_message(batch, index, content, head, in_use)
+        has_state |= flags & STATE_FLAGS != 0 if kind == MESSAGE else kind != CONTROL
+    return has_state
+
+
+def _rewrite_message(
+    batch: Batch, index: int, content: bytearray, head: int, in_use: PacketIds
+) -> int:
+    """The flags of the message at `head`, changed in `content`."""
+    flags = content[head + _HEAD_FLAGS] & ~FLAG_WILL
+    if flags & FLAG_PACKET_ID:
+        (packet_id,) = _U64.unpack_from(content, head + _HEAD_SEQUENCE)
+        epoch = in_use.get((batch.client_id(index), batch.partition, packet_id))
+        if epoch is None:
+            flags &= ~FLAG_PACKET_ID
+        else:
+            _U32.pack_into(content, head + _HEAD_EPOCH, epoch)
+    content[head + _HEAD_FLAGS] = flags
+    return flags
+
 
 MADE_AGAIN: Final = frozenset({MANIFEST, WATERMARKS, JOURNAL, SNAPSHOTS, RAFT, ASIDE})
 """The files and folders that a cluster's node has in another form."""

@@ -3,9 +3,76 @@
 from holdfast.node.admission.limits import AdmissionLimits
 from holdfast.node.admission.lockouts import FailureCount, LockoutTable
 from holdfast.node.admission.meters import MeterTable
-from holdfast.node.admission.observer import ClientObserver
-from holdfast.node.admission.users import UserSessions
+from holdfast.node.session.connection import Connection
 from holdfast.security.enhanced_authentication import Factory
+from holdfast.security.identity.identity import ClientIdentity
+
+
+class UserSessions:
+    """The client ids of each user's sessions."""
+
+    def __init__(self, sessions_max: int) -> None:
+        """`sessions_max`: the most sessions of one user."""
+        self.sessions_max = sessions_max
+        self._clients: dict[str, set[str]] = {}
+        # The user of each client id above.
+        self._user_of: dict[str, str] = {}
+
+    def has_room(self, username: str, client_id: str) -> bool:
+        """Whether the user may open a session of this client, or has it."""
+        clients = self._clients.get(username, ())
+        return len(clients) < self.sessions_max or client_id in clients
+
+    def assign(self, client_id: str, username: str | None) -> None:
+        """Counts the session of this client for this user, and for no other. None or "": for no
+        user."""
+        before = self._user_of.pop(client_id, "")
+        if before:
+            clients = self._clients[before]
+            clients.discard(client_id)
+            if not clients:
+                del self._clients[before]
+        if username:
+            self._user_of[client_id] = username
+            self._clients.setdefault(username, set()).add(client_id)
+
+
+class ClientObserver:
+    """Hears of connections and messages, within a turn. So an implementation only takes notes."""
+
+    def __init__(self) -> None:
+        # Whether `published` is called at all: it is on the hot path.
+        self.observes_messages = False
+
+    def connected(self, connection: Connection) -> None:
+        """A session is open."""
+        raise NotImplementedError
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        """A connection has ended."""
+        raise NotImplementedError
+
+    def published(
+        self, connection: Connection, topic: str, payload: bytes, qos: int, retain: bool
+    ) -> bool:
+        """A message was accepted. False: no message of its topic is observed, so this need not be
+        called for them."""
+        raise NotImplementedError
+
+
+class Proof:
+    """An identity and the timer of its end; None: it does not expire.
+
+    `proves_name` False: hooks gave the rights, and a password or certificate proved the name. Such
+    a client has to leave when a reload no longer has its user.
+    """
+
+    def __init__(
+        self, identity: ClientIdentity, timer: object | None, *, proves_name: bool = True
+    ) -> None:
+        self.identity = identity
+        self.proves_name = proves_name
+        self.timer = timer
 
 
 class AdmissionControl:

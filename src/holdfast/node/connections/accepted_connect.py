@@ -1,6 +1,6 @@
 """A CONNECT that was accepted, until this node owns its session."""
 
-from holdfast.node.session.will import Will
+from holdfast.node.session.session import Will
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.packets import Connect, Properties
 from holdfast.protocol.mqtt.properties import encode_block

@@ -4,7 +4,7 @@ from typing import Final
 
 from holdfast.addresses import server_reference
 from holdfast.node.admission.checks import may_connect, note_failure
-from holdfast.node.admission.proof import Proof
+from holdfast.node.admission.control import Proof
 from holdfast.node.connections.close import close_connection, refuse
 from holdfast.node.connections.exchange import offered_methods, start_exchange
 from holdfast.node.connections.session_open import admit, open_session, proved_connections

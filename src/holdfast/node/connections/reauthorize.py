@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.node.admission.proof import Proof
+from holdfast.node.admission.control import Proof
 from holdfast.node.connections.close import close_connection, refuse
 from holdfast.node.node_state import NodeState, Work
 from holdfast.node.rights import may_be_anonymous

@@ -28,8 +28,7 @@ from holdfast.node.session.connection import (
     AliasesOut,
     Connection,
 )
-from holdfast.node.session.session import FEDERATION, NEVER_EXPIRES, Session
-from holdfast.node.session.will import Will
+from holdfast.node.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
 from holdfast.node.topic_rights.kept_subscriptions import (
     checksum_asked,
     waits_before_takeover,

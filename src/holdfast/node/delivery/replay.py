@@ -39,8 +39,7 @@ from holdfast.node.effects import FindStarts
 from holdfast.node.node_state import NodeState
 from holdfast.node.rights import may_replay
 from holdfast.node.session.connection import Connection
-from holdfast.node.session.replay import Replay
-from holdfast.node.session.session import Session, Subscription
+from holdfast.node.session.session import Replay, Session, Subscription
 from holdfast.node.state.session_records import (
     ReplayEntry,
     SubscribeRecord,

@@ -34,8 +34,7 @@ from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.rights import may_publish_will
 from holdfast.node.routing.routing import find_route
 from holdfast.node.session.message import Message
-from holdfast.node.session.session import Session
-from holdfast.node.session.will import Will
+from holdfast.node.session.session import Session, Will
 from holdfast.node.state.recorded_state import DELAYED, SESSION_EXPIRY, WILL_DUE, Timer
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.sweep import Sweep

@@ -12,8 +12,7 @@ from holdfast.node.connections.client_notes import note_read_denied
 from holdfast.node.node_state import NodeState, Route
 from holdfast.node.rights import is_reserved, may_read
 from holdfast.node.session.additions import Additions, merged
-from holdfast.node.session.replay import Replay
-from holdfast.node.session.session import Group, Session, Subscription
+from holdfast.node.session.session import Group, Replay, Session, Subscription
 from holdfast.protocol.topics.names import decode_topic, matches
 
 ROUTES_BYTES_MAX: Final = 128 << 20

@@ -25,12 +25,50 @@ from holdfast.node.session.connection import Connection
 from holdfast.node.session.cursor import Cursor
 from holdfast.node.session.message import Message, queued_size
 from holdfast.node.session.rare_fields import RareState
-from holdfast.node.session.replay import Replay
-from holdfast.node.session.will import Will
 from holdfast.protocol.topics.names import is_shared
 
 if TYPE_CHECKING:
     from mypy_extensions import i32
+
+
+class Will:
+    """A message that the broker publishes if the connection ends without DISCONNECT."""
+
+    def __init__(
+        self,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        expiry_s: int,
+        delay_s: int,
+    ) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.properties = properties
+        self.expiry_s = expiry_s
+        self.delay_s = delay_s
+
+
+class Replay:
+    """The way of a subscription from its start in the past to the live tail.
+
+    A record counts from `floors` on, if its topic has one there: the subscription began with the
+    last records of each topic. `seam` is the end of the log at SUBSCRIBE: records below it are of
+    the past. `again` are the offsets in `Session.done` that were finished for other subscriptions,
+    before this one began.
+    """
+
+    def __init__(
+        self, seam: list[int], floors: dict[bytes, int], again: set[tuple[int, int]] | None = None
+    ) -> None:
+        self.seam = seam
+        self.floors = floors
+        self.again = again
+
 
 K = TypeVar("K")
 V = TypeVar("V")

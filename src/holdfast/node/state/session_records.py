@@ -9,10 +9,8 @@ from typing import Final, TypeVar
 from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
 
 from holdfast.node.session.additions import DRAINS, LOG_READER, code_of
-from holdfast.node.session.replay import Replay
-from holdfast.node.session.session import Session, Subscription
+from holdfast.node.session.session import Replay, Session, Subscription, Will
 from holdfast.node.session.state import CursorState, decode_cursor
-from holdfast.node.session.will import Will
 
 T = TypeVar("T")
 

@@ -5,8 +5,7 @@ from operator import ge
 from holdfast.node.delivery.subscriptions import add_subscription
 from holdfast.node.node_state import NodeState
 from holdfast.node.session.rare_fields import OwedRetained
-from holdfast.node.session.replay import Replay
-from holdfast.node.session.session import Inflight, Session, Subscription, new_subscription
+from holdfast.node.session.session import Inflight, Replay, Session, Subscription, new_subscription
 from holdfast.node.session.state import complete_inflight
 from holdfast.node.state.session_records import subscription_row
 from holdfast.node.state.snapshot_entries import first_starts

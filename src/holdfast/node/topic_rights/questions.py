@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast.node.admission.client_rights import Rights
-from holdfast.node.admission.proof import Proof
+from holdfast.node.admission.control import Proof
 from holdfast.node.delivery.replay_start import start_prefix
 from holdfast.node.effects import AskTopics, Proceed, ResumeInput
 from holdfast.node.node_state import NodeState
