@@ -52,7 +52,7 @@ class Cost:
 def await_ready(broker: brokers.Broker, processes: int) -> None:
     """Waits until all processes serve."""
     deadline = time.monotonic() + READY_S
-    while processes > 1 and "processes_ready" not in broker.log.read_text():
+    while processes > 1 and "processes_ready" not in broker.log_tail():
         broker.check_running()
         if time.monotonic() > deadline:
             raise TimeoutError("the processes are not ready in time")

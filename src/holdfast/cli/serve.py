@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from holdfast.config.schema import Config
 if TYPE_CHECKING:
     from holdfast.process.place import ProcessPlace
 
+LOADED = ("holdfast.process.server", "holdfast.cli.logs", "uvloop")
+"""The modules that a spare process has loaded."""
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
@@ -173,13 +176,24 @@ def run(args: argparse.Namespace) -> int:
         print("holdfast: python -O removes the checks of invariants: omit -O", file=sys.stderr)
         return EXIT_CONFIG
 
-    from holdfast.process.place import ProcessPlace, is_supervised
+    from holdfast.process.place import SPARE, ProcessPlace, is_supervised
 
     def read() -> Config:
         config = load(args.config, os.environ, _overrides(args))
         return config if place is None else place.applied(config)
 
-    place = None if args.process is None else ProcessPlace.parse(args.process)
+    place = None
+    if args.process == SPARE:
+        # Imported before they are needed: that is most of the time of a start.
+        for name in LOADED:
+            import_module(name)
+        text = sys.stdin.readline().strip()
+        if not text:
+            return 0
+        place = ProcessPlace.parse(text)
+        place.take()
+    elif args.process is not None:
+        place = ProcessPlace.parse(args.process)
     try:
         config = read()
     except ConfigError as error:

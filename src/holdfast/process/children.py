@@ -25,9 +25,10 @@ class Child:
         output: IO[bytes] | int,
         environ: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
+        source: int = subprocess.DEVNULL,
     ) -> None:
         """Starts `holdfast` with `arguments`. `output`: the file of what it writes. `descriptors`:
-        those that it inherits.
+        those that it inherits. `source`: its standard input.
 
         It must be called from the main thread: for the kernel, the thread that starts a child is
         its parent, and its end kills the child. Raises `OSError` if the start fails.
@@ -46,7 +47,7 @@ class Child:
 
         self._process = subprocess.Popen(
             self.command,
-            stdin=subprocess.DEVNULL,
+            stdin=source,
             stdout=output,
             stderr=output,
             env=environ,

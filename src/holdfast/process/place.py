@@ -8,6 +8,7 @@ gives each process its place as an argument. The configuration is the same for a
 
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -32,6 +33,8 @@ T = TypeVar("T", Listener, ScopeRates)
 
 RATES: Final = ("messages_per_s", "bytes_per_s", "connects_per_s")
 PROCESSES_MAX: Final = 64
+SPARE: Final = "spare"
+"""The place of a process that waits for one, with everything loaded."""
 EXIT_REMOVED: Final = 10
 """The exit code of a process whose node was removed from the cluster, so that its directory has
 nothing that the others lack."""
@@ -50,14 +53,29 @@ class ProcessPlace:
 
     @classmethod
     def parse(cls, text: str) -> "ProcessPlace":
-        """Reverses `argument`."""
+        """Reverses `text`."""
         index, count, restarts, sockets = text.split(":", 3)
         return cls(int(index), int(count), sockets, int(restarts))
 
     @property
+    def text(self) -> str:
+        return f"{self.index}:{self.count}:{self.restarts}:{self.sockets}"
+
+    @property
     def argument(self) -> str:
         """The option of `holdfast serve` for this place."""
-        return f"--process={self.index}:{self.count}:{self.restarts}:{self.sockets}"
+        return f"--process={self.text}"
+
+    @property
+    def notices(self) -> str:
+        """The path of the socket at which the supervisor receives the reports of the process."""
+        return f"{self.sockets}/{self.index}.notify"
+
+    def take(self) -> None:
+        """Makes this process, a spare one, that of the place. It may start itself again."""
+        os.environ["NOTIFY_SOCKET"] = self.notices
+        sys.orig_argv[:] = [each for each in sys.orig_argv if each != f"--process={SPARE}"]
+        sys.orig_argv.append(self.argument)
 
     @property
     def is_surplus(self) -> bool:

@@ -4,6 +4,8 @@ It has no part of a broker. It reads the configuration once, starts the processe
 passes on signals and log lines, and reports their common state to the service manager. It is the
 service manager of its processes: they report to it as they would to systemd.
 
+- A spare process has loaded the broker and waits. It takes the place of one that ends, so that a
+  restart does not take the time of a start of Python. The first processes begin the same way.
 - A process that ends is started again at once, one that ends again within QUICK_S after a wait that
   doubles. The log line has its last words.
 - A process that reports no sign of life for as long as systemd's watchdog allows is killed.
@@ -23,6 +25,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -36,6 +39,7 @@ from holdfast.process.place import (
     IGNORED,
     RELOAD,
     SECRET,
+    SPARE,
     STOP,
     ProcessPlace,
     count_of,
@@ -81,7 +85,7 @@ class _Process:
         self.delay_s = 0.0
         self.beat_at = 0.0
         """The time of its last sign of life."""
-        self.address = f"{place.sockets}/{place.index}.notify"
+        self.address = place.notices
         Path(self.address).unlink(missing_ok=True)
         self.notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self.notices.setblocking(False)
@@ -98,6 +102,42 @@ class _Process:
         return " | ".join(line.strip() for line in lines[-4:] if line.strip())[-WORDS_MAX:]
 
 
+class _Spare:
+    """A process that has loaded the broker, and waits for its place."""
+
+    def __init__(self, arguments: Sequence[str], lock: int) -> None:
+        """Raises `OSError` if it cannot be started."""
+        environ = dict(os.environ)
+        environ.pop("WATCHDOG_PID", None)
+        self.output, writing = os.pipe()
+        source, self.source = os.pipe()
+        os.set_blocking(self.output, False)
+        if environ.get("JOURNAL_STREAM") == _stream(2):
+            # Lines for journald begin with their priority.
+            environ["JOURNAL_STREAM"] = _stream(writing)
+        try:
+            argument = f"--process={SPARE}"
+            self.child = Child(SPARE, [*arguments, argument], writing, environ, (lock,), source)
+        except OSError:
+            os.close(self.output)
+            os.close(self.source)
+            raise
+        finally:
+            os.close(writing)
+            os.close(source)
+
+    def place(self, place: ProcessPlace) -> None:
+        """Lets it be the process of a place. One that has ended meanwhile is noticed as such."""
+        with suppress(BrokenPipeError):
+            os.write(self.source, f"{place.text}\n".encode())
+        os.close(self.source)
+
+    def end(self) -> None:
+        """Ends it: its input has no place."""
+        os.close(self.source)
+        os.close(self.output)
+
+
 class Supervisor:
     """The processes of one data directory."""
 
@@ -112,6 +152,7 @@ class Supervisor:
         self._beat_due = 0.0
         self._processes: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
+        self._spare: _Spare | None = None
         self._lock = -1
         self._sockets = ""
         self._signals: list[int] = []
@@ -199,30 +240,18 @@ class Supervisor:
         self._selector.register(process.notices, selectors.EVENT_READ, process)
 
     def _start(self, process: _Process) -> None:
-        environ: dict[str, str] = dict(os.environ)
-        environ["NOTIFY_SOCKET"] = process.address
-        environ.pop("WATCHDOG_PID", None)
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        if environ.get("JOURNAL_STREAM") == _stream(2):
-            # Lines for journald begin with their priority.
-            environ["JOURNAL_STREAM"] = _stream(writing)
-        try:
-            process.child = Child(
-                str(process.place.index),
-                [*self._arguments, process.place.argument],
-                writing,
-                environ,
-                (self._lock,),
-            )
-        finally:
-            os.close(writing)
-        process.output = reading
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.child.is_alive():
+            spare.end()
+            spare = None
+        made = spare or _Spare(self._arguments, self._lock)
+        made.place(process.place)
+        process.child, process.output = made.child, made.output
         process.tail = process.rest = b""
         process.is_ready = False
         process.start_at = None
         process.started_at = process.beat_at = time.monotonic()
-        self._selector.register(reading, selectors.EVENT_READ, process)
+        self._selector.register(process.output, selectors.EVENT_READ, process)
         index, pid = process.place.index, process.child.pid
         logger.info("process_started process=%d pid=%d", index, pid)
 
@@ -276,7 +305,12 @@ class Supervisor:
         now = time.monotonic()
         for process in list(self._processes.values()):
             if process.start_at is not None and now >= process.start_at:
-                self._start(process)
+                try:
+                    self._start(process)
+                except OSError as error:
+                    process.start_at = now + DELAY_S_MAX
+                    index = process.place.index
+                    logger.error("process_not_started process=%d how=%r", index, str(error))
         due = [each.start_at for each in self._processes.values() if each.start_at is not None]
         if self._watchdog_s:
             due.append(self._beat_due)
@@ -305,6 +339,9 @@ class Supervisor:
         """Stops all processes; at once at the second request."""
         self._is_stopping = True
         send(self._manager, "STOPPING=1")
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
         for process in list(self._processes.values()):
             if process.child is not None:
                 process.child.send(STOP)
@@ -347,6 +384,11 @@ class Supervisor:
             self._is_announced = True
             logger.info("processes_ready processes=%d", self._count)
         send(self._manager, "READY=1", f"STATUS={status}, {self._count} processes")
+        if self._spare is None and not self._is_stopping:
+            try:
+                self._spare = _Spare(self._arguments, self._lock)
+            except OSError as error:
+                logger.warning("spare_process_not_started error=%r", str(error))
 
     def _beat(self, now: float) -> None:
         """Reports a sign of life, and kills a process that has none."""
