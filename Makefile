@@ -108,7 +108,15 @@ test-fast: $(VENV)/.installed
 
 check: lint tidy test-fast
 
-test-interpreted: $(VENV)/.installed
+# The workers of a run import all tests at the same moment. In a clean clone each of them would
+# compile the same files: 28 s of CPU instead of 9. So one process does it before.
+build/tests.stamp: $(VENV)/.installed $(shell find tests src/holdfast -name '*.py')
+	mkdir -p build
+	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest --collect-only -q -n 0 -p no:cacheprovider tests \
+	  > build/tests.log || tail build/tests.log
+	touch $@
+
+test-interpreted: build/tests.stamp
 	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(INTERPRETED_WORKERS) --dist worksteal \
 	  $(sort $(wildcard $(INTERPRETED:%=tests/%) $(BOTH:%=tests/%))) -m "not spark and not long"
 
@@ -117,7 +125,7 @@ test-interpreted: $(VENV)/.installed
 test-spark: setup | test-interpreted
 	$(BIN)/python tools/run_tests.py spark -n $(SPARK_WORKERS) --dist loadfile tests/spark tests/e2e/test_readme.py -m "spark and not long"
 
-test-compiled: setup
+test-compiled: setup build/tests.stamp
 	@$(BIN)/python tools/is_compiled.py || echo "no C compiler here: all is tested in the interpreted form"
 	$(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests --ignore tests/spark \
 	  -m "not spark and not long" $(INTERPRETED:%=--ignore-glob 'tests/%')
