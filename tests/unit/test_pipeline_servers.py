@@ -217,6 +217,7 @@ def test_a_gateway_names_the_nodes_that_are_read(nodes: list[Server], tmp_path: 
         assert len(list(client.read())) == BATCHES * 3
         gateway.sends_to = [free_port()]
         lonely = Servers(given, pause=lambda seconds: None)
-        with pytest.raises(NoAnswer, match="no answer from"):
+        with pytest.raises(NoAnswer, match="no answer from") as told:
             lonely.bounds()
+        assert str(told.value).count("?") == 1
         lonely.close()

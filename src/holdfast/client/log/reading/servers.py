@@ -364,8 +364,10 @@ class Servers:
                     self._penalties[connection.server] = time.monotonic() + PENALTY_S
             if answers:
                 return answers
+        asked = (
+            "Is it the admin port (`holdfast serve --admin ADDR:PORT`), and reachable from here?"
+        )
         raise NoAnswer(
             f"no answer from {listing} for {time.monotonic() - began:.0f} s; the last error: "
-            f"{failure}. Is it the admin port (`holdfast serve --admin ADDR:PORT`), and is it "
-            "reachable from here?"
+            + (failure if failure.endswith("?") else f"{failure}. {asked}")
         )
