@@ -302,16 +302,19 @@ def test_files_are_merged_between_the_plan_and_the_read(site: Site, tasks: str) 
     assert sorted(keys(read(reader, reader.partitions()))) == site.expected()
 
 
-def test_files_are_merged_while_they_are_read(site: Site) -> None:
-    """The reader has had some row groups of the first file."""
-    site.grown()
-    site.run()
+@pytest.mark.parametrize("after", range(6))
+def test_files_are_merged_while_they_are_read(site: Site, after: int) -> None:
+    """The reader has had some row groups of a file, and the rest is in another one."""
+    for _ in range(3):
+        site.publish(35, hours=0)
+        site.run()
     reader = batch(site.options(tasks="1"))
     [work] = reader.partitions()
+    assert [each.file.rows > 64 for each in work.lake] == [True] * 3
     found: list[Key] = []
     for number, each in enumerate(read_work(reader.options, work, reader.schema)):
         found += keys(each.to_pylist())
-        if number == 1:
+        if number == after:
             compact(site)
     assert sorted(found) == site.expected()
 
