@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 class LogReads:
     """The `ReadPort` of a node's turns. Reads are done in the order of their requests. The
-    large results of replays take turns: see `replay_turns`."""
+    large results of replays take turns: see `ReplayTurns`."""
 
     def __init__(
         self,
