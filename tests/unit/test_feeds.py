@@ -114,13 +114,18 @@ class Pair:
 
     def lead(self) -> None:
         """A new epoch: the tail that is not committed may be lost."""
-        for node in (self.leader, self.gateway):
-            node.context.led += 1
+        self.learn()
+        self.leader.context.led = self.gateway.context.led
         self.server.stop_leading(0)
         self.leader.context.leading[0] = self.leader.context.led
         self.leader.log.lead(0, self.leader.context.led)
-        self.gateway.forwarding.stop(0)
-        self.receiver.lose(0)
+
+    def learn(self) -> None:
+        """The gateway learns of the next epoch, before the leader does."""
+        if self.gateway.context.led == self.leader.context.led:
+            self.gateway.context.led += 1
+            self.gateway.forwarding.stop(0)
+            self.receiver.lose(0)
 
     def connect(self) -> None:
         """A new link, with none of the old one's frames."""
@@ -246,6 +251,8 @@ class Pair:
             self.gateway.state.run_work()
 
     def settle(self) -> None:
+        if self.gateway.context.led > self.leader.context.led:
+            self.lead()
         for _ in range(2000):
             self.close()
             end = self.leader.journal.next_offset[0]
@@ -295,8 +302,9 @@ ACTIONS: tuple[Callable[[Pair, random.Random], None], ...] = (
     lambda pair, chance: pair.connect(),
     lambda pair, chance: pair.lead(),
     lambda pair, chance: pair.cut_tail(),
+    lambda pair, chance: pair.learn(),
 )
-WEIGHTS = (12, 12, 8, 4, 14, 14, 20, 2, 5, 5, 2, 1, 1)
+WEIGHTS = (12, 12, 8, 4, 14, 14, 20, 2, 5, 5, 2, 1, 1, 1)
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -332,6 +340,15 @@ def _mark_ahead(feeds: FeedServer, feed: Feed) -> None:
 
 
 MARK = FeedServer._mark
+STOP = FeedServer.stop_leading
+
+
+def stop_and_forget(feeds: FeedServer, partition: int) -> None:
+    STOP(feeds, partition)
+    for fed in feeds._nodes.values():
+        fed.asked.clear()
+
+
 PLANTED: dict[str, tuple[type, str, Any]] = {
     "a mark runs ahead": (FeedServer, "_mark", _mark_ahead),
     "a start at the mark without the acknowledgement": (
@@ -340,6 +357,9 @@ PLANTED: dict[str, tuple[type, str, Any]] = {
     "the uncommitted log is not named": (FeedServer, "_uncommitted", lambda feeds, feed: []),
     "an open batch is not waited for": (
         FeedServer, "_closed_end", lambda feeds, partition: 1 << 62
+    ),
+    "a request for the next epoch is forgotten": (
+        FeedServer, "stop_leading", lambda feeds, partition: stop_and_forget(feeds, partition)
     ),
     "forwarded records are forgotten": (FeedServer, "forwarded", lambda *arguments: None),
     "pending records of before are forgotten": (

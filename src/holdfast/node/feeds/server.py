@@ -157,9 +157,13 @@ class FeedServer:
                 self._end(feed)
 
     def stop_leading(self, partition: int) -> None:
-        """Ends the feeds of a partition: its next leader serves them."""
+        """Ends the feeds of a partition: its next leader serves them. A request may be for the next
+        epoch, which this node leads without knowing it yet."""
         for fed in self._nodes.values():
-            fed.asked.pop(partition, None)
+            asked = fed.asked.get(partition)
+            if asked is not None:
+                # What is in no closed batch is cut off.
+                fed.asked[partition] = (asked[0], 0)
             feed = fed.feeds.get(partition)
             if feed is not None:
                 self._end(feed)
