@@ -280,3 +280,54 @@ def test_one_replica_of_each_partition(tmp_path: Path, count: int) -> None:
             assert sorted(numbers) == list(range(600, 800))
         with LogClient(f"127.0.0.1:{cluster.nodes['n1'].admin_port}").read("one/#") as cursor:
             assert sorted(int(each.payload) for each in cursor) == list(range(800))
+
+
+def test_a_disk_has_its_share_and_a_join_moves_one(tmp_path: Path) -> None:
+    """Five nodes with three replicas: each disk has 3/5 of the bytes. A sixth node gets 3/6 of
+    them, and no partition moves between the others."""
+    settings = {"cluster": {"partitions": 20}}
+    with ClusterProcesses(tmp_path, 5, settings) as cluster:
+        settle(cluster)
+        # Before any message, so that no log is forgotten later.
+        topics = [f"share/{number}" for number in range(400)]
+        with Wire(cluster.ports["n1"], 5, WAIT_S) as one:
+            one.connect("share")
+            for start in range(0, 4000, PIECE):
+                one.send(
+                    b"".join(
+                        wire.publish(topics[n % 400], bytes(2000), 1, n - start + 1)
+                        for n in range(start, start + PIECE)
+                    )
+                )
+                for _ in range(PIECE):
+                    one.expect(wire.PUBACK)
+        nodes = dict(cluster.nodes)
+        sizes = {name: log_bytes(node) for name, node in nodes.items()}
+        share = sum(sizes.values()) / 5
+        assert share == pytest.approx(0.6 * 4000 * 2000, rel=0.2)
+        assert all(size == pytest.approx(share, rel=0.25) for size in sizes.values()), sizes
+        before = {name: stored(node) for name, node in nodes.items()}
+        joined = cluster.add_node()
+        cluster.wait_healthy()
+        # A node stores everything until it knows that the others do not need it.
+        until(lambda: is_replica_of(cluster, joined) >= 9, "the share of the sixth node", WAIT_S)
+        settle(cluster)
+        after = {name: stored(node) for name, node in nodes.items()}
+        assert all(after[name] <= before[name] for name in nodes), "others moved as well"
+        assert log_bytes(joined) == pytest.approx(0.5 * 4000 * 2000, rel=0.25)
+
+
+def is_replica_of(cluster: ClusterProcesses, node: ClusterNode) -> int:
+    """The number of partitions of which a node is a replica."""
+    return sum(node.node_id in each["replicas"] for each in cluster.status()["partitions"])
+
+
+def log_bytes(node: ClusterNode) -> float:
+    """The bytes in the log of a node, without the room that its file has beyond them."""
+    text = node.admin("/metrics")[1]
+    [found] = [
+        line
+        for line in text.splitlines()
+        if line.startswith(("holdfast_log_bytes ", "holdfast_log_bytes{"))
+    ]
+    return float(found.rpartition(" ")[2])

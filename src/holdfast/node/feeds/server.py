@@ -146,6 +146,8 @@ class FeedServer:
         self._read_again_at: dict[str, float] = {}
         self.release: Callable[[int, str], bool] = lambda partition, node: True
         """Lets a node forget its log of a partition. False: it may not yet."""
+        self.charge: Callable[[int], None] = lambda size_bytes: None
+        """Counts the bytes that are read for feeds, so that followers that catch up read less."""
 
     # Links and leaderships
 
@@ -428,6 +430,7 @@ class FeedServer:
         feed = self._reads.pop(request)
         fed = feed.node
         fed.is_reading = False
+        self.charge(sum(map(len, batches)))
         if fed.feeds.get(feed.partition) is not feed:
             return
         before = feed.position

@@ -55,6 +55,8 @@ class StoredPartitions:
         self._seen: tuple[object, ...] = ()
         self._is_due = True
         applier.on_copied = self._copied
+        feeds.server.charge = replication.read_tokens.charge
+        replication.following.set_wanted(self._is_wanted)
         feeds.server.release = replication.leading.release
         feeds.receiver.on_accepted = self._accepted
 
@@ -82,13 +84,34 @@ class StoredPartitions:
         self._is_due = False
         must_store = bool(context.nodes_without(FEEDS))
         may_forget = not must_store and not context.nodes_unknown()
-        own = context.node_id
         for partition, info in enumerate(metadata.partitions):
-            is_member = own in info.members or own in info.in_sync or info.leader == own
-            if is_member or must_store:
+            if self._is_member(info) or must_store:
                 self._store(partition, info, now)
-            elif may_forget:
+            elif may_forget or self._may_be_fed(partition, info):
                 self._leave(partition, info)
+        # Sends what following has gathered.
+        self._replication.handle_durable(now)
+
+    def _is_member(self, info: PartitionInfo) -> bool:
+        own = self._context.node_id
+        return own in info.members or own in info.in_sync or info.leader == own
+
+    def _may_be_fed(self, partition: int, info: PartitionInfo) -> bool:
+        """True if there is nothing to forget, and the leader feeds this node."""
+        context = self._context
+        is_empty = not context.journal.next_offset[partition]
+        return is_empty and context.understands(info.leader, FEEDS)
+
+    def _is_wanted(self, partition: int) -> bool:
+        """False for an empty log that the metadata does not ask for. Counter-example: a new node
+        copies all logs, and forgets most of them."""
+        context = self._context
+        return (
+            context.metadata is None
+            or self._is_member(context.metadata.partitions[partition])
+            or context.journal.next_offset[partition] > 0
+            or bool(context.nodes_without(FEEDS))
+        )
 
     def _store(self, partition: int, info: PartitionInfo, now: float) -> None:
         """Begins to store a partition, unless it is stored or copied."""
@@ -106,6 +129,8 @@ class StoredPartitions:
             else:
                 self._applier.store(partition)
                 self._replication.resume(partition, now)
+        else:
+            self._replication.following.review(partition, now)
 
     def _leave(self, partition: int, info: PartitionInfo) -> None:
         """Asks for the feed of a partition, unless that was done."""

@@ -12,6 +12,7 @@ append.
 - The high watermark here is never above the durable end here.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -120,8 +121,23 @@ class FollowerSide:
 
     def _begin(self, followed: FollowedPartition, now: float) -> None:
         source = self._sources.get(followed.leader)
-        if source is not None and followed.partition not in self._state.suspended:
+        partition = followed.partition
+        if (
+            source is not None
+            and partition not in self._state.suspended
+            and self._state.is_wanted(partition)
+        ):
             self._send_follow(followed, source, now)
+
+    def review(self, partition: int, now: float) -> None:
+        """Begins to follow if the log is wanted now, and was not before."""
+        followed = self._partitions[partition]
+        if followed.state == WAITING:
+            self._begin(followed, now)
+
+    def set_wanted(self, is_wanted: Callable[[int], bool]) -> None:
+        """Follows only partitions whose log is wanted here."""
+        self._state.is_wanted = is_wanted
 
     def leads(self, partition: int) -> None:
         """Notes that this node begins to lead the partition."""

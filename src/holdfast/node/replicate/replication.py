@@ -51,7 +51,7 @@ class Replication:
         self._state = ReplicaState(node_id, log, config)
         self.read_tokens = self._state.read_tokens
         self.leading = LeaderSide(self._state)
-        self._following = FollowerSide(self._state)
+        self.following = FollowerSide(self._state)
         self._incomplete = Incomplete(self._state)
         self._is_current = False
         self._is_fit = True
@@ -75,7 +75,7 @@ class Replication:
     def followed_epoch(self, partition: int) -> int:
         """The epoch under which this node follows the partition, with a log that is a prefix of the
         leader's. 0: it does not follow, or not yet."""
-        return self._following.followed_epoch(partition)
+        return self.following.followed_epoch(partition)
 
     def may_append(self, partition: int) -> bool:
         """True if this node leads, and enough replicas are in sync and alive to commit new
@@ -93,7 +93,7 @@ class Replication:
         """Suspends the partition until `resume`: neither follows nor leads it. If the metadata
         names this node as the leader, another in-sync replica gets it. Without one, GivenUp
         follows."""
-        self._following.suspend(partition)
+        self.following.suspend(partition)
 
     def set_unfit(self, *, stands_apart: bool = False) -> None:
         """Stops following, and takes no new leadership, because the log here is damaged or an older
@@ -101,7 +101,7 @@ class Replication:
         A node that stands apart ends them itself, because it receives no metadata."""
         self._is_fit = False
         for partition in range(len(self._state.epochs)):
-            self._following.suspend(partition)
+            self.following.suspend(partition)
             if stands_apart:
                 self.leading.stop(partition)
 
@@ -110,7 +110,7 @@ class Replication:
         ReplicationConfig.suspends_restarted)."""
         if not self._is_fit or partition in self._state.broken:
             return
-        self._following.resume(partition, now)
+        self.following.resume(partition, now)
         self._finish()
 
     def break_off(self, partition: int, error: AssertionError) -> None:
@@ -123,7 +123,7 @@ class Replication:
         """Raises `AssertionError` for an invariant that does not hold between two turns."""
         self._state.check()
         self.leading.check()
-        self._following.check()
+        self.following.check()
         for partition, led in enumerate(self.leading.led):
             assert led is None or not self.followed_epoch(partition), "led and followed"
 
@@ -191,15 +191,15 @@ class Replication:
         if info.leader != self._state.node_id or info.epoch < epochs[partition]:
             self._unled.pop(partition, None)
             self.leading.stop(partition)
-            self._following.follow(partition, info.leader, info.epoch, now)
+            self.following.follow(partition, info.leader, info.epoch, now)
         elif led is not None and led.epoch == info.epoch:
             self.leading.update(led, info, now)
         else:
             self.leading.stop(partition)
-            self._following.stop(partition)
+            self.following.stop(partition)
             if self._may_lead(partition, info):
                 self._unled.pop(partition, None)
-                self._following.leads(partition)
+                self.following.leads(partition)
                 self.leading.lead(partition, info, now)
             else:
                 self._unled[partition] = info.epoch
@@ -268,7 +268,7 @@ class Replication:
                 epochs[partition] = epoch
                 self._unled.pop(partition, None)
                 self.leading.stop(partition)
-                self._following.await_epoch(partition, epoch)
+                self.following.await_epoch(partition, epoch)
 
     def handle_unhealthy(
         self, nodes: frozenset[str], now: float, unmet: frozenset[str] = frozenset()
@@ -283,13 +283,13 @@ class Replication:
 
     def handle_connected(self, node: str, now: float) -> None:
         self.leading.handle_connected(node, now)
-        self._following.handle_disconnected(node)
-        self._following.handle_connected(node, now)
+        self.following.handle_disconnected(node)
+        self.following.handle_connected(node, now)
         self._finish()
 
     def handle_disconnected(self, node: str, now: float) -> None:
         self.leading.handle_disconnected(node, now)
-        self._following.handle_disconnected(node)
+        self.following.handle_disconnected(node)
         self._finish()
 
     def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
@@ -298,20 +298,20 @@ class Replication:
         Raises `BadFrame` if the payload is invalid; the caller closes the link.
         """
         if kind == REPLICATE:
-            self._following.handle_replicate(node, decode_replicate(payload), now)
+            self.following.handle_replicate(node, decode_replicate(payload), now)
         elif kind == REPLICATE_ACK:
             received, acks = decode_ack(payload)
             self._note_epochs(self.leading.handle_ack(node, received, acks, now))
         elif kind == COMMIT:
-            self._following.handle_commit(node, decode_offsets("COMMIT", payload))
+            self.following.handle_commit(node, decode_offsets("COMMIT", payload))
         elif kind == FOLLOW:
             incarnation, questions = decode_follow(payload)
             self._note_epochs(self.leading.handle_follow(node, incarnation, questions, now))
         elif kind == FOLLOW_FROM:
             answers = decode_follow_from(payload)
             self._note_epochs([(entry[0], entry[1]) for entry in answers if entry[3] == NEWER])
-            self._following.handle_follow_from(node, answers, now)
-            self._following.handle_durable()
+            self.following.handle_follow_from(node, answers, now)
+            self.following.handle_durable()
         else:
             raise BadFrame(f"kind {kind} is none of replication's")
         self._finish()
@@ -326,7 +326,7 @@ class Replication:
     def handle_durable(self, now: float) -> None:
         """Reacts to a change of the log's `durable_offset`."""
         self.leading.handle_durable()
-        self._following.handle_durable()
+        self.following.handle_durable()
         self._finish()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
@@ -336,7 +336,7 @@ class Replication:
 
     def timer(self) -> float | None:
         due = self.leading.timer()
-        asking = self._following.timer()
+        asking = self.following.timer()
         if asking is not None and (due is None or asking < due):
             due = asking
         if self._unled and self._is_current and (due is None or self._renew_at < due):
@@ -345,7 +345,7 @@ class Replication:
 
     def handle_timers(self, now: float) -> None:
         self.leading.handle_timers(now)
-        self._following.handle_timers(now)
+        self.following.handle_timers(now)
         if now >= self._renew_at:
             self._renew(now)
         self._finish()
@@ -357,6 +357,6 @@ class Replication:
                 self.leading.stop(partition)
                 self._unled[partition] = led.epoch
                 self._renew_at = 0.0
-            self._following.suspend(partition)
+            self.following.suspend(partition)
         self.leading.flush()
-        self._following.flush()
+        self.following.flush()

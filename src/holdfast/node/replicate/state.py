@@ -1,5 +1,7 @@
 """State that the leader's and the follower's side share on one node."""
 
+from collections.abc import Callable
+
 from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
 from holdfast.node.replicate.config import ReplicationConfig
 from holdfast.node.replicate.effects import Broken, Committed, ReplicationEffect
@@ -59,6 +61,8 @@ class ReplicaState:
         # Nodes that are silent here, or that report an untrustworthy disk.
         self.unhealthy: frozenset[str] = frozenset()
         self.unmet: frozenset[str] = frozenset()
+        # Whether this node follows the leader of a partition. StoredPartitions sets it.
+        self.is_wanted: Callable[[int], bool] = lambda partition: True
 
     def info(self, partition: int) -> PartitionInfo | None:
         """The metadata of the partition, or None while this node has none."""
