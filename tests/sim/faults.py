@@ -307,9 +307,10 @@ class Faults:
     def _follow_again(self) -> None:
         process = None if self._laggard is None else self._laggard.process
         if process is not None:
-            transfer = process.cluster_node.transfer
-            if self._lagging not in transfer.missing and self._lagging not in transfer.unsaved:
-                process.cluster_node.replication.resume(self._lagging, process.state.now)
+            node, partition = process.cluster_node, self._lagging
+            lacking = node.transfer.missing | node.transfer.unsaved.keys()
+            if partition not in lacking and node.context.may_follow(partition):
+                node.replication.resume(partition, process.state.now)
 
     def _reset(self, host: "Host") -> None:
         others = [name for name in self._world.hosts if name != host.name]
