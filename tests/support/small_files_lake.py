@@ -19,7 +19,13 @@ from holdfast.pipeline.lake.stores.store import ParquetStore, is_applied
 
 TABLE = "records"
 READER = "made"
-COLUMNS = [("n", "bigint"), ("time", "timestamp"), ("date", "string")]
+COLUMNS = [
+    ("n", "bigint"),
+    ("partition", "int"),
+    ("offset", "bigint"),
+    ("time", "timestamp"),
+    ("date", "string"),
+]
 
 
 class SmallFiles:
@@ -43,8 +49,16 @@ class SmallFiles:
             numbers = list(range(self.next, self.next + rows))
             self.next += rows
             times = pa.array([n * 1_000_000 for n in numbers], pa.timestamp("us", "UTC"))
-            columns = {"n": numbers, "time": times, "date": [f"d{day}"] * rows}
-            writer.write(pa.RecordBatch.from_pydict(columns))
+            batch = pa.RecordBatch.from_pydict(
+                {
+                    "n": numbers,
+                    "partition": pa.array([0] * rows, pa.int32()),
+                    "offset": numbers,
+                    "time": times,
+                    "date": [f"d{day}"] * rows,
+                }
+            )
+            writer.write(batch)
         files = []
         for at, file in enumerate(writer.close()):
             place = self.store.final_path("rows", TABLE, version, at, file, replaced=False)

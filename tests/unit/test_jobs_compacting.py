@@ -23,7 +23,7 @@ from holdfast.pipeline.lake.files import files as exchanging
 from holdfast.pipeline.lake.files.commits import File, changed, spans
 from holdfast.pipeline.lake.files.compaction import plan
 from holdfast.pipeline.lake.files.files import LakeError
-from tests.support.small_files_lake import TABLE, SmallFiles, grow_at_random, is_ordered
+from tests.support.small_files_lake import COLUMNS, TABLE, SmallFiles, grow_at_random, is_ordered
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_older_than_a_column(tmp_path: Path) -> None:
     pq.write_table(pq.read_table(first).drop_columns(["date"]), first)
     list(site.compaction().run())
     found = pq.read_table(next((site.lake / TABLE).glob("*.parquet")))
-    assert found.column_names == ["n", "time", "date"]
+    assert found.column_names == [name for name, _ in COLUMNS]
     assert found["date"].to_pylist() == [None] * 3 + ["d1"] * 3
     assert found["n"].type == pa.int64()
 
