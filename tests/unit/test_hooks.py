@@ -20,7 +20,7 @@ from holdfast.hooks import (
 from holdfast.io.event_loop import hook_runner
 from holdfast.io.event_loop.hook_runner import THREADS, HookEvents, HookSource
 from holdfast.io.event_loop.identity_checks import IdentityChecks
-from holdfast.node.admission.control import ClientObserver
+from holdfast.node.admission.observer import ClientObserver
 from holdfast.node.effects import AskRights, AskSources
 from holdfast.node.session.connection import AUTHENTICATING, Connection
 from holdfast.node.session.listener_rules import ListenerRules

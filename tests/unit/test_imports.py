@@ -239,3 +239,28 @@ def find_circles(below: dict[str, set[str]]) -> set[frozenset[str]]:
 def test_the_top_can_be_read() -> None:
     """At most twelve packages."""
     assert len({name.split("/")[0] for name in MODULES if "/" in name}) <= 12
+
+
+def test_no_interpreted_class_derives_from_a_compiled_one() -> None:
+    """It cannot when the modules are compiled, and nothing fails before that."""
+    tree = ast.parse((SOURCE.parents[1] / "setup.py").read_text())
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    compiled: set[str] = set()
+    bases: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        name = str(path.relative_to(SOURCE))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            may_be_derived = any(
+                "allow_interpreted_subclasses" in ast.dump(each) for each in node.decorator_list
+            )
+            if name in texts and not may_be_derived:
+                compiled.add(node.name)
+            elif name not in texts:
+                bases[f"{name}: {node.name}"] = {
+                    ast.unparse(each).split("[")[0] for each in node.bases
+                }
+    assert len(compiled) > 100
+    found = {place: derived & compiled for place, derived in bases.items() if derived & compiled}
+    assert not found

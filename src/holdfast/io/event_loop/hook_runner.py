@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from holdfast.hooks import Grants, HookClient, HookMessage, Hooks
-from holdfast.node.admission.control import ClientObserver
+from holdfast.node.admission.observer import ClientObserver
 from holdfast.node.session.connection import Connection
 from holdfast.node.stats import Stats
 from holdfast.protocol.topics.trie import SubscriptionTrie

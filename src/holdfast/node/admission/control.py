@@ -3,7 +3,7 @@
 from holdfast.node.admission.limits import AdmissionLimits
 from holdfast.node.admission.lockouts import FailureCount, LockoutTable
 from holdfast.node.admission.meters import MeterTable
-from holdfast.node.session.connection import Connection
+from holdfast.node.admission.observer import ClientObserver
 from holdfast.security.enhanced_authentication import Factory
 from holdfast.security.identity.identity import ClientIdentity
 
@@ -35,29 +35,6 @@ class UserSessions:
         if username:
             self._user_of[client_id] = username
             self._clients.setdefault(username, set()).add(client_id)
-
-
-class ClientObserver:
-    """Hears of connections and messages, within a turn. So an implementation only takes notes."""
-
-    def __init__(self) -> None:
-        # Whether `published` is called at all: it is on the hot path.
-        self.observes_messages = False
-
-    def connected(self, connection: Connection) -> None:
-        """A session is open."""
-        raise NotImplementedError
-
-    def disconnected(self, connection: Connection, reason: str) -> None:
-        """A connection has ended."""
-        raise NotImplementedError
-
-    def published(
-        self, connection: Connection, topic: str, payload: bytes, qos: int, retain: bool
-    ) -> bool:
-        """A message was accepted. False: no message of its topic is observed, so this need not be
-        called for them."""
-        raise NotImplementedError
 
 
 class Proof:

@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.admission.control import ClientObserver
+from holdfast.node.admission.observer import ClientObserver
 from holdfast.node.admission.throttle import charge_publish
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.node_state import NodeState, Route
