@@ -28,3 +28,20 @@ def test_a_life(seed: int, casts: tuple[str, ...], faults: tuple[str, ...]) -> N
     }
     copies = sum(map(len, stored.values()))
     assert copies == settings.partitions * settings.replication_factor, stored
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        33,
+        42,
+    ],
+    ids=[
+        "a node follows before its leader knows that it was added",
+        "offsets before a segment are missing",
+    ],
+)
+def test_devices(seed: int) -> None:
+    """Lives that were wrong once: a node was sent nothing of a partition that it copies, and a
+    segment without its gap ended before the next one."""
+    World(seed, settings_for(seed, casts=("devices",))).run()

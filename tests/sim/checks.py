@@ -173,7 +173,10 @@ class Checks:
         behind = False
         mirror.begin(journal.start_offsets)
         for partition, offset in enumerate(now):
-            if partition in context.unstored and partition not in context.copied:
+            is_fed = partition in context.unstored and partition not in context.copied
+            # A log that the node leaves is still here, and may have got a higher watermark in the
+            # turn in which the node began to leave it.
+            if is_fed and partition not in context.leaving:
                 self._check_mark(process, partition)
                 continue
             batches = mirror.batches[partition]

@@ -256,13 +256,14 @@ class Storage:
 
     def begin_reclaiming(self, segment: Segment, reserve_bytes: int) -> SegmentRewrite | None:
         """Begins to rewrite a sealed segment without the batches of forgotten partitions. Returns
-        None if they are less than half of it, or if the disk may not have all that follows it.
+        None if they are less than half of it, if offsets are missing in it or before it, or if the
+        disk may not have all that follows it.
 
         Blocks, and raises `OSError`, also when the disk has no room for the rest of the segment and
         half of `reserve_bytes`. The marks that `Segment.note_forgotten` was given last must be on
         the disk.
         """
-        if self.directory.read_checkpoint().segment <= segment.sequence:
+        if segment.head.missing or self.directory.read_checkpoint().segment <= segment.sequence:
             # Counter-example: a crash leaves no later segment. Then this one seems cut off.
             return None
         index = self.opened.store.load_index(segment)

@@ -137,9 +137,12 @@ class SegmentRewrite:
         if self._from < end:
             return True
         self._output.sync()
-        # If damage was skipped when the segment was opened, they differ.
+        # If offsets are missing in the segment or before it, they differ. Counter-example: a segment
+        # without its gap ends before the sequence with which the next one begins.
         new, old = self._index.head, self._segment.head
-        self.is_complete = (new.end_offsets, new.records) == (old.end_offsets, old.records)
+        self.is_complete = (new.end_offsets, new.records, new.missing) == (
+            old.end_offsets, old.records, old.missing,
+        )  # fmt: skip
         return False
 
     def finish(self) -> Segment:

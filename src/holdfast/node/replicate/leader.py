@@ -100,7 +100,9 @@ class LeaderSide:
         """Lets a node that asks for a feed forget its log. False: commits wait for that log, or may
         soon. Nothing that the node has acknowledged counts after that: a member is asked to follow
         again. Counter-example: it is out of the in-sync set by the metadata that it has, forgets
-        its log, and is proposed for what it acknowledged before."""
+        its log, and is proposed for what it acknowledged before. So is a node that is no member by
+        the metadata here. Counter-example: it follows because it was added, which this node
+        learns later, and nothing is sent to it any more."""
         led = self.led[partition]
         if led is None or node in led.info.in_sync:
             return False
@@ -110,9 +112,8 @@ class LeaderSide:
         if progress.is_counted:
             return False
         progress.stop()
-        if node in led.info.members:
-            self._ask(progress)
-        else:
+        self._ask(progress)
+        if node not in led.info.members:
             del led.followers[node]
         return True
 
