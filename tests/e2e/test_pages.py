@@ -147,6 +147,7 @@ END
         insert=(("holdfast serve -c", "until_ready; broker=$!"),),
         replace=(("PID", "$broker"), ("curl -X", "curl -f -X")),
     ),
+    "docs/processes.md": Page(after="until_ready"),
     "docs/security.md": Page(
         before="mkdir -p BASE/var/lib/holdfast",
         insert=(
@@ -261,6 +262,7 @@ SKIPPED: dict[str, dict[str, str]] = {
         "holdfast cluster local": README + "test_the_cluster_for_trying",
         "holdfast serve --data ./data ": RESIZE,
         "holdfast cluster resize": RESIZE,
+        "holdfast cluster plan": "tests/e2e/test_cluster_zones.py",
         "python -m bench.cluster ": HOURS,
     },
     "docs/experiments.md": {"holdfast lab report ": "tests/e2e/test_lab.py"},

@@ -339,9 +339,9 @@ PLANTED = {
     ),
     "the home partition says which session it is": in_cluster(
         the_home_partition_says_which_session_it_is,
-        settings_for(11, casts=(DEVICES,)),
+        settings_for(93, casts=(DEVICES,)),
         "which is not committed",
-        11,
+        93,
     ),
     "a session that ends is still there": in_cluster(
         a_session_that_ends_is_still_there, settings(DEVICES), "of a session that has just begun", 2

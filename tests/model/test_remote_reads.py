@@ -20,7 +20,7 @@ from holdfast.node.context import ClusterContext
 from holdfast.node.effects import FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.features import FEEDS
 from holdfast.node.frame_kinds import FETCH, FETCHED
-from holdfast.node.metadata.model import ClusterMetadata, PartitionInfo
+from holdfast.node.metadata.model import GATEWAY, ClusterMetadata, PartitionInfo
 from holdfast.node.node import Node
 from holdfast.node.reads import fetch_frames, read_jobs, remote_reads
 from holdfast.node.reads.fetch_frames import FetchFrame, ReadRange, encode_fetch
@@ -147,8 +147,7 @@ class World:
         journal = Journal(PARTITIONS, replicated=True)
         self.node = Reader(NodeConfig(partitions=PARTITIONS), journal)
         self.state = self.node.state
-        self.context = ClusterContext("gateway", journal)
-        self.context.has_data = False
+        self.context = ClusterContext("gateway", journal, GATEWAY)
         self.context.metadata = self.metadata
         self.context.connected = set(names)
         self.context.features = dict.fromkeys(names, FEEDS)

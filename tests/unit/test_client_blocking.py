@@ -68,9 +68,11 @@ class Broker:
 
 @pytest.fixture(autouse=True)
 def no_thread_left() -> Iterator[None]:
+    before = set(threading.enumerate())
     yield
     gc.collect()
     left = [one for one in threading.enumerate() if one.name == "holdfast-client"]
+    left = [one for one in left if one not in before]
     for one in left:
         one.join(WAIT_S)
     assert not [one for one in left if one.is_alive()]

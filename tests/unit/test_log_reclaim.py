@@ -335,7 +335,8 @@ def test_every_crash_while_a_segment_is_rewritten() -> None:
             assert again.contents(MINE, 0, 20) == expected
             assert not again.opened.damage
             assert not again.opened.damaged
-            assert again.journal.next_offset == [20, 40]
+            # A forgotten partition is empty.
+            assert again.journal.next_offset == [20, 0]
             again.journal.check()
             assert not [name for name in crashed.list("journal") if name.endswith(".tmp")]
 

@@ -155,7 +155,7 @@ def test_the_next_server_is_tried(server: Server) -> None:
 
 
 def test_nobody_listens() -> None:
-    with pytest.raises(AdminError, match="admin port"):
+    with pytest.raises(AdminError, match="is the node running"):
         Servers([("127.0.0.1", unused_port())]).bounds()
 
 

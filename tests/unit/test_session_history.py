@@ -30,6 +30,7 @@ class LargeLog:
 
     def __init__(self) -> None:
         self.read_bytes = 0
+        self.ends = [MESSAGES]
         self.batches: list[bytes] = []
         for number in range(MESSAGES):
             one = record("t", bytes(MESSAGE_BYTES))
@@ -52,9 +53,20 @@ class LargeLog:
         self.read_bytes += sum(map(len, found))
         return found
 
+    async def in_thread(self, work: Callable[[], Any]) -> Any:
+        return work()
 
-async def in_thread(work: Callable[[], Any]) -> Any:
-    return work()
+
+def node_of(log: LargeLog) -> OwnNode:
+    """A node with this log."""
+
+    async def opened(partitions: tuple[int, ...]) -> LargeLog:
+        assert partitions == (0,)
+        return log
+
+    state = SimpleNamespace(config=SimpleNamespace(partitions=1))
+    broker = SimpleNamespace(node=SimpleNamespace(state=state))
+    return cast(OwnNode, SimpleNamespace(broker=broker, readable_broker=broker, log=opened))
 
 
 def test_one_request_reads_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +74,8 @@ def test_one_request_reads_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(history, "PIECE_BYTES", 2 * MESSAGE_BYTES)
     monkeypatch.setattr(history, "READ_BYTES", 2 * MESSAGE_BYTES)
     log = LargeLog()
-    state = SimpleNamespace(config=SimpleNamespace(partitions=1))
-    reads = SimpleNamespace(in_thread=in_thread)
-    broker = SimpleNamespace(reader=log, node=SimpleNamespace(state=state), reads=reads)
-    node = SimpleNamespace(readable_broker=broker, committed=lambda: [MESSAGES])
     everywhere = SimpleNamespace(offer=lambda *_: None)
-    routes = Routes(cast(OwnNode, node), cast(Everywhere, everywhere))
+    routes = Routes(node_of(log), cast(Everywhere, everywhere))
     (endpoint,) = routes.endpoints()
     times: list[int] = []
     at, requests = MESSAGES, 0
@@ -95,11 +103,7 @@ def test_the_newest_records_before_a_message_are_read_when_the_bound_is_reached(
     subscribed = encode_session(SubscribeRecord("c", cast(Any, rows), [0]))
     last = record("", subscribed, kind=SESSION, flags=0, timestamp_us=7, client_id="c")
     log.batches[-1] = build(0, MESSAGES - 1, [last])
-    state = SimpleNamespace(config=SimpleNamespace(partitions=1))
-    reads = SimpleNamespace(in_thread=in_thread)
-    broker = SimpleNamespace(reader=log, node=SimpleNamespace(state=state), reads=reads)
-    node = SimpleNamespace(readable_broker=broker, committed=lambda: [MESSAGES])
-    routes = trace_routes.TraceRoutes(cast(OwnNode, node))
+    routes = trace_routes.TraceRoutes(node_of(log))
     found = asyncio.run(routes._history("c", record("t", b""), SEARCH_BYTES))
     assert found.filters == {"t": (1, 7)}
     assert log.read_bytes < SEARCH_BYTES + 6 * MESSAGE_BYTES
