@@ -137,8 +137,8 @@ class SegmentRewrite:
         if self._from < end:
             return True
         self._output.sync()
-        # If offsets are missing in the segment or before it, they differ. Counter-example: a segment
-        # without its gap ends before the sequence with which the next one begins.
+        # If offsets are missing in the segment or before it, they differ. Counter-example: without
+        # its gap, a segment ends before the sequence with which the next one begins.
         new, old = self._index.head, self._segment.head
         self.is_complete = (new.end_offsets, new.records, new.missing) == (
             old.end_offsets, old.records, old.missing,
