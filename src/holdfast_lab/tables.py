@@ -29,9 +29,10 @@ def build_events(records: DataFrame) -> Outputs:
     """Returns the events among new records. Other records on their topics go to quarantine."""
     parsed = parse(records)
     rejected = parsed.where(F.col("reason").isNotNull())
+    names = [each.name for each in QUARANTINE_COLUMNS if each.name in parsed.columns]
     return Outputs(
         rows=parsed.where(F.col("reason").isNull()).select("parsed.*"),
-        quarantine=rejected.select(*(column.name for column in QUARANTINE_COLUMNS)),
+        quarantine=rejected.select(*names),
     )
 
 
