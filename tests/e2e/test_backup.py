@@ -147,7 +147,7 @@ def test_a_backup_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.long
 @pytest.mark.parametrize("count", [3, 5])
 def test_a_cluster_at_one_moment(tmp_path: Path, count: int) -> None:
-    """Of five nodes each has three fifths of the log."""
+    """Each of five nodes has three fifths of the log."""
     settings = SETTINGS | {"cluster": {"partitions": 4, "min_insync": 2}}
     topics = ("load/a", "load/b")
     with ClusterProcesses(tmp_path / "first", count, settings) as cluster:

@@ -214,7 +214,7 @@ def test_the_leader_is_killed_and_then_the_node_of_the_reader(
 
 
 def test_one_node_joins_and_one_is_drained_under_load(cluster: ClusterProcesses) -> None:
-    """What is acknowledged arrives once and in order, at nodes whose logs change meanwhile."""
+    """Acknowledged messages arrive once and in order, at nodes whose logs change meanwhile."""
     settle(cluster)
     topics = [f"moves/{number}" for number in range(30)]
     publish(cluster.ports["n1"], "ballast", [f"ballast/{n}" for n in range(50)], 5000)

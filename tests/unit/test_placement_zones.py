@@ -136,7 +136,7 @@ def test_a_node_that_joins_gets_its_share_and_little_else_moves(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_replicas_and_leaders_are_within_a_fifth_of_the_shares(seed: int) -> None:
-    """As far as whole partitions allow, where every zone can have its part."""
+    """The shares are as even as whole partitions allow, where every zone can have its part."""
     chance = random.Random(seed)
     each = chance.randint(1, 4)
     traits = cluster_of(**{f"z{number}-": each for number in range(chance.randint(3, 6))})

@@ -58,7 +58,7 @@ def _automatic(metadata: ClusterMetadata) -> Command | None:
 
 
 class SiblingNodes:
-    """What a process does for the others of its machine, and when it is not needed any more."""
+    """Adds and removes the other processes of a machine, and notices that this one was removed."""
 
     def __init__(
         self,

@@ -94,7 +94,7 @@ class ReadWork(InputPartition):
     generation: int | None = None
     """The generation of the log in which the ranges were found, if the servers know it."""
     lake: "list[LakePiece]" = field(default_factory=list)
-    """What the task reads in the lake, before the ranges."""
+    """The pieces of the lake that the task reads before the ranges."""
 
 
 class LogAccess:

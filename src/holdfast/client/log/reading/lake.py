@@ -84,7 +84,7 @@ class LakeRecords:
         self.bounds: dict[int, PartitionBounds] = {}
         """The offsets of the table. Some of them may be among `skipped`."""
         self.skipped: list[OffsetRange] = []
-        """What the table lacks inside its bounds, because the log had lost it."""
+        """The offsets inside its bounds that the table lacks, because the log had lost them."""
 
     def refresh(self) -> None:
         """Pins the newest version. Raises LakeError if there is none."""

@@ -20,7 +20,7 @@ class SeamParts:
     lake: list[OffsetRange]
     log: list[OffsetRange]
     missing: list[OffsetRange]
-    """What neither has."""
+    """The offsets that neither has."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Seam:
     lake: Mapping[int, PartitionBounds]
     log: Mapping[int, PartitionBounds]
     skipped: Sequence[OffsetRange] = field(default=())
-    """What the lake lacks inside its bounds."""
+    """The offsets inside its bounds that the lake lacks."""
 
     def bounds(self) -> dict[int, PartitionBounds]:
         """Returns the offsets of both together. Some between may be missing."""
