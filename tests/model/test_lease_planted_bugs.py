@@ -246,17 +246,17 @@ def follower_that_trusts_names() -> AbstractContextManager[object]:
 
 PLANTED: dict[str, tuple[Plant, Faults, int]] = {
     "no check before a promise": (no_check_before_a_promise, PAUSES, 0),
-    "check before sync": (check_before_sync, SYNCS_STALL, 19),
-    "end read before the claim": (end_read_before_the_claim, CLAIMS_STALL, 5),
-    "no seal": (no_seal, PAUSES, 2),
-    "seal not durable": (seal_not_durable, POWER, 0),
-    "end not durable": (end_not_durable, POWER_AFTER_KILL, 67),
-    "claim not exclusive": (claim_not_exclusive, PAUSES, 1),
-    "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES, 5),
-    "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES, 49),
-    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL, 140),
-    "one folder for retention": (one_folder_for_retention, RETAINS, 4),
-    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL, 227),
+    "check before sync": (check_before_sync, SYNCS_STALL, 39),
+    "end read before the claim": (end_read_before_the_claim, CLAIMS_STALL, 14),
+    "no seal": (no_seal, PAUSES, 3),
+    "seal not durable": (seal_not_durable, POWER, 3),
+    "end not durable": (end_not_durable, POWER_AFTER_KILL, 95),
+    "claim not exclusive": (claim_not_exclusive, PAUSES, 4),
+    "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES, 17),
+    "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES, 56),
+    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL, 144),
+    "one folder for retention": (one_folder_for_retention, RETAINS, 18),
+    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL, 561),
 }
 
 

@@ -39,9 +39,10 @@ class Planted:
 
     def check(self) -> None:
         """It is found, and the seed that finds it is well without it."""
-        self.run(self._find())
+        self.run(self.find())
 
-    def _find(self) -> int:
+    def find(self) -> int:
+        """Return the seed that finds it."""
         said = []
         with self.plant():
             for seed in range(self.seed, self.seed + self.seeds):
