@@ -1,6 +1,7 @@
 """Imports point downwards only, and pure packages stay pure."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -106,9 +107,12 @@ WRITING_SIDE = {
 CIRCLES = {frozenset({"node/session/connection.py", "node/session/session.py"})}
 """A connection and its session name each other, in annotations only."""
 
-MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+MODULES = dict.fromkeys(
+    sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+)
 
 
+@cache
 def room(module: str) -> str:
     """The room of a module's file; "" at the top of the package."""
     found = [
@@ -130,9 +134,15 @@ def imported_modules(path: Path) -> set[str]:
     return found
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -249,7 +259,7 @@ def test_no_interpreted_class_derives_from_a_compiled_one() -> None:
     bases: dict[str, set[str]] = {}
     for path in SOURCE.rglob("*.py"):
         name = str(path.relative_to(SOURCE))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ClassDef):
                 continue
             may_be_derived = any(
