@@ -53,7 +53,8 @@ def test_a_delta_lake_gets_the_columns_of_this_version(tmp_path: Path, spark: Sp
         payload = b"{oops" if number % 20 == 7 else json.dumps(document).encode()
         journal.append(number % 2, [record(f"plant/{number % 2}", payload, timestamp_us=time_us)])
     bad = b'{"ts":%d,"T":{"Value":9,"StatusCode":2147483648}}' % (TIME_US // 1_000_000 + 60)
-    journal.append(0, [record("plant/ua", bad, timestamp_us=TIME_US + 60_000_000)])
+    for at_s, payload in ((60, bad), (61, b"21.5 C")):
+        journal.append(0, [record("plant/ua", payload, timestamp_us=TIME_US + at_s * 1_000_000)])
     lake = Lake(tmp_path / "lake", spark=spark)
     assert lake.run("all", source={"path": str(journal.directory)}).errors == {}
     new = {"readings": "quality", "latency": "offset_min_ms", "quarantine": "code"}
@@ -76,5 +77,8 @@ def test_a_delta_lake_gets_the_columns_of_this_version(tmp_path: Path, spark: Sp
                                                          "quarantine": {"bad"}}[name]  # fmt: skip
         elif column is not None:
             assert all(column in row for row in found)
+    units = {row["device"]: row["unit"] for row in rows("readings") if row["unit"] is not None}
+    assert units == {row["device"]: row["unit"] for row in rows("device_hours") if row["unit"]}
+    assert units == {"plant/ua": "°C"}
     (last,) = [row for row in rows("readings") if row["quality"] == 0]
     assert (last["device"], last["metric"], last["value_double"]) == ("plant/ua", "T.Value", None)

@@ -144,6 +144,7 @@ def expected_window(rows: list[Row]) -> Row:
         "readings": len(rows),
         "late": sum(row["is_late"] for row in rows),
         "numbers": len(values),
+        "unit": None,
         "min": values[0] if values else None,
         "max": values[-1] if values else None,
         "mean": mean,

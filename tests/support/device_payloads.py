@@ -4,7 +4,7 @@
     about = "what it shows"
     rules = ['Rule("x/#", device="level 2")']      # before the default rules
     messages = [["topic", "payload"], ["topic", "base64:AAA="]]
-    rows = [["device", "metric", 1.5], ["device", "null"]]
+    rows = [["device", "metric", 1.5, "°C"], ["device", "null"]]     # value and unit, if any
     quarantined = ["code"]
     repetitions = 1
     times = ["2026-09-21T14:13:20Z"]               # the event times of the rows, if they matter
@@ -50,8 +50,8 @@ class Example:
     def check(self, found: Found) -> None:
         """Assert that what was found is what the example says."""
         read = sorted(found.readings, key=lambda row: (row["offset"], row["position"]))
-        rows = [[row["device"], row["metric"], value(row)] for row in read]
-        wanted = [row if len(row) == 3 else [*row, None] for row in self.rows]
+        rows = [[row["device"], row["metric"], value(row), row["unit"]] for row in read]
+        wanted = [[*row, None, None][:4] for row in self.rows]
         assert sorted(map(repr, rows)) == sorted(map(repr, wanted)), self.about
         bad = sorted(found.quarantine, key=lambda row: row["offset"])
         assert [row["code"] for row in bad] == self.quarantined, [row["reason"] for row in bad]

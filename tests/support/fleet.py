@@ -46,7 +46,9 @@ class Device:
 
 
 def said(topic: str, payload: bytes, device: str, values: dict[str, Any], **more: Any) -> Said:
-    parts = [Part(device, [each if isinstance(each, Value) else Value(name, each)
+    units = more.pop("units", {})
+    parts = [Part(device, [each if isinstance(each, Value) else
+                           Value(name, each, unit=units.get(name))
                            for name, each in values.items()])]  # fmt: skip
     time_us = more.get("time_us")
     return Said(0, topic, payload, "", more.pop("stream", topic), parts,
@@ -141,6 +143,7 @@ class Fleet:
             self.local.add((f"tele/{name}/SENSOR", payload))
             return said(f"tele/{name}/SENSOR", payload, name,
                         {"ENERGY.Total": count, "ENERGY.Power": power},
+                        units={"ENERGY.Total": "kWh", "ENERGY.Power": "W"},
                         time_us=at * 1_000_000)  # fmt: skip
 
         self._add(name, 60, make, (f"tele/{name}/LWT", name, b"Online", b"Offline"))
@@ -159,7 +162,8 @@ class Fleet:
             watts = round(self.chance.uniform(0, 2000), 1)
             document = {"id": 0, "output": count % 2 == 0, "apower": watts}
             return said(f"{name}/status/switch:0", json.dumps(document).encode(), name,
-                        {"switch:0.output": count % 2 == 0, "switch:0.apower": watts})  # fmt: skip
+                        {"switch:0.output": count % 2 == 0, "switch:0.apower": watts},
+                        units={"switch:0.apower": "W"})  # fmt: skip
 
         self._add(name, 75, make, (f"{name}/online", name, b"true", b"false"))
 
@@ -172,6 +176,7 @@ class Fleet:
             document = {"_type": "location", "lat": 52 + count / 1000, "batt": 90, "tst": at}
             meaning = said(topic, json.dumps(document).encode(), name,
                            {"_type": "location", "lat": 52 + count / 1000, "batt": 90},
+                           units={"lat": "°", "batt": "%"},
                            time_us=at * 1_000_000)  # fmt: skip
             kept.append(Published(at, topic, meaning.payload, meaning))
             if count % 100 < 60 or count % 100 > 98:
@@ -209,14 +214,17 @@ class Fleet:
         self._add(name, 90, make)
 
     def _board(self, number: int) -> None:
-        """ESPHome: one value a topic, and no time."""
+        """ESPHome: one value a topic with its unit, and no time."""
         name = ("attic", "garage")[number - 1]
 
         def make(count: int, at: int) -> Said:
             sensor = ("temperature", "humidity")[count % 2]
             value = round(self.chance.uniform(-5, 90), 1)
-            return said(f"{name}/sensor/{sensor}/state", str(value).encode(), name,
-                        {f"sensor/{sensor}": value})  # fmt: skip
+            unit = ("°C", "%")[count % 2]
+            text = f"{value} {unit}"
+            return said(f"{name}/sensor/{sensor}/state", text.encode(), name,
+                        {f"sensor/{sensor}": Value(f"sensor/{sensor}", value, word=text, unit=unit)}
+                        )  # fmt: skip
 
         self._add(name, 30, make, (f"{name}/status", name, b"online", b"offline"))
 
@@ -272,7 +280,8 @@ class Fleet:
                         "linkquality": count, "last_seen": last}  # fmt: skip
             return said(f"zigbee2mqtt/{name}", json.dumps(document).encode(), name,
                         {"battery": 90 - count % 7, "contact": count % 3 == 0,
-                         "linkquality": count}, time_us=at * 1_000_000)  # fmt: skip
+                         "linkquality": count}, units={"battery": "%"},
+                        time_us=at * 1_000_000)  # fmt: skip
 
         online = (b'{"state":"online"}', b'{"state":"offline"}')
         self._add("z2m", 40, make, ("zigbee2mqtt/bridge/state", "zigbee2mqtt/bridge", *online))
@@ -289,6 +298,7 @@ class Fleet:
             self.local.add(("rtl_433/pi/events", payload))
             return said("rtl_433/pi/events", payload, f"Acurite/{number}",
                         {"temperature_C": value, "battery_ok": count},
+                        units={"temperature_C": "°C"},
                         time_us=at * 1_000_000)  # fmt: skip
 
         self._add("rtl", 25, make)
@@ -315,13 +325,15 @@ class Fleet:
                 count = 0
                 publish(at, "NBIRTH", "", [Value("$online", True), Value("bdSeq", 0)], born)
                 count = 1
-                publish(at, "DBIRTH", "D", [Value("$online", True), Value("level", 0.5)],
-                        wire.metric(0.5, wire.DOUBLE, name="level", alias=8))  # fmt: skip
+                publish(at, "DBIRTH", "D",
+                        [Value("$online", True), Value("level", 0.5, unit="m³")],
+                        wire.metric(0.5, wire.DOUBLE, name="level", alias=8)
+                        + wire.unit("m3"))  # fmt: skip
                 count = 2
             level = self.chance.uniform(0, 9)
             if self.chance.random() < 0.03:
                 count += 1
-            publish(at, "DDATA", "D", [Value("level", level)],
+            publish(at, "DDATA", "D", [Value("level", level, unit="m³")],
                     wire.metric(level, wire.DOUBLE, alias=8, typed=False))  # fmt: skip
             count, before = count + 1, at
         device.will = Said(

@@ -27,7 +27,8 @@ class Value:
     """Its own time."""
     is_historical: bool = False
     word: str | None = None
-    """The word for true or false."""
+    """The text that is beside the value."""
+    unit: str | None = None
 
 
 @dataclass

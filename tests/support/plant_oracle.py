@@ -165,7 +165,7 @@ class Expected:
         """A repetition leaves one row, and nothing else."""
         names = ("value_double", "value_string", "value_boolean", "sent_time", "claimed_time",
                  "message_id", "run", "sequence", "gap_before", "gap_opened_at",
-                 "quality")  # fmt: skip
+                 "quality", "unit")  # fmt: skip
         at = moment(said.at_us)
         self.readings.append(
             {
@@ -403,13 +403,14 @@ def believed(said: Said, time_us: int | None) -> tuple[int, int | None]:
 
 def columns_of(value: Value) -> Row:
     row: Row = dict.fromkeys(("value_double", "value_string", "value_boolean"))
+    row["unit"] = value.unit
     content = value.value
     if isinstance(content, bool):
         row["value_boolean"], row["value_string"] = content, value.word
     elif isinstance(content, str):
         row["value_string"] = content
     elif content is not None:
-        row["value_double"] = float(content)
+        row["value_double"], row["value_string"] = float(content), value.word
         if isinstance(content, int) and abs(content) > 2**53:
             row["value_string"] = str(content)
     return row
@@ -488,7 +489,10 @@ def window(rows: list[Row]) -> Row:
         stddev = math.sqrt(squares / (len(values) - 1)) if math.isfinite(squares) else None
     shares = {f"p{share}": percentile(values, share / 100) if values else None
               for share in (50, 90, 99)}  # fmt: skip
+    units = {row["unit"] for row in rows} - {None}
+    assert len(units) <= 1
     return {
+        "unit": next(iter(units), None),
         "readings": len(rows), "late": sum(row["is_late"] for row in rows), "numbers": len(values),
         "min": values[0] if values else None, "max": values[-1] if values else None,
         "mean": mean, "stddev": stddev, "first": told[0] if told else None,

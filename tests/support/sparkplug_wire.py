@@ -65,6 +65,12 @@ def metric(
     return out if content is None else out + value(datatype, content)
 
 
+def unit(text: str) -> bytes:
+    """The property of a metric with its unit."""
+    value = integer(1, STRING) + block(8, text.encode())
+    return block(9, block(1, b"engUnit") + block(2, value))
+
+
 def payload(*metrics: bytes, time_ms: int | None = None, seq: int | None = None) -> bytes:
     out = b"" if time_ms is None else integer(1, time_ms)
     out += b"".join(block(2, each) for each in metrics)

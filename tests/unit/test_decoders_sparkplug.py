@@ -298,6 +298,26 @@ def test_bad_and_stale_values_are_left_out_with_a_reason() -> None:
     )
 
 
+def test_the_unit_of_a_birth_is_that_of_the_data_behind_it() -> None:
+    def metric(content: float, unit: str = "", **more: Any) -> bytes:
+        made = wire.metric(content, wire.DOUBLE, **more)
+        return made + wire.unit(unit) if unit else made
+
+    log = Log()
+    birth = [metric(1, "degC", name="t", alias=3), metric(2, "kPa", name="p"), metric(3, name="x")]
+    data = [metric(4, alias=3, typed=False), metric(5, name="p"), metric(6, name="x"),
+            metric(7, "psi", name="p")]  # fmt: skip
+    sent = [("NBIRTH", birth), ("NDATA", data), ("NBIRTH", [metric(8, name="p")]),
+            ("NDATA", [metric(9, name="p")])]  # fmt: skip
+    for seq, (kind, metrics) in enumerate(sent):
+        log.add(f"spBv1.0/G/{kind}/E", wire.payload(*metrics, seq=seq), stream="spBv1.0/G/E")
+    for steps in ([], [1], [1, 2, 3]):
+        read = log.read(steps).readings
+        units = {row["value_double"]: row["unit"] for row in read if row["value_double"]}
+        assert units == {1: "°C", 2: "kPa", 3: None, 4: "°C", 5: "kPa", 6: None, 7: "psi",
+                         8: None, 9: None}  # fmt: skip
+
+
 def test_the_definition_of_a_template_is_no_reading() -> None:
     member = wire.block(2, wire.metric(0.0, wire.DOUBLE, name="rpm"))
     types = wire.metric(member + wire.integer(5, 1), wire.TEMPLATE, name="_types_/Motor")

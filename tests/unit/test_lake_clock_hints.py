@@ -1,4 +1,5 @@
-"""Hints of a run: clocks that are hours off in all messages, and topics that no rule reads."""
+"""Hints of a run: clocks that are hours off in all messages, metrics with several units, and topics
+that no rule reads."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,19 @@ def test_constant_offsets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
     many = {f"d{number}": [(HOUR_MS, HOUR_MS)] * 5 for number in range(8)}
     assert told(tmp_path, many)[-1] == "and 3 more devices like it"
-    assert len(told(tmp_path, many)) == status.CLOCK_HINTS_MAX + 1
+    assert len(told(tmp_path, many)) == status.DEVICE_HINTS_MAX + 1
+
+
+def test_metrics_of_several_units_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    units = {"a": [None, "°C", "°F"], "b": ["°C", None, "°C"], "c": ["kW, W", "kW, W", "W"]}
+    rows = [{"device": device, "metric": "t", "unit": unit}
+            for device, some in units.items() for unit in some]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "device_hours.parquet")
+    assert status.hints(tmp_path, load_catalog()) == [
+        "device a: t has the units °C, °F",
+        "device c: t has the units W, kW, and no mean in 2 hours with several",
+    ]
 
 
 def test_topics_with_a_dollar_that_no_rule_names_are_told(

@@ -24,7 +24,7 @@ def helper(rows):
 
 hot = Table("hot", "silver", "readings", lambda rows: helper(rows),
             (Column("a", "int", "a"),), "hot")
-readings = readings_table((Rule("plant/+/+", device="level 2"),))
+readings = readings_table((Rule("plant/+/+", device="level 2", units={"t": "kW"}),))
 """
 
 
@@ -78,6 +78,7 @@ def test_declarations_that_make_the_same_rows_are_taken(lake: Path, text: str) -
         ("LIMIT = 90", "LIMIT = 91", "hot", r"-LIMIT = 90 \| \+LIMIT = 91"),
         ("value_double >", "value_double <", "hot", "value_double <"),
         ("level 2", "level 3", "readings", "level 3"),
+        ('"kW"', '"MW"', "readings", "MW"),
         ('"a", "int"', '"b", "int"', "hot", '"b", "int"'),
     ],
 )

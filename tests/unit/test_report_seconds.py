@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,13 @@ BEGIN = datetime(2026, 11, 21, 8, 0, 10, tzinfo=UTC)
 GAP_S = (40.0, 46.0)
 
 
-def write_lake(lake: Path, devices: int, every_s: float, seconds: int = 120) -> int:
+def write_lake(
+    lake: Path,
+    devices: int,
+    every_s: float,
+    seconds: int = 120,
+    units: Sequence[str | None] = (None,),
+) -> int:
     """Devices that send while the broker is down for GAP_S, and whose messages are stored after it.
     Returns the messages that were published meanwhile."""
     readings: list[dict[str, Any]] = []
@@ -38,6 +45,7 @@ def write_lake(lake: Path, devices: int, every_s: float, seconds: int = 120) -> 
             stored_s = (GAP_S[1] if is_late else sent_s) + 0.004
             readings.append({
                 "device": f"press-{device}", "metric": "temperature", "event_time": sent,
+                "unit": units[device % len(units)],
                 "value_double": 20.0 + device % 9 + number % 3, "sent_time": sent,
                 "store_time": BEGIN + timedelta(seconds=stored_s), "position": 0,
                 "is_late": False, "is_historical": False, "topic": f"press/{device}",
@@ -49,7 +57,8 @@ def write_lake(lake: Path, devices: int, every_s: float, seconds: int = 120) -> 
     minute = BEGIN.replace(second=0)
     minutes = [
         {"device": f"press-{device}", "metric": "temperature", "window_start": minute,
-         "numbers": 1, "mean": 20.0, "min": 20.0, "max": 20.0, "messages": 1, "p50_ms": 1.0}
+         "unit": units[device % len(units)], "numbers": 1, "mean": 20.0, "min": 20.0,
+         "max": 20.0, "messages": 1, "p50_ms": 1.0}
         for device in range(devices)
     ]  # fmt: skip
     for name in ("device_minutes", "latency", "quality"):
@@ -99,6 +108,13 @@ def test_a_gap_stays_a_gap(tmp_path: Path) -> None:
     text = re.sub("<[^>]*>", " ", html.split("<script")[0])
     assert f"6.000 {waited} 5.804" in " ".join(text.split())
     assert "Devices that sent" not in text
+
+
+@pytest.mark.parametrize("seconds", [120, 86_400])
+def test_each_unit_has_a_chart_of_its_own(seconds: int, tmp_path: Path) -> None:
+    write_lake(tmp_path, 3, seconds / 60, seconds, units=("°C", "°F", None))
+    found = charts_of(report(tmp_path, CATALOG))
+    assert {"temperature (°C)", "temperature (°F)", "temperature"} <= found.keys()
 
 
 def test_a_thousand_devices_are_bands(tmp_path: Path) -> None:

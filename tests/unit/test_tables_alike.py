@@ -50,7 +50,8 @@ TIMES = (
     "1e20", "99999999999.9", "1e11", "true", '"1790000000"', "9223372036854775808",
 )  # fmt: skip
 IDS = ('"a"', '"b"', '""', "7", "-8", "18446744073709551616", '"' + "i" * 70 + '"', "null")
-NAMES = ("v", "w", "ts", "when", "sent", "seq", "n", "msg_id", "uuid", "dev", "m.x", "", "é")
+NAMES = ("v", "w", "ts", "when", "sent", "seq", "n", "msg_id", "uuid", "dev", "m.x", "", "é",
+         "unit", "uom")  # fmt: skip
 DEEP = DEPTH_MAX + 2
 WHOLE = (
     b"", b"{", b" ", b" 5 ", b" {} ", b"\n", b'{"v":1}x', b"tru", b'\xef\xbb\xbf{"v":1}', b"[]",
@@ -76,6 +77,8 @@ def a_value(chance: random.Random, name: str) -> str:
         return chance.choice(TIMES[:5])
     if name in ("msg_id", "uuid"):
         return chance.choice(IDS) if chance.random() < 0.1 else f'"{chance.randrange(10**6)}"'
+    if name in ("unit", "uom"):
+        return chance.choice(('"°C"', '"°C"', '"F"', '"frogs"'))
     if name == "dev":
         return chance.choice(('"d1"', '"d2"'))
     return chance.choice((*NUMBERS[:5], repr(chance.uniform(-1e6, 1e6))))

@@ -317,6 +317,39 @@ def test_a_rule_without_messages_has_the_zone_of_its_makers_other_rules() -> Non
     parts = fleet(("tele/plug/SENSOR", '{"Time":"2026-09-21T16:13:2#","P":#}'),
                   ("tele/plug/LWT", "Online"))  # fmt: skip
     rules = {each.rule for each in proposed(parts)}
-    zone = 'time="Time", zone="Europe/Berlin"'
-    assert f'Rule("tele/+/+", device="level 2", {zone})' in rules
-    assert f'Rule("stat/+/+", device="level 2", metric="level 3", {zone})' in rules
+    zone = 'time="Time", zone="Europe/Berlin")'
+    assert {each.split('"')[1] for each in rules if each.endswith(zone)} == {"tele/+/+", "stat/+/+"}
+
+
+def test_units_of_texts_and_of_other_fields_are_proposed(tmp_path: Path) -> None:
+    parts = fleet(("a/dev@/a", '{"power":"2#.5 W","state":"#"}'),
+                  ("b/dev@/b", '{"temp":2#,"temp_unit":"C","hum":4#,"id":"dev@"}'),
+                  ("c/dev@/c", '{"state":"2#.5","attributes":{"unit_of_measurement":"°C"}}'),
+                  ("d/dev@/d", '{"temp":2#,"hum":4#,"unit":"°C"}'),
+                  ("e/dev@/e", '{"temp":2#,"unit":"°C"}'),
+                  ("f/dev@/current", "1#A"))  # fmt: skip
+    several = [(topic.replace("@", number), payload.replace(b"@", number.encode()))
+               for topic, payload in parts for number in "12"]  # fmt: skip
+    found = {each.rule.split('"')[1][0]: each for each in proposed(several)}
+    assert "numbers=('power',)" in found["a"].rule
+    assert "power (W)" in found["a"].reason
+    assert "units={'temp': 'field temp_unit'}" in found["b"].rule
+    assert "temp (°C)" in found["b"].reason
+    assert "units={'state': 'field attributes.unit_of_measurement'}" in found["c"].rule
+    assert "units" not in found["d"].rule
+    assert 'of what is unit the unit? units={"...": "field unit"}' in found["d"].reason
+    assert "units" not in found["e"].rule
+    assert "temp (°C)" in found["e"].reason
+    assert 'decode="number"' in found["f"].rule
+    assert "numbers in A" in found["f"].reason
+    file = tmp_path / "rules.py"
+    file.write_text(tables_file(list(found.values()), {"messages": 1, "topics": 1}))
+    (table,) = load_tables(file)
+    log = Log(*table.build.rules)
+    for topic, payload in several:
+        log.add(topic, payload)
+    read = log.read()
+    assert not read.quarantine
+    units = {(row["topic"][0], row["metric"], row["unit"]) for row in read.readings if row["unit"]}
+    assert units == {("a", "power", "W"), ("b", "temp", "°C"), ("c", "state", "°C"),
+                     ("e", "temp", "°C"), ("f", "current", "A")}  # fmt: skip

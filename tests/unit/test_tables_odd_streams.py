@@ -135,7 +135,8 @@ def test_steps_that_forget_a_stream_and_one_that_has_all_of_it() -> None:
         readings += step[0]
         state = step[2]
     assert sorted(readings, key=str) == whole[0]
-    runs = {row[15] for row in whole[0] if row[0] == "silent"}
+    run = declared.READINGS.names.index("run")
+    runs = {row[run] for row in whole[0] if row[0] == "silent"}
     assert len(runs) == 3
 
 

@@ -32,6 +32,7 @@ READINGS = pa.schema(
         ("value_double", pa.float64()),
         ("value_string", pa.string()),
         ("value_boolean", pa.bool_()),
+        ("unit", pa.string()),
         ("is_late", pa.bool_()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
@@ -57,8 +58,10 @@ def folded(name: str, schema: pa.Schema, rows: list[tuple[Any, ...]]) -> list[di
     return [row for _, each in found for row in each.to_pylist()]
 
 
-def reading(at_us: int, value: float | None, text: str | None = None) -> tuple[Any, ...]:
-    return ("d", "v", at_us, value, text, None, False, 0, at_us, 0)
+def reading(
+    at_us: int, value: float | None, text: str | None = None, unit: str | None = None
+) -> tuple[Any, ...]:
+    return ("d", "v", at_us, value, text, None, unit, False, 0, at_us, 0)
 
 
 def test_only_rows_of_wanted_grains_are_folded() -> None:
@@ -84,6 +87,20 @@ def test_windows_with_and_without_numbers_stay_apart() -> None:
     assert [row["mean"] for row in found] == [3.0, None, 0.0]
     assert [row["stddev"] for row in found] == [2**0.5, None, None]
     assert [row["last"] for row in found] == [4.0, None, 0.0]
+
+
+def test_numbers_of_several_units_have_no_statistics() -> None:
+    minute_us = UNIT_US["minute"]
+    units = [["°C", None, "°C"], ["°F", "°C"], [None], list("edcba")]
+    rows = [reading(at * minute_us + number, 20.0 + number, unit=unit)
+            for at, some in enumerate(units) for number, unit in enumerate(some)]  # fmt: skip
+    found = folded("device_minutes", READINGS, rows)
+    assert [row["unit"] for row in found] == ["°C", "°C, °F", None, "a, b, c, d"]
+    assert [row["numbers"] for row in found] == [3, 2, 1, 5]
+    names = ("min", "max", "mean", "first", "last", "p50", "p90", "p99")
+    for name in names:
+        assert [row[name] is None for row in found] == [False, True, False, True]
+    assert [row["stddev"] is None for row in found] == [False, True, True, True]
 
 
 def test_each_client_of_a_topic_counts_once() -> None:

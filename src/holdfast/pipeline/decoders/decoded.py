@@ -72,7 +72,8 @@ class Decoded:
     """
 
     __slots__ = ("code", "device", "errors", "exact", "historical", "id", "more_errors", "names",
-                 "qualities", "sent_us", "sequence", "time_us", "times", "values")  # fmt: skip
+                 "qualities", "sent_us", "sequence", "time_us", "times", "units",
+                 "values")  # fmt: skip
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -86,6 +87,8 @@ class Decoded:
         """True for each reading from the past (Sparkplug)."""
         self.qualities: dict[int, int] | None = None
         """The quality, by position, of readings whose device reports one."""
+        self.units: dict[int, str] | None = None
+        """The unit, by position, of numbers whose unit is known."""
         self.time_us: int | None = None
         self.sent_us: int | None = None
         self.sequence: int | None = None
@@ -140,6 +143,12 @@ class Decoded:
             self.exact = (self.exact or {}) | {at: str(value)}
         self.values[at] = float(value) + 0.0
 
+    def set_unit(self, at: int, unit: str | None) -> None:
+        """Sets the unit of a reading if it is a number that has none yet."""
+        if unit is not None and type(self.values[at]) is float:
+            self.units = self.units or {}
+            self.units.setdefault(at, unit)
+
     def keep(self, positions: Sequence[int]) -> None:
         """Leaves out the readings at all other positions."""
         self.names = [self.names[at] for at in positions]
@@ -152,6 +161,9 @@ class Decoded:
         if self.qualities is not None:
             self.qualities = {new: self.qualities[at] for new, at in enumerate(positions)
                               if at in self.qualities}  # fmt: skip
+        if self.units is not None:
+            self.units = {new: self.units[at] for new, at in enumerate(positions)
+                          if at in self.units}  # fmt: skip
 
     def keep_one_of_each(self, first: int = 0) -> None:
         """Leaves out a reading, from the position `first` on, if a later one has its name.

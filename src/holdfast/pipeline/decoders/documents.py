@@ -25,6 +25,7 @@ from holdfast.pipeline.decoders.decoded import (
     own_name,
 )
 from holdfast.pipeline.decoders.json_payload import Fields, count_keys
+from holdfast.pipeline.decoders.units import named_unit
 
 GZIP_BEGIN: Final = b"\x1f\x8b"
 _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
@@ -65,7 +66,7 @@ LAYERS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
 RELATIVE_BELOW: Final = 1 << 28
 """The bound of SenML times that are seconds from now. Later ones are since 1970."""
 _PLAIN: Final = (int, float, bool, str, type(None))
-_BASES: Final = ("bn", "bt", "bv", "bs")
+_BASES: Final = ("bn", "bt", "bv", "bs", "bu")
 
 
 def parse_messagepack(payload: bytes) -> tuple[Any, str | None]:
@@ -191,7 +192,7 @@ def decode_senml(document: Any, fields: Fields) -> Decoded:
         )
     decoded = Decoded()
     times: list[int | None] = []
-    base: dict[str, Any] = {"bn": "", "bt": 0, "bv": 0, "bs": 0}
+    base: dict[str, Any] = {"bn": "", "bt": 0, "bv": 0, "bs": 0, "bu": None}
     for index, record in enumerate(document):
         base |= {name: record[name] for name in _BASES if name in record}
         if type(base["bn"]) is not str:
@@ -209,7 +210,10 @@ def decode_senml(document: Any, fields: Fields) -> Decoded:
                 continue
             decoded.device = device
         metric = name if fields.device else f"{base['bn']}{name}"
+        before = len(decoded.names)
         decoded.add(own_name(metric or "value"), value)
+        if len(decoded.names) > before:
+            decoded.set_unit(before, named_unit(record.get("u", base["bu"])))
         time_us = _senml_time(base["bt"], record.get("t", 0), fields.near_us)
         times.extend([time_us] * (len(decoded.names) - len(times)))
     if not decoded.names and not decoded.errors:

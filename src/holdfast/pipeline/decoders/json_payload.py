@@ -33,6 +33,7 @@ from holdfast.pipeline.decoders.decoded import (
     utf8,
 )
 from holdfast.pipeline.decoders.times import parse_time
+from holdfast.pipeline.decoders.units import UNIT_FIELDS, known_unit, measured_field
 
 _parse: Final = msgspec.json.Decoder().decode
 UNREADABLE_TIMES: Final = (str, int, float)
@@ -43,6 +44,9 @@ STATUS_KEYS: Final = {"StatusCode": "Value", "statusCode": "value"}
 """The keys of a StatusCode of OPC UA, with the key of the value beside it."""
 _CODE_KEYS: Final = ("Code", "code", "value")
 """The keys of the number in a StatusCode that is an object."""
+_KEYS_OF_OTHERS: Final = frozenset((*STATUS_KEYS, *UNIT_FIELDS))
+"""The keys that say something about a value beside them."""
+NUMBERS: Final = frozenset({int, float})
 VALUE: Final = "value"
 """The name of a reading that is a whole payload."""
 
@@ -340,8 +344,9 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
             values.append(item)
     if len(names) > READINGS_MAX:
         raise DecodeError(f"more than {READINGS_MAX} values in one message", "limit")
-    if type(value) is dict and not STATUS_KEYS.keys().isdisjoint(value):
+    if type(value) is dict and not _KEYS_OF_OTHERS.isdisjoint(value):
         _rate_by_status(prefix, value, decoded, first)
+        _set_unit(prefix, value, decoded, first)
 
 
 def _rate_by_status(prefix: str, item: dict[str, Any], decoded: Decoded, first: int) -> None:
@@ -363,6 +368,17 @@ def _rate_by_status(prefix: str, item: dict[str, Any], decoded: Decoded, first: 
             for at in rated:
                 decoded.values[at] = None
         decoded.rate(rated, quality)
+
+
+def _set_unit(prefix: str, item: dict[str, Any], decoded: Decoded, first: int) -> None:
+    """Gives a number the unit that is beside it. The unit stays a reading of its own."""
+    unit = next((known_unit(item[name]) for name in UNIT_FIELDS if name in item), None)
+    name = measured_field([key for key, each in item.items() if type(each) in NUMBERS])
+    if unit is not None and name is not None:
+        name = f"{prefix}{name}"
+        places = [at for at in range(first, len(decoded.names)) if decoded.names[at] == name]
+        if len(places) == 1:
+            decoded.set_unit(places[0], unit)
 
 
 def _check_values(items: Iterable[Any]) -> None:

@@ -24,6 +24,7 @@ from holdfast.pipeline.decoders.decoded import (
     own_name,
 )
 from holdfast.pipeline.decoders.documents import inflated
+from holdfast.pipeline.decoders.units import named_unit
 
 VARINT: Final = 0
 FIXED64: Final = 1
@@ -119,6 +120,8 @@ COMPRESSED: Final = "SPBV1.0_COMPRESSED"
 """The format of a body that is another payload, compressed."""
 QUALITY: Final = "Quality"
 """The property of a metric that says whether its value is good."""
+UNIT: Final = "engUnit"
+"""The property with the unit of a metric. Edge nodes send it in births."""
 CELLS_MAX: Final = 100_000
 """The most cells of a data set, or values of an array."""
 
@@ -140,6 +143,8 @@ class Metric:
     """The position of the value in the payload."""
     quality: int | None = None
     """The property QUALITY."""
+    unit: str | None = None
+    """The property UNIT."""
 
 
 @dataclass(slots=True)
@@ -197,7 +202,7 @@ def _parse_metric(data: bytes, base: int) -> Metric:
         elif number == 1 and wire == BYTES:
             metric.name = _text(value, position)
         elif number == 9 and wire == BYTES:
-            metric.quality = _quality(_data(value), position)
+            _read_properties(_data(value), position, metric)
         elif 2 <= number <= 7 and wire == VARINT:
             flag = _integer(value)
             if number == 2:
@@ -218,18 +223,25 @@ def _parse_metric(data: bytes, base: int) -> Metric:
     return metric
 
 
-def _quality(properties: bytes, base: int) -> int | None:
-    """Returns the quality in a set of properties, or None if it has none."""
+def _read_properties(properties: bytes, base: int, metric: Metric) -> None:
+    """Sets the quality and the unit of a metric by its set of properties."""
     names: list[str] = []
-    values: list[int | None] = []
+    values: list[int | str | None] = []
     for number, wire, value, position in fields(properties, base):
         if number == 1 and wire == BYTES:
             names.append(_text(value, position))
         elif number == 2 and wire == BYTES:
-            parts = fields(_data(value), position)
-            found = [each for part, kind, each, _ in parts if part in (3, 4) and kind == VARINT]
-            values.append(_integer(found[0]) if found else None)
-    return dict(zip(names, values, strict=False)).get(QUALITY)
+            found: int | str | None = None
+            for part, kind, each, place in fields(_data(value), position):
+                if part in (3, 4) and kind == VARINT:
+                    found = _integer(each)
+                elif part == 8 and kind == BYTES:
+                    found = _text(each, place)
+            values.append(found)
+    known = dict(zip(names, values, strict=False))
+    quality = known.get(QUALITY)
+    metric.quality = quality if isinstance(quality, int) else None
+    metric.unit = named_unit(known.get(UNIT))
 
 
 def is_bad(quality: int) -> bool:
@@ -251,6 +263,8 @@ def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth
         _add_template(decoded, name, metric, depth)
     else:
         decoded.add(name, value_of(metric, datatype))
+        if len(decoded.names) > first:
+            decoded.set_unit(first, metric.unit)
     if metric.quality is not None and len(decoded.names) > first:
         decoded.rate(range(first, len(decoded.names)), metric.quality)
 

@@ -20,6 +20,7 @@ from holdfast.pipeline.decoders.json_payload import (
     extract_fields,
     parse_json,
 )
+from holdfast.pipeline.decoders.units import measured_value
 
 ONLINE: Final = "$online"
 """The metric that says whether a device is online: true or false."""
@@ -64,12 +65,15 @@ def decode_number(payload: bytes, metric: str = VALUE) -> Decoded:
             f"a number of {len(text)} characters, the maximum is {TEXT_LENGTH_MAX}", "limit"
         )
     value: float | int | bool | None = number(text)
+    unit = None
     if value is None:
-        value = boolean(text)
+        value, unit = measured_value(text, by_rule=True) or (boolean(text), None)
     if value is None:
         raise DecodeError(f"neither a number nor a boolean: {text[:40]!r}", "value")
     decoded = Decoded()
     decoded.add(metric, value)
+    if decoded.names:
+        decoded.set_unit(0, unit)
     return decoded
 
 
@@ -77,7 +81,8 @@ def decode_text(payload: bytes, metric: str = VALUE, *, keeps_text: bool = True)
     """Decodes a text of printable characters, which may also be a number or a boolean.
 
     The text is kept in each case with `keeps_text`, and otherwise where the value has less: a word
-    such as `off` has its text too, so that one topic's texts stay texts. Raises DecodeError.
+    such as `off`, and a number with its unit, so that one topic's texts stay texts. Raises
+    DecodeError.
     """
     text = utf8(payload).strip()
     decoded = Decoded()
@@ -95,10 +100,21 @@ def add_text(decoded: Decoded, metric: str, text: str, *, keeps_text: bool = Fal
             )
         if any(character < " " and character not in "\t\r\n" for character in text):
             raise DecodeError("a text with control characters", "value")
-        value = text
+        add_other_text(decoded, metric, text)
+        return
     before = len(decoded.names)
     decoded.add(metric, value)
     if (keeps_text or is_word(value, text)) and len(decoded.names) > before:
+        decoded.add_text_of(text)
+
+
+def add_other_text(decoded: Decoded, metric: str, text: str) -> None:
+    """Adds a text that is no plain value, with its number if it is one with a unit."""
+    value, unit = measured_value(text) or (text, None)
+    before = len(decoded.names)
+    decoded.add(metric, value)
+    if unit is not None and len(decoded.names) > before:
+        decoded.set_unit(before, unit)
         decoded.add_text_of(text)
 
 
@@ -224,6 +240,9 @@ def decode_csv(
         for reason in of_line.errors or ():
             decoded.refuse(f"line {at}: {reason}", of_line.code)
         for name, value in row.items():
+            if type(value) is str:
+                add_other_text(decoded, own_name(name), value)
+                continue
             decoded.add(own_name(name), value)
             if is_word(value, cells[name]):
                 decoded.add_text_of(cells[name])

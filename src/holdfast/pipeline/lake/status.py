@@ -1,7 +1,7 @@
 """Shows the state of a lake, for `holdfast pipeline status`. The module starts no Spark."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +32,8 @@ MISSING: Final = "missing"
 """The table of missing message numbers (holdfast.pipeline.tables)."""
 LATENCY: Final = "latency"
 """The table with the offset of each device's clock (holdfast.pipeline.tables)."""
+HOURS: Final = "device_hours"
+"""The table with the units of each metric (holdfast.pipeline.tables)."""
 READINGS: Final = "readings"
 TOPICS: Final = "topics"
 HINT_FILES_MAX: Final = 24
@@ -42,8 +44,8 @@ CLOCK_SHARE: Final = 0.9
 """The share of these minutes that have it."""
 CLOCK_LAG_MS: Final = 120_000
 """The most milliseconds that a message of such a minute is from the offset."""
-CLOCK_HINTS_MAX: Final = 5
-"""The most devices with a hint of their own."""
+DEVICE_HINTS_MAX: Final = 5
+"""The most devices with a hint of their own of each kind."""
 QUARTER_MS: Final = 900_000
 """The step of the offsets of time zones."""
 AGE_MAX_S: Final = 40 * 365 * 86_400.0
@@ -165,7 +167,7 @@ def _stored(lake: LakePath) -> set[str]:
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns what looks wrong in the tables of a lake, and what may mend it."""
-    found = (_missing_hints, _clock_hints, _dollar_hints)
+    found = (_missing_hints, _clock_hints, _unit_hints, _dollar_hints)
     return [hint for hints_of in found for hint in hints_of(lake, catalog)]
 
 
@@ -225,8 +227,31 @@ def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:
                 f"device {device} is {abs(step) / 4:.2f} h {way} the broker in {count:,} messages: "
                 "local time? A rule with zone='Area/City' mends it, or time=None"
             )
-    more = len(hints) - CLOCK_HINTS_MAX
-    return hints[:CLOCK_HINTS_MAX] + ([f"and {more:,} more devices like it"] if more > 0 else [])
+    return _some(hints, "devices")
+
+
+def _some(hints: list[str], what: str) -> list[str]:
+    more = len(hints) - DEVICE_HINTS_MAX
+    return hints[:DEVICE_HINTS_MAX] + ([f"and {more:,} more {what} like it"] if more > 0 else [])
+
+
+def _unit_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Returns the metrics of devices that have several units: their numbers are not comparable."""
+    units: dict[tuple[str, str], set[str]] = defaultdict(set)
+    mixed: Counter[tuple[str, str]] = Counter()
+    for row in _newest_rows(lake, catalog, HOURS, ("device", "metric", "unit")):
+        if row["unit"] is not None:
+            found = row["unit"].split(", ")
+            units[row["device"], row["metric"]].update(found)
+            mixed[row["device"], row["metric"]] += len(found) > 1
+    hints = [
+        f"device {device}: {metric} has the units {', '.join(sorted(found))}"
+        + (f", and no mean in {mixed[device, metric]:,} hours with several"
+           if mixed[device, metric] else "")
+        for (device, metric), found in sorted(units.items())
+        if len(found) > 1
+    ]  # fmt: skip
+    return _some(hints, "metrics")
 
 
 def _missing_hints(lake: LakePath, catalog: Catalog) -> list[str]:

@@ -59,8 +59,8 @@ ROWS_MAX: Final = 1_000_000
 """The most rows of a table that are counted by seconds. With more the report has minutes."""
 READINGS: Final = "readings"
 COLUMNS: Final = (
-    "device", "metric", "event_time", "value_double", "store_time", "sent_time", "claimed_time",
-    "position", "gap_before", "gap_opened_at", "is_late", "is_historical",
+    "device", "metric", "event_time", "value_double", "unit", "store_time", "sent_time",
+    "claimed_time", "position", "gap_before", "gap_opened_at", "is_late", "is_historical",
 )  # fmt: skip
 """The columns of `readings` that the report needs."""
 SPAN_US_MAX: Final = STEPS_MAX * 15 * SECOND_US
@@ -229,7 +229,7 @@ def add_readings(page: Page, part: ReportPart, span: ShortSpan) -> list[str]:
     value = rows["value_double"]
     numbers = pyarrow.array(np.ones(rows.num_rows, np.int64))
     found = pyarrow.table({
-        "device": rows["device"], "metric": rows["metric"], "time": rows["event_time"],
+        "device": rows["device"], "metric": _with_units(rows), "time": rows["event_time"],
         "mean": value, "min": value, "max": value, "numbers": numbers,
     })  # fmt: skip
     metrics = [row["metric"] for row in most(found, ["metric"], "numbers", found.num_rows)]
@@ -237,6 +237,13 @@ def add_readings(page: Page, part: ReportPart, span: ShortSpan) -> list[str]:
         of_metric = found.filter(pc.equal(found["metric"], metric))
         readings_chart(page, part, span.axis, metric, of_metric)
     return metrics[METRICS_MAX:]
+
+
+def _with_units(rows: pyarrow.Table) -> pyarrow.ChunkedArray:
+    """Returns the metric with its unit, so that no chart has several: `temperature (°C)`."""
+    metric, unit = (rows[name].cast(pyarrow.string()) for name in ("metric", "unit"))
+    named = pc.binary_join_element_wise(metric, " (", unit, ")", "")
+    return pc.coalesce(named, metric)
 
 
 def add_latency(page: Page, part: ReportPart, span: ShortSpan) -> None:
@@ -353,13 +360,14 @@ def _readings(page: Page, stored: Stored, span: ShortSpan | None) -> None:
     if span is not None:
         others = add_readings(page, part, span)
     else:
-        columns = ["device", "metric", "window_start", "numbers", "mean", "min", "max"]
+        columns = ["device", "metric", "window_start", "numbers", "unit", "mean", "min", "max"]
         name, row_s = _readings_table(stored, part)
         rows = stored.read(name, columns)
         if not rows.num_rows:
             part.html.append("<p class=empty>No readings yet.</p>")
             return
         rows = rows.filter(pc.and_(pc.greater(rows["numbers"], 0), pc.is_valid(rows["mean"])))
+        rows = rows.set_column(rows.schema.get_field_index("metric"), "metric", _with_units(rows))
         rows = rows.rename_columns({"window_start": "time"})
         metrics = [row["metric"] for row in most(rows, ["metric"], "numbers", rows.num_rows)]
         for metric in metrics[:METRICS_MAX]:

@@ -95,6 +95,10 @@ def readings(rows: Rows, devices: Names, marks: Marks, group: FieldGroup) -> pa.
         "is_historical": pa.array(np.zeros(len(of), np.bool_)),
         "quality": pa.nulls(len(of), pa.int32()),
     }
+    at = np.where(metric == group.measured, places[cell], -1)
+    columns["unit"] = _texts(
+        [] if group.units is None else [pa.array(group.units, pa.string())], at
+    )
     columns |= _values(group.values, places, cell, metric)
     return pa.RecordBatch.from_arrays([columns[name] for name in READINGS.names], schema=READINGS)
 

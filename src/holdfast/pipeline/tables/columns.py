@@ -144,6 +144,7 @@ READINGS: Final = pa.schema(
         ("value_double", pa.float64()),
         ("value_string", NAME),
         ("value_boolean", pa.bool_()),
+        ("unit", NAME),
         ("store_time", TIME),
         ("sent_time", TIME),
         ("claimed_time", TIME),
@@ -215,6 +216,7 @@ class Output:
         self.own: list[tuple[int, OwnTime]] = []
         """The indexes of the readings with their own times, and these."""
         self.qualities: list[tuple[int, int]] = []
+        self.units: list[tuple[int, str]] = []
         self.historical: list[int] = []
         self._bytes = 0
 
@@ -240,6 +242,8 @@ class Output:
             self.own += [(at + index, times) for index, times in enumerate(own)]
         if decoded.qualities is not None:
             self.qualities += [(at + index, code) for index, code in decoded.qualities.items()]
+        if decoded.units is not None:
+            self.units += [(at + index, unit) for index, unit in decoded.units.items()]
         if decoded.historical is not None:
             self.historical += [
                 at + index for index, is_it in enumerate(decoded.historical) if is_it
@@ -303,10 +307,11 @@ class Output:
         columns["position"] = pa.array(positions.astype(np.int32))
         columns["metric"] = _array("metric", self.names)
         columns |= self._times(fields, of_head)
-        qualities = dict(self.qualities)
-        columns["quality"] = pa.array(
-            [qualities.get(at) for at in range(total)] if qualities else [None] * total, pa.int32()
-        )
+        for name, some in (("quality", self.qualities), ("unit", self.units)):
+            of_reading: list[Any] = [None] * total
+            for at, value in some:
+                of_reading[at] = value
+            columns[name] = _array(name, of_reading)
         columns |= self._values()
         historical = np.zeros(total, np.bool_)
         historical[self.historical] = True

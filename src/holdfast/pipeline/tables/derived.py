@@ -130,7 +130,8 @@ SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 READING_ORDER: Final = ("event_time", "partition", "offset", "position")
 """The columns that identify a reading among those of a device and metric."""
 _INPUT: Final = (
-    "device", "metric", "value_double", "value_string", "value_boolean", "is_late", *READING_ORDER,
+    "device", "metric", "value_double", "value_string", "value_boolean", "unit", "is_late",
+    *READING_ORDER,
 )  # fmt: skip
 
 
@@ -147,6 +148,12 @@ def _columns(unit: str) -> tuple[Column, ...]:
         ),
         Column("late", "bigint", "of them late"),
         Column("numbers", "bigint", "of them numbers; what follows is about these"),
+        Column(
+            "unit",
+            "string",
+            "their unit; null if none is known. Several are listed, as in "
+            "`°C, °F`, and the next nine columns are null",
+        ),
         Column("min", "double", "least"),
         Column("max", "double", "greatest"),
         Column("mean", "double", "mean, within min and max; null if the sum is beyond double"),
@@ -179,13 +186,16 @@ def aggregate_readings(groups: GroupedRows) -> ArrowColumns:
         for name, share in SHARES.items():
             found.put(name, each, percentile(values, share))
     truth = groups.rows["value_boolean"]
+    units, is_mixed = groups.listed("unit")
+    statistics = {name: found.array(name) for name in ("min", "max", "mean", "stddev", *SHARES)}
+    statistics |= {"first": numbers.first(), "last": numbers.last()}
+    nothing = pa.scalar(None, pa.float64())
     return {
         "readings": groups.size(),
         "late": groups.count(groups.rows["is_late"]),
         "numbers": numbers.size(),
-        **{name: found.array(name) for name in ("min", "max", "mean", "stddev", *SHARES)},
-        "first": numbers.first(),
-        "last": numbers.last(),
+        "unit": units,
+        **{name: pc.if_else(is_mixed, nothing, each) for name, each in statistics.items()},
         "trues": groups.count(truth),
         "falses": groups.count(pc.invert(truth)),
         "last_string": groups.present("value_string").last(),

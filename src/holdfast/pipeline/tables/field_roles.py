@@ -13,9 +13,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.pipeline.decoders.decoded import DecodeError
 from holdfast.pipeline.decoders.documents import GZIP_BEGIN, inflated, parse_cbor, parse_messagepack
-from holdfast.pipeline.decoders.json_payload import parse_json
+from holdfast.pipeline.decoders.json_payload import NUMBERS, parse_json
 from holdfast.pipeline.decoders.text_payload import plain_value
 from holdfast.pipeline.decoders.times import parse_time
+from holdfast.pipeline.decoders.units import (
+    UNIT_FIELDS,
+    known_unit,
+    measured_field,
+    measured_value,
+)
 from holdfast.pipeline.tables.alike import EARLIEST_US
 from holdfast.pipeline.tables.rules import ID_FIELDS, SEQUENCE_FIELDS, TIME_FIELDS
 
@@ -29,6 +35,8 @@ IDS_MIN: Final = 10
 """The fewest messages from which a message id is proposed."""
 ID_LENGTH_MIN: Final = 6
 """The fewest characters of a message id."""
+_UNIT_NAME: Final = re.compile(r"(.*?)[._]?(?:[uU]nits?|UNITS?|unit_of_measurement|uom)")
+"""The name of a field that may be a unit, with the name of what it is the unit of."""
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n")
 PAIR_VALUES: Final = ("v", "val", "value")
 """The names of key and value in lists of named values."""
@@ -106,7 +114,7 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     texts."""
     objects = [(document, at) for topic in group for document, at in topic.objects]
     if not objects:
-        return {}
+        return _measured_texts(group)
     found: Arguments = {}
     reasons = []
     having = {name: [each for each in objects if name in each[0]] for name in TIME_FIELDS}
@@ -152,6 +160,13 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     if texts:
         found["numbers"] = tuple(texts)
         reasons.append(f"{len(texts)} fields are numbers in texts")
+    roles = {*TIME_FIELDS, *SEQUENCE_FIELDS, *ID_FIELDS, *map(str, found.values())}
+    numbers = [*texts, *(name for name in _names(objects)
+                         if name not in roles and _is_number(name, objects))]  # fmt: skip
+    units, unclear = _unit_fields(objects, numbers)
+    if units:
+        found["units"] = units
+    reasons += [f'of what is {name} the unit? units={{"...": "field {name}"}}' for name in unclear]
     return found | ({"why": "; ".join(reasons)} if reasons else {})
 
 
@@ -245,10 +260,61 @@ def _is_number_text(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     return (
         len(texts) >= 3
         and len(texts) == len(having)
-        and all(type(plain_value(text)) in (int, float) for text in texts)
+        and all(
+            type(plain_value(text)) in NUMBERS or measured_value(text, by_rule=True)
+            for text in texts
+        )
         and (any("." in text for text in texts) or len(set(texts)) > len(texts) / 2)
         and not _offset_is_near(name, having)
     )
+
+
+def _is_number(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
+    """Returns whether a field is a number in each message that has it."""
+    kinds = {type(_inner(document, name)) for document, _ in objects} - {type(None)}
+    return bool(kinds) and kinds <= NUMBERS
+
+
+def _unit_fields(
+    objects: Sequence[tuple[Document, int]], numbers: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Returns the units of metrics that are in other fields and need a rule, and the fields with a
+    unit of which the metric is not known."""
+    units: dict[str, str] = {}
+    unclear = []
+    for name in _names(objects):
+        match = _UNIT_NAME.fullmatch(name)
+        values = [found for document, _ in objects
+                  if (found := _inner(document, name)) is not None]  # fmt: skip
+        if match is None or not values or None in map(known_unit, values):
+            continue
+        above, _, last = name.rpartition(".")
+        holders = [_inner(document, above) if above else document for document, _ in objects]
+        if last in UNIT_FIELDS and all(
+            measured_field([key for key, each in holder.items() if type(each) in NUMBERS])
+            for holder in holders
+            if type(holder) is dict and last in holder
+        ):
+            continue  # the decoder gives it to the number beside it
+        same = [each for each in numbers if each.lower() == match[1].lower()]
+        of_name = same or (numbers if len(numbers) == 1 else [])
+        if of_name:
+            units[of_name[0]] = f"field {name}"
+        else:
+            unclear.append(name)
+    return units, unclear
+
+
+def _measured_texts(group: Sequence[TopicMessages]) -> Arguments:
+    """Returns the decoder for texts that are all numbers with one unit, such as `16A`. Each alone
+    may be a code."""
+    texts = {payload.decode(errors="replace").strip()
+             for topic in group for payload, _ in topic.messages}  # fmt: skip
+    found = [measured_value(text, by_rule=True) for text in texts]
+    units = {each[1] for each in found if each is not None}
+    if len(found) < 3 or None in found or len(units) > 1 or all(map(measured_value, texts)):
+        return {}
+    return {"decode": "number", "why": f"numbers in {units.pop()}"}
 
 
 def csv_of(group: Sequence[TopicMessages]) -> Arguments:

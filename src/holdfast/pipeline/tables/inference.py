@@ -77,6 +77,8 @@ class _Use:
     devices: set[str] = field(default_factory=set)
     owners: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     """The topics of each device and metric."""
+    units: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """The units of each metric."""
     messages: int = 0
     bad: int = 0
     """The messages with an error."""
@@ -88,6 +90,8 @@ class _Use:
         self.devices |= other.devices
         for key, topics in other.owners.items():
             self.owners[key] |= topics
+        for metric, units in other.units.items():
+            self.units[metric] |= units
         self.messages += other.messages
         self.bad += other.bad
         self.unread += other.unread
@@ -341,6 +345,8 @@ def _read(known: Topics, topic: TopicMessages) -> _Use:
             continue
         use.bad += decoded.errors is not None
         use.devices.add(device)
+        for at, unit in (decoded.units or {}).items():
+            use.units[decoded.names[at]].add(unit)
         for metric in decoded.names:
             # A device may be reported on several topics, but not on two of one kind.
             name = metric if metric != ONLINE else f"{ONLINE} {topic.levels[-1]}"
@@ -410,7 +416,9 @@ def _reason(draft: _Draft, use: _Use) -> str:
         parts.append(f"{len(devices):,} devices, such as {', '.join(devices[:2])}")
         metrics = sorted({each for _, each in use.owners if not each.startswith(f"{ONLINE} ")})
         if metrics:
-            parts.append(f"{len(metrics):,} metrics, such as {', '.join(metrics[:3])}")
+            some = [f"{each} ({', '.join(sorted(use.units[each]))})" if each in use.units else each
+                    for each in metrics[:3]]  # fmt: skip
+            parts.append(f"{len(metrics):,} metrics, such as {', '.join(some)}")
         if use.bad:
             parts.append(f"{use.bad:,} of {use.messages:,} messages have errors")
     else:

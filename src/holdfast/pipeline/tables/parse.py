@@ -16,6 +16,7 @@ import numpy.typing as npt
 from holdfast.pipeline.decoders.decoded import EXACT_MAX, NAME_LENGTH_MAX, RESERVED
 from holdfast.pipeline.decoders.json_payload import KEY_END, STATUS_KEYS, UNREADABLE_TIMES, Fields
 from holdfast.pipeline.decoders.times import parse_times
+from holdfast.pipeline.decoders.units import UNIT_FIELDS, known_unit, measured_field
 from holdfast.pipeline.tables.stream import ID_LENGTH_MAX
 
 PARSED_ROWS: Final = 1024
@@ -66,6 +67,10 @@ class FieldGroup:
     sequences: Integers | None = None
     ids: Sequence[str] | None = None
     devices: Sequence[str] | None = None
+    units: Sequence[str | None] | None = None
+    """The units of one metric."""
+    measured: int = -1
+    """The index of this metric in `names`."""
 
 
 class Way(NamedTuple):
@@ -234,7 +239,24 @@ def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
         values.append(found[0])
         good &= found[1]
     group.values = values
+    if not _extract_units(columns, group):
+        return None
     return _chosen(group, good)
+
+
+def _extract_units(columns: dict[str, Any], group: FieldGroup) -> bool:
+    """Applies the unit of objects to all messages. It returns False if it differs in kind."""
+    fields = [name for name in UNIT_FIELDS if name in columns]
+    if not fields:
+        return True
+    kinds = {name: each.kind for name, each in zip(columns, group.values, strict=True)}
+    if len(fields) > 1 or None in kinds.values():
+        return False
+    name = measured_field([name for name, kind in kinds.items() if kind == NUMBER])
+    if name is not None and kinds[fields[0]] == TEXT:
+        group.units = list(map(known_unit, columns[fields[0]]))
+        group.measured = list(columns).index(name)
+    return True
 
 
 def _extract_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, good: Mask) -> bool:
@@ -360,6 +382,8 @@ def _chosen(group: FieldGroup, good: Mask) -> FieldGroup | None:
         None if group.sequences is None else group.sequences[at],
         None if group.ids is None else [group.ids[index] for index in at.tolist()],
         None if group.devices is None else [group.devices[index] for index in at.tolist()],
+        None if group.units is None else [group.units[index] for index in at.tolist()],
+        group.measured,
     )
 
 

@@ -89,6 +89,8 @@ def _placed(value: Any, base: str, depth: int) -> Any:
     """Replaces the base and the levels in a value of a rule."""
     if isinstance(value, list):
         return tuple(_placed(each, base, depth) for each in value) or None
+    if isinstance(value, dict):
+        return {name: _placed(each, base, depth) for name, each in value.items()}
     if not isinstance(value, str):
         return value
     text = _LEVEL.sub(lambda match: str(depth + int(match[1])), value)

@@ -258,6 +258,8 @@ class Folder:
             return read_edge(self._loaded_state(), message.topic, payload, at)
         emission = reader.read(message, payload)
         decoded = emission.decoded
+        if reader.units is not None and reader.units.has_last:
+            reader.units.follow(decoded, emission.device, self._loaded_state().units)
         number = decoded.sequence
         if decoded.id is not None:
             content = None if "id" in reader.fields.required else crc32(payload)
@@ -375,6 +377,8 @@ COLUMNS: Final = (
     Column("value_string", "string", "the value if it is a text; the word of a boolean such as "
            "`off`; of an integer beyond 2^53, which a double cannot hold, its digits"),
     Column("value_boolean", "boolean", "the value if it is true or false; all three null: null"),
+    Column("unit", "string", "the unit of the number, as the device or a rule says it; null if "
+           "neither does"),
     Column("store_time", "timestamp", "when the broker stored the message"),
     Column("sent_time", "timestamp", "when it was published, by the payload, which may have only "
            "its event time; null without any"),
@@ -442,7 +446,7 @@ def readings_table(
         state=STATE_COLUMNS,
         expectations=tuple(expectations),
         emptied=Emptied("position = 0", (("metric", REMOVED), ("value_double", None),
-                        ("value_string", None), ("value_boolean", None))),
+                        ("value_string", None), ("value_boolean", None), ("unit", None))),
     )  # fmt: skip
 
 

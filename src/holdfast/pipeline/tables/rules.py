@@ -10,14 +10,15 @@ The first rule whose filter matches applies. DEFAULT_RULES follow a user's rules
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.pipeline.decoders.decoded import DecodeError
 from holdfast.pipeline.decoders.documents import LAYERS
 from holdfast.pipeline.decoders.json_payload import Fields
+from holdfast.pipeline.decoders.units import UNIT_LENGTH_MAX
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
 DECODERS: Final = (
@@ -68,7 +69,13 @@ class Rule:
     drop: tuple[str, ...] = ()
     """The metrics that are left out. `*` stands for any characters."""
     numbers: tuple[str, ...] = ()
-    """The metrics whose texts are numbers, such as "21.5". `*` stands for any characters."""
+    """The metrics whose texts are numbers, such as "21.5" and "21.5 °C". `*` stands for any
+    characters."""
+    units: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The units of metrics that do not say their own: {"temp*": "°C"}. With "field NAME" it is in
+    another field of the message, with "last NAME" in another metric of the device, which came
+    before. A `*` there is the part of the metric's name for which the first `*` stands. The first
+    pattern that matches applies."""
     pairs: tuple[str, str] | None = None
     """The names of key and value in lists of pairs: [{"key": "temp", "value": 3}] is temp."""
     zone: str | None = None
@@ -129,6 +136,8 @@ class Rule:
         for name in ("drop", "numbers", "columns"):
             if isinstance(getattr(self, name), str):
                 raise self._wrong(f"{name} is a text; it is a tuple of them: ({name!r},)")
+        if not isinstance(self.units, Mapping) or not all(map(_is_unit, self.units.items())):
+            raise self._wrong(f"units={self.units!r}; such as {{'temp*': '°C', 'x': 'field unit'}}")
         if self.pairs is not None and len(self.pairs) != 2:
             raise self._wrong(f"pairs={self.pairs!r}; the names of key and value")
         if self.prefix and self._levels(self.prefix) is None:
@@ -168,7 +177,7 @@ class Rule:
         """True if its messages are read one by one, because of how times or metrics are made."""
         return bool(
             self.zone or self.time_format or self.pairs or self.value or self.prefix
-            or self.drop or self.numbers
+            or self.drop or self.numbers or self.units
         )  # fmt: skip
 
     def fields(self) -> Fields:
@@ -270,6 +279,15 @@ class Rule:
 def _quoted(level: str) -> str:
     """Escapes every character that may have a meaning in a regular expression."""
     return "".join(f"\\{c}" if c.isascii() and not c.isalnum() else c for c in level)
+
+
+def _is_unit(item: tuple[object, object]) -> bool:
+    """Returns whether an item of `units` is a pattern, and a unit or a name."""
+    pattern, unit = item
+    if not isinstance(pattern, str) or not isinstance(unit, str):
+        return False
+    is_name = unit.startswith(("field ", "last "))
+    return bool(unit.strip()) and (is_name or len(unit) <= UNIT_LENGTH_MAX)
 
 
 def _names(given: Names) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ Adding doubles in another order changes the last digits. So the values of a grou
 added one by one from the least to the greatest.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,6 +28,9 @@ UNIT_US: Final = {"minute": 60_000_000, "hour": 3_600_000_000}
 OBSERVED_MIN_S: Final = 10.0
 """The fewest observed seconds of a window that has a rate. Two readings a second apart would
 otherwise make two a second."""
+
+LISTED_MAX: Final = 4
+"""The most texts of a group that are listed."""
 
 Doubles = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
@@ -75,6 +79,26 @@ class GroupedRows:
         is_new = np.append(True, ranks[1:] != ranks[:-1])
         is_new[self.begins] = True
         return pa.array(np.add.reduceat((is_new & (ranks >= 0)).astype(np.int64), self.begins))
+
+    def listed(self, name: str) -> tuple[pa.Array, pa.Array]:
+        """Returns the distinct texts of each group, joined by commas, and where they are several.
+
+        It is null without any. At most LISTED_MAX are listed.
+        """
+        texts = self.rows[name].cast(pa.string()).combine_chunks().dictionary_encode()
+        known = texts.dictionary.to_pylist()
+        rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
+        group = np.searchsorted(self.begins, rows, "right") - 1
+        codes = texts.indices.fill_null(0).to_numpy()[rows]
+        names: dict[int, list[str]] = defaultdict(list)
+        for pair in np.unique(group * len(known) + codes).tolist():
+            names[pair // len(known)].append(known[pair % len(known)])
+        listed = np.full(len(self.begins), None, object)
+        is_several = np.zeros(len(self.begins), np.bool_)
+        for at, some in names.items():
+            listed[at] = ", ".join(sorted(some)[:LISTED_MAX])
+            is_several[at] = len(some) > 1
+        return pa.array(listed, pa.string()), pa.array(is_several)
 
     def present(self, name: str) -> "Present":
         """Returns the values of a column that are not null."""

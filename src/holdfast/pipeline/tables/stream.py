@@ -64,6 +64,8 @@ class Birth(msgspec.Struct, omit_defaults=True, array_like=True):
     """The name and datatype per alias. The alias is a text, because JSON needs it."""
     types: dict[str, int] = {}
     """The datatype per device and metric name, joined by a zero character."""
+    units: dict[str, str] = {}
+    """The unit per alias, or per device and metric name, of metrics that have one."""
 
 
 class StreamState(msgspec.Struct, omit_defaults=True):
@@ -90,6 +92,8 @@ class StreamState(msgspec.Struct, omit_defaults=True):
     births: list[Birth] = []
     online: dict[str, bool] = {}
     """The devices of the edge node, and whether each is online (Sparkplug)."""
+    units: dict[str, str] = {}
+    """The last unit per device and metric, joined by a zero character, least recent first."""
     errors: dict[str, tuple[int, int]] = {}
     """The day of the last error, as a number, and the errors of that day, by code."""
 
@@ -335,7 +339,7 @@ def _birth_at(state: StreamState, at: At) -> Birth | None:
 
 
 def _add_birth(state: StreamState, found: Payload, at: At) -> Birth:
-    birth = Birth(at, _bd_sequence(found), {}, {})
+    birth = Birth(at, _bd_sequence(found), {}, {}, {})
     state.births.append(birth)
     state.births.sort(key=lambda known: known.at)
     del state.births[:-BIRTHS_MAX]
@@ -356,10 +360,18 @@ def _learn_names(birth: Birth, device: str, found: Payload) -> None:
         if len(birth.types) + len(birth.aliases) >= ALIASES_MAX:
             break
         datatype = metric.datatype or 0
+        key = _key(metric, device)
         if metric.alias is not None:
-            birth.aliases[str(metric.alias)] = (metric.name, datatype)
+            birth.aliases[key] = (metric.name, datatype)
         else:
-            birth.types[f"{device}\0{metric.name}"] = datatype
+            birth.types[key] = datatype
+        if metric.unit is not None:
+            birth.units[key] = metric.unit
+
+
+def _key(metric: Metric, device: str) -> str:
+    """Returns the name of a metric within its birth."""
+    return f"{device}\0{metric.name}" if metric.alias is None else str(metric.alias)
 
 
 def _add_metrics(decoded: Decoded, device: str, found: Payload, birth: Birth | None) -> None:
@@ -380,6 +392,8 @@ def _add_metrics(decoded: Decoded, device: str, found: Payload, birth: Birth | N
             )
             continue
         before = len(decoded.names)
+        if metric.unit is None and birth is not None:
+            metric.unit = birth.units.get(_key(metric, device))
         try:
             add_metric(decoded, name, metric, datatype)
         except DecodeError as error:
@@ -402,11 +416,11 @@ def _time_us(time_ms: int | None, what: str, decoded: Decoded) -> int | None:
 
 def _named(metric: Metric, device: str, birth: Birth | None) -> tuple[str | None, int]:
     if metric.alias is not None and birth is not None:
-        name, datatype = birth.aliases.get(str(metric.alias), (None, 0))
+        name, datatype = birth.aliases.get(_key(metric, device), (None, 0))
         return metric.name or name, metric.datatype or datatype
     if metric.name is None:
         return None, 0
-    known = birth.types.get(f"{device}\0{metric.name}", 0) if birth is not None else 0
+    known = birth.types.get(_key(metric, device), 0) if birth is not None else 0
     return metric.name, metric.datatype or known
 
 

@@ -2,7 +2,7 @@
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +33,7 @@ from holdfast.pipeline.decoders.text_payload import (
     decode_text,
     number,
 )
+from holdfast.pipeline.decoders.units import UnitRules, measured_value
 from holdfast.pipeline.tables.columns import TableMessage
 from holdfast.pipeline.tables.parse import Way
 from holdfast.pipeline.tables.rules import SPARKPLUG, WITH_LAYERS, Rule
@@ -60,6 +61,7 @@ class Reader:
         self._needs_time = self.fields.zone is not None or self.decoder == "senml"
         self._prefix_of = rule.levels_of(rule.prefix) if rule.prefix else None
         self._drops, self._numbers = _any_of(rule.drop), _any_of(rule.numbers)
+        self.units = UnitRules(rule.units) if rule.units else None
 
     def read(self, message: TableMessage, payload: bytes) -> Emission:
         """Decodes a message. Raises DecodeError."""
@@ -121,13 +123,25 @@ class Reader:
 
     def _change_metrics(self, topic: str, decoded: Decoded) -> None:
         """Applies the parts of the rule that name, drop or convert metrics."""
-        if self._drops is not None:
-            drops = self._drops
-            decoded.keep([at for at, name in enumerate(decoded.names) if not drops(name)])
         for at, name in enumerate(decoded.names):
             value = decoded.values[at]
             if self._numbers is not None and type(value) is str and self._numbers(name):
-                decoded.set_number(at, number(value.strip()))
+                text = value.strip()
+                found, unit = measured_value(text, by_rule=True) or (number(text), None)
+                decoded.set_number(at, found)
+                decoded.set_unit(at, unit)
+        used: Set[str] = frozenset()
+        if self.units is not None:
+            metrics = [self.metric_of(topic) if name == self.rule.value else name
+                       for name in decoded.names]  # fmt: skip
+            texts = {name: value for name, value in zip(decoded.names, decoded.values, strict=True)
+                     if type(value) is str}  # fmt: skip
+            used = self.units.apply(decoded, metrics, texts)
+        drops = self._drops
+        if used or drops is not None:
+            decoded.keep([at for at, name in enumerate(decoded.names)
+                          if name not in used and not (drops and drops(name))])  # fmt: skip
+        for at, name in enumerate(decoded.names):
             if name == self.rule.value:
                 decoded.names[at] = self.metric_of(topic)
             elif self._prefix_of is not None and name != ONLINE:

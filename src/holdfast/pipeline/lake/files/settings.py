@@ -166,6 +166,8 @@ def meaning(value: object, seen: tuple[object, ...] = ()) -> object:
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         inner = (*used, *cells, value.__defaults__ or ())
         return _code(value.__code__), [meaning(each, (*seen, value)) for each in inner]
+    if isinstance(value, dict):
+        value = list(value.items())
     if isinstance(value, tuple | list):
         return [meaning(each, seen) for each in value]
     if is_dataclass(value) and not isinstance(value, type):
