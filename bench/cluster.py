@@ -9,7 +9,8 @@ latency and CPU a message. faults: kill -9, SIGSTOP, partition and loss of a hos
 that were not; and whether anything acknowledged was lost, repeated at QoS 2, or out of order.
 idle: control traffic by nodes and partitions. These two need root, for network namespaces. steady:
 three nodes under a part of the load that the machine sustains: what changes meanwhile, though
-nobody has done anything to them. In full about 45 minutes.
+nobody has done anything to them. scale: the cost of a message at 1, 3, 5 and 7 nodes and with
+gateways, and what a join moves. In full about 50 minutes.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from bench import cluster_steady, process
+from bench import cluster_scale, cluster_steady, process
 from bench.cluster_idle import measure, print_heading, print_idle
 from bench.cluster_speed import compare, print_comparison
 from bench.connection import ConnectionLost
@@ -112,11 +113,21 @@ def run_steady(arguments: argparse.Namespace, directory: Path) -> tuple[object, 
     return found.as_json(), found.is_met()
 
 
+def run_scale(arguments: argparse.Namespace, directory: Path) -> tuple[object, bool]:
+    cluster_scale.print_heading()
+    found = cluster_scale.measure(
+        directory, 3.0 if arguments.quick else 10.0, cluster_scale.print_cost
+    )
+    cluster_scale.print_verdict(found)
+    return found.as_json(), not found.faults()
+
+
 PARTS: Final[dict[str, Callable[[argparse.Namespace, Path], tuple[object, bool]]]] = {
     "speed": run_speed,
     "faults": run_faults,
     "idle": run_idle,
     "steady": run_steady,
+    "scale": run_scale,
 }
 NEED_ROOT: Final = ("faults", "idle")
 STEADY_MINUTES: Final = 20.0

@@ -7,6 +7,7 @@ import json
 import select
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -22,8 +23,9 @@ CONNECTING_MAX = 32
 """Clients that connect at a time."""
 
 
-def open_flows(scenario: Scenario, port: int, loop: Loop) -> list[flows.Flow]:
-    """Connects every client; subscribers first, so that nothing is published unheard."""
+def open_flows(scenario: Scenario, ports: Sequence[int], loop: Loop) -> list[flows.Flow]:
+    """Connects every client; subscribers first, so that nothing is published unheard. Each topic
+    has its publisher at one of the ports, by turns, and its subscribers at the next one."""
     names = [
         name
         for topic in range(scenario.topics)
@@ -34,7 +36,9 @@ def open_flows(scenario: Scenario, port: int, loop: Loop) -> list[flows.Flow]:
     ]
     # Mosquitto takes 0.2 s for each WebSocket, and takes many at once.
     with ThreadPoolExecutor(CONNECTING_MAX) as pool:
-        opened = pool.map(lambda name: Connection(port, name, scenario.transport), names)
+        opened = pool.map(
+            lambda name: Connection(port_of(name, ports), name, scenario.transport), names
+        )
         connections = dict(zip(names, opened, strict=True))
     made = []
     for topic in range(scenario.topics):
@@ -53,49 +57,44 @@ def open_flows(scenario: Scenario, port: int, loop: Loop) -> list[flows.Flow]:
     return made
 
 
+def port_of(name: str, ports: Sequence[int]) -> int:
+    """The port of a client by its name: sub-TOPIC-NUMBER or pub-TOPIC."""
+    kind, topic = name.split("-")[:2]
+    return ports[(int(topic) + (kind == "sub")) % len(ports)]
+
+
 def fill_all(active: list[flows.Flow]) -> None:
     """Publishes in turns, one write for each topic at a time, until no flow has room."""
     while active:
         active = [flow for flow in active if flow.fill()]
 
 
+def drive(made: list[flows.Flow], loop: Loop, duration_s: float, rate: float) -> None:
+    """Publishes for some time: to each topic in turn at even intervals, or without a rate as fast
+    as the bounds allow."""
+    start = time.monotonic()
+    sent = 0
+    while (now := time.monotonic()) < start + duration_s:
+        if not rate:
+            fill_all(made)
+            loop.run_once(0.1)
+        # select(2) waits in microseconds, epoll in ms.
+        elif select.select([loop.epoll], [], [], max(0.0, start + sent / rate - now))[0]:
+            loop.run_once(0.0)
+        elif not made[sent % len(made)].fill():
+            raise ValueError("the broker does not keep up")
+        else:
+            sent += 1
+
+
 def run_flows(
     scenario: Scenario, port: int, broker_pid: int, warm_up_s: float, measure_s: float
 ) -> Measurement:
     loop = Loop()
-    made = open_flows(scenario, port, loop)
+    made = open_flows(scenario, [port], loop)
 
     def sample_after(duration_s: float) -> Sample:
-        end = time.monotonic() + duration_s
-        while time.monotonic() < end:
-            fill_all(made)
-            loop.run_once(0.1)
-        return Sample(broker_pid, sum(flow.delivered() for flow in made))
-
-    return settle(sample_after(warm_up_s).until(sample_after(measure_s)), made, loop)
-
-
-def run_paced_flows(
-    scenario: Scenario, port: int, broker_pid: int, warm_up_s: float, measure_s: float
-) -> Measurement:
-    """Publishes to each topic in turn, at even intervals."""
-    loop = Loop()
-    made = open_flows(scenario, port, loop)
-    start = time.monotonic()
-    sent = 0
-
-    def sample_after(duration_s: float) -> Sample:
-        nonlocal sent
-        end = time.monotonic() + duration_s
-        while (now := time.monotonic()) < end:
-            due_s = start + sent / scenario.rate - now
-            # select(2) waits in microseconds, epoll in ms.
-            if select.select([loop.epoll], [], [], max(0.0, due_s))[0]:
-                loop.run_once(0.0)
-            elif not made[sent % len(made)].fill():
-                raise ValueError("the broker does not keep up")
-            else:
-                sent += 1
+        drive(made, loop, duration_s, scenario.rate)
         return Sample(broker_pid, sum(flow.delivered() for flow in made))
 
     return settle(sample_after(warm_up_s).until(sample_after(measure_s)), made, loop)
@@ -119,9 +118,7 @@ def run(
         return idle.run(scenario, port, broker_pid)
     if scenario.figure is Figure.LATENCY:
         return paced.run_latency(scenario, port, broker_pid, warm_up_s, measure_s)
-    if scenario.rate and scenario.qos:
-        return run_paced_flows(scenario, port, broker_pid, warm_up_s, measure_s)
-    if scenario.rate:
+    if scenario.rate and not scenario.qos:
         return paced.run_spread(scenario, port, broker_pid, warm_up_s, measure_s)
     return run_flows(scenario, port, broker_pid, warm_up_s, measure_s)
 

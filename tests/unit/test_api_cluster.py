@@ -195,6 +195,8 @@ def test_metrics() -> None:
         peers={"n2": True, "n3": False},
         relayed={"n2"},
         relayed_bytes=5,
+        sent_frames=12,
+        sent_bytes=3456,
         lag_records={"n2": 12},
         failovers=3,
         forwarded_publishes=77,
@@ -235,6 +237,8 @@ def test_metrics() -> None:
         ("holdfast_peer_relayed", "n1", "n2"): 1,
         ("holdfast_peer_relayed", "n1", "n3"): 0,
         ("holdfast_peer_bytes_relayed_total", "n1"): 5,
+        ("holdfast_peer_frames_sent_total", "n1"): 12,
+        ("holdfast_peer_bytes_sent_total", "n1"): 3456,
         ("holdfast_replication_lag_records", "n1", "n2"): 12,
     }
 

@@ -3,6 +3,7 @@
 import pytest
 
 from bench.cluster import COUNTS, QUICK_COUNTS, misses, parse
+from bench.cluster_scale import Cost, Join, Scale
 from bench.cluster_speed import RATES, Comparison, Speed
 from bench.cluster_steady import Changes, Steady, Stretch, changes_in, is_sustained
 from bench.paced_load import Timings
@@ -106,3 +107,19 @@ def test_minutes() -> None:
     assert parse([]).minutes == 20.0
     assert parse(["--quick"]).minutes == 1.0
     assert parse(["--minutes", "2"]).minutes == 2.0
+
+
+def cost(nodes: int, cpu_us: float, stored_bytes: float, missing: int = 0) -> Cost:
+    figures = (1.0, 0.1, 2.0, 500.0)
+    return Cost(nodes, 0, 9000.0, False, cpu_us, *figures, stored_bytes, missing, 0.1)
+
+
+def test_what_is_out_of_line_when_nodes_are_added() -> None:
+    usual = [cost(1, 5, 140), cost(3, 20, 420), cost(5, 24, 430), cost(7, 26, 430)]
+    joined = Join(5, 52e6, 50e6, 1.03)
+    assert Scale(usual, joined).faults() == []
+    slow = [*usual[:2], cost(5, 36.5, 430)]
+    assert Scale(slow, joined).faults() == ["each node from 3 to 5 costs 8.2 µs, target < 8 µs"]
+    full = [*usual[:2], cost(5, 24, 700, missing=2)]
+    assert len(Scale(full, joined).faults()) == 2
+    assert len(Scale(usual, Join(5, 100e6, 50e6, 1.5)).faults()) == 2

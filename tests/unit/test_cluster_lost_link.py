@@ -20,8 +20,8 @@ WITHIN_S = 10.0
 """The most seconds from the loss of a link until everything acknowledges."""
 
 
-def voting_stage(nodes: int = 3) -> Stage:
-    found = Stage(nodes)
+def voting_stage(nodes: int = 3, replicas: int = 3) -> Stage:
+    found = Stage(nodes, replicas)
     world = found.world
     for host in world.hosts.values():
         assert host.process is not None
@@ -29,7 +29,7 @@ def voting_stage(nodes: int = 3) -> Stage:
 
     def all_vote() -> bool:
         metadata = world.newest_metadata()
-        return metadata is not None and len(metadata.voters) == len(world.hosts)
+        return metadata is not None and len(metadata.voters) == min(5, len(world.hosts))
 
     found.until(all_vote)
     return found
@@ -143,6 +143,89 @@ def test_any_graph_with_a_third_node_for_each_pair(seed: int) -> None:
     acknowledge_all(stage, 2)
     assert not any(info.state == NodePhase.DOWN for info in nodes(stage))
     heal(stage)
+
+
+class Flow:
+    """A durable subscriber at a node, its publisher at another one, and a message each 20 ms."""
+
+    def __init__(self, stage: Stage, node: str, other: str, topic: str) -> None:
+        self.stage = stage
+        self.topic = topic
+        self.reader = stage.login(node, "alice", f"reader-{topic}", expiry_s=600)
+        stage.subscribe(self.reader, topic, 1)
+        self.writer = stage.login(other, "alice", f"writer-{topic}")
+        self.sent_at: list[float] = []
+        self.waits_s: list[float] = []
+        """Of each message until it was acknowledged and delivered."""
+        self.seen = 0
+
+    def step(self) -> None:
+        now = self.stage.world.schedule.now
+        done = min(len(self.reader.payloads), len(self.writer.packets))
+        self.waits_s += [now - at for at in self.sent_at[len(self.waits_s) : done]]
+        if not self.sent_at or now >= self.sent_at[-1] + 0.02:
+            number = len(self.sent_at) + 1
+            text = f"#{self.topic}-{number}"
+            message = Message(text, self.writer.client_id, self.topic, number, 1)
+            message.times_sent = 1
+            self.stage.world.checks.published(message)
+            topic, payload = self.topic.encode(), text.encode()
+            self.writer.send(m.Publish(topic, payload, 1, False, False, number, b"", 0, -1))
+            self.sent_at.append(now)
+
+    def longest_s(self) -> float:
+        """The longest wait since the last call, also of messages that wait now."""
+        now = self.stage.world.schedule.now
+        waits_s = self.waits_s[self.seen :] + [now - at for at in self.sent_at[len(self.waits_s) :]]
+        self.seen = len(self.waits_s)
+        return max(waits_s)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_lost_link_concerns_those_that_need_it(shares: bool) -> None:
+    """Six nodes with two replicas. No client of any node notices the loss if what it needs is at
+    other nodes, and no session is suspended. A partition of both nodes waits for the relay."""
+    stage = voting_stage(6, 2)
+    stage.until(lambda: all(len(each.in_sync) == 2 for each in partitions(stage)))
+    places = [set(each.replicas) for each in partitions(stage)]
+    pair = next(
+        set(pair)
+        for pair in combinations(stage.world.hosts, 2)
+        if (set(pair) in places) == shares and any(place.isdisjoint(pair) for place in places)
+    )
+    hosts = list(stage.world.hosts)
+    rings = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+    elsewhere = next(number for number, place in enumerate(places) if place.isdisjoint(pair))
+    flows = [Flow(stage, *ends, name_in(stage, elsewhere, at)) for at, ends in enumerate(rings)]
+    needing = [Flow(stage, *ends, name_in(stage, places.index(pair), 9)) for ends in rings[:shares]]
+
+    def run(seconds: float) -> float:
+        until = stage.world.schedule.now + seconds
+        while stage.world.schedule.now < until:
+            for flow in flows + needing:
+                flow.step()
+            stage.run(0.002)
+        return max(flow.longest_s() for flow in flows)
+
+    usual_s = run(0.5)
+    assert usual_s < 0.1
+    first, second = pair
+    stage.world.network.cut(first, second)
+    stage.world.network.cut(second, first)
+    assert run(1.5) < 2 * usual_s
+    for flow in needing:
+        assert 0.2 < flow.longest_s() < 1.0
+    for host in stage.world.hosts.values():
+        assert host.process is not None
+        assert host.process.cluster_node.ownership.count == 0
+    assert not any(info.state == NodePhase.DOWN for info in nodes(stage))
+
+
+def name_in(stage: Stage, partition: int, number: int) -> str:
+    """A topic of a partition."""
+    names = (f"f{number}/{at}" for at in itertools.count())
+    count = stage.world.settings.partitions
+    return next(name for name in names if partition_of(name.encode(), count) == partition)
 
 
 def reaches(links: set[tuple[str, str]], first: str, second: str) -> bool:

@@ -115,8 +115,11 @@ class Peer:
 class Stage:
     """A cluster that is ready. Node "c" coordinates the group, "a", "b" and the others do not."""
 
-    def __init__(self, nodes: int = 3) -> None:
-        self.world = World(7, Settings(nodes=nodes, outbox_messages=1000, casts=()))
+    def __init__(self, nodes: int = 3, replicas: int = 3) -> None:
+        settings = Settings(
+            nodes=nodes, replication_factor=replicas, outbox_messages=1000, casts=()
+        )
+        self.world = World(7, settings)
         for host in self.world.hosts.values():
             host.start()
         self.names: dict[str, str] = {}

@@ -99,6 +99,9 @@ class ClusterFigures:
     """Those whose link goes through another node."""
     relayed_bytes: int = 0
     """The bytes that this node has relayed between two others since its start."""
+    sent_frames: int = 0
+    """The frames that this node has sent to others since its start."""
+    sent_bytes: int = 0
     lag_records: Mapping[str, int] = field(default_factory=dict)
     """Followers, and the records of partitions led here that each has not stored durably yet."""
     failovers: int = 0
@@ -306,6 +309,8 @@ class ClusterOperations:
             },
             self._runtime.links.relayed.links.keys(),
             self._runtime.links.relayed.relayed_bytes,
+            self._links.metrics.frames_out,
+            self._links.metrics.bytes_out,
             sum_of_lags(cluster_node.replication.lags()),
             cluster_node.failovers,
             cluster_node.admission.refused,

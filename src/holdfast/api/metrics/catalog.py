@@ -228,6 +228,8 @@ CLUSTER_COUNTERS: Final = _table(COUNTER, "node", {
     "failovers": "Partitions taken over from a leader that was down.",
     "publish_forwarded": "Publishes sent to the node that leads their partition.",
     "peer_bytes_relayed": "Bytes passed on between two other nodes without a link of their own.",
+    "peer_frames_sent": "Frames sent to other nodes.",
+    "peer_bytes_sent": "Bytes sent to other nodes.",
 })  # fmt: skip
 
 FEDERATION: Final = {

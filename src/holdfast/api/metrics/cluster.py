@@ -33,6 +33,8 @@ COUNTERS: Final[dict[str, Read]] = {
     "failovers": lambda f: f.failovers,
     "publish_forwarded": lambda f: f.forwarded_publishes,
     "peer_bytes_relayed": lambda f: f.relayed_bytes,
+    "peer_frames_sent": lambda f: f.sent_frames,
+    "peer_bytes_sent": lambda f: f.sent_bytes,
 }
 
 

@@ -7,8 +7,9 @@ link between two nodes is a failure of neither.
 
 There are three exceptions to the second opinion. A node that was stopping in good order needs none.
 If no other node is left to ask, ours is enough. If all others have unwell loops for
-`alone_after_s`, ours is enough too. The majority that agrees on the metadata decides whether
-anything follows from it.
+`alone_after_s`, or are silent and were not before, ours is enough after that time. The majority
+that agrees on the metadata decides whether anything follows from it. Counter-example: a Raft leader
+is cut off from all others for a moment, and its verdict on them is agreed once they hear it again.
 
 Our own pauses are the commonest reason for silence. A node whose loop was late by more than
 `lag_max_s` counts no silence until its loop has run well for `well_after_s`. The silence then
@@ -552,4 +553,9 @@ class Detector:
             return True
         if any(peer.is_well for peer in others):
             return False
-        return not others or now >= suspect.suspected_at + self._config.alone_after_s
+        alone_at = now - self._config.alone_after_s
+        lost = [self._peers[name] for name in self._members if name != node]
+        is_last = not others and all(
+            peer.is_suspected and peer.suspected_at <= alone_at for peer in lost
+        )
+        return is_last or suspect.suspected_at <= alone_at

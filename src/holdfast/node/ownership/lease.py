@@ -1,10 +1,22 @@
 """The ownership lease: it decides whether this node may still act as owner of its sessions.
 
 The other nodes may reassign the sessions of this node after they have received no heartbeat from it
-for `held_s`. The node may have been stopped or cut off. So a node acts as owner for `held_s` after
-it has sent a heartbeat whose receipt every other node that is not down has confirmed. After a
-longer gap with any of them it is *unsure of ownership*. It then delivers no message of QoS 1 or 2
-(`NodeState.is_ownership_expired`), and begins no recorded session (`acquisition`).
+for some time. The node may have been stopped or cut off. So it acts as owner until the first moment
+at which they may have done so. From then on it is *unsure of ownership*: it delivers no message of
+QoS 1 or 2 (`NodeState.is_ownership_expired`), and begins no recorded session (`acquisition`).
+
+A node that is not down confirms each heartbeat. These are the decisions that can follow after it
+has confirmed none since one that was sent at `t`:
+
+- Two nodes that do not receive this one count it as down (`failure.detector`), at `t` of the second
+  one plus `held_s` at the earliest.
+- One node alone may lead the home of a session. It reassigns the session when an order to release
+  it has waited for `Releases.wait_s`, which is at least twice `held_s`. So one silent node counts
+  from `ALONE` times `held_s` on. Before that a link through a third node replaces the lost one
+  (`runtime.relayed_links`), and no client of either node notices the loss.
+
+If less than three nodes vote, or the cluster has no third node that is not down, one may decide
+alone. It then counts from `held_s` on, too.
 
 The lease counts from when the heartbeat was sent, not from its confirmation. Counter-example: a
 confirmation is delayed by 3 s, and the other nodes' time for this node began 3 s earlier.
@@ -44,6 +56,10 @@ clients."""
 IDLE_MAX: Final = 1
 """The most silent nodes, not marked down, that are ignored. Two of them could decide together
 without this node: B and C of three."""
+
+ALONE: Final = 1.8
+"""The times `held_s` until one silent node may have reassigned a session alone. It is below 2 by
+what clocks and turns may differ."""
 
 PROCEED_STEPS: Final = 2
 """The steps of one session that continues."""
@@ -161,12 +177,17 @@ class OwnershipLease:
         return self._acknowledged_at(node) + self._held_s > self._state.now
 
     def _heard_until(self) -> float:
-        until = FOREVER
-        for node in self._counted:
-            if node not in self._idle:
-                heard_at = max(self._acknowledged_at(node), self._began_at)
-                until = min(until, heard_at + self._held_s)
-        return until
+        """The first moment at which other nodes may have reassigned a session of this one."""
+        heard = sorted(
+            max(self._acknowledged_at(node), self._began_at) for node in self._counted - self._idle
+        )
+        if not heard:
+            return FOREVER
+        metadata = self._context.metadata
+        takes_two = metadata is not None and len(metadata.voters) > 2 and not self._idle
+        if len(heard) == 1 or not takes_two:
+            return heard[0] + self._held_s
+        return min(heard[0] + ALONE * self._held_s, heard[1] + self._held_s)
 
     def ask(self) -> None:
         """Begins the read barrier once every node that matters confirms heartbeats again.
