@@ -48,7 +48,8 @@ class Project:
         del parsed["name"]
         self.ports: dict[str, int] = {}
         for name, service in list(parsed["services"].items()):
-            if images and service["image"] not in images:
+            is_left_out = bool(images) and service["image"] not in images
+            if is_left_out or "profiles" in service:
                 del parsed["services"][name]
                 continue
             service["image"] = images.get(service["image"], service["image"])

@@ -30,7 +30,8 @@ def services(path: Path) -> dict[str, dict[str, Any]]:
 
 def test_every_file_is_there() -> None:
     assert [path.stem for path in FILES] == ["cluster", "pair", "pipeline", "single"]
-    assert len(services(COMPOSE / "cluster.yml")) == 3
+    names = ["node-a", "node-b", "node-c", "gateway-d", "gateway-e"]
+    assert list(services(COMPOSE / "cluster.yml")) == names
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -54,6 +55,9 @@ def test_brokers_take_their_environment(path: Path, tmp_path: Path) -> None:
             assert config.cluster.peer_address() == f"{name}:21883"
             assert config.cluster.join == [f"node-{each}:21883" for each in "abc"]
             assert not config.cluster.wait_for_init
+            is_gateway = name.startswith("gateway")
+            assert config.cluster.role == ("gateway" if is_gateway else "data")
+            assert service.get("profiles", []) == ["gateways"] * is_gateway
             grace_s = float(service["stop_grace_period"].removesuffix("s"))
             assert config.cluster.stop_wait_s + CLOSING_S <= grace_s
     brokers = [each for each in services(path).values() if "command" not in each]

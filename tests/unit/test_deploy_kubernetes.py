@@ -295,11 +295,13 @@ def without_helm(value: Any) -> Any:
 
 @needs_kubectl
 @needs_helm
-def test_the_chart_makes_the_same_as_kustomize(tmp_path: Path) -> None:
-    chart = helm_template("holdfast", {}, tmp_path)
-    check_selectors(documents(chart))
+@pytest.mark.parametrize("gateways", [0, 2])
+def test_the_chart_makes_the_same_as_kustomize(tmp_path: Path, gateways: int) -> None:
+    chart = helm_template("holdfast", {"gateways": {"replicas": gateways}}, tmp_path)
     check_schemas(chart, tmp_path / "made.yaml")
-    made, rendered = documents(kustomize(BASE)), documents(chart)
+    components = [GATEWAYS] if gateways else []
+    made = documents(with_components(tmp_path / "overlay", *components))
+    rendered = documents(chart)
     assert rendered.keys() == made.keys()
     for name, resource in made.items():
         assert without_helm(rendered[name]) == without_helm(resource), name
@@ -330,6 +332,31 @@ def test_every_value_of_the_chart_arrives(secrets: Path) -> None:
     assert made["ConfigMap", "mq-holdfast"]["data"]["holdfast.toml"] == values["config"]
     (claim,) = made["StatefulSet", "mq-holdfast"]["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["storageClassName"] == "fast"
+
+
+@needs_helm
+def test_clients_of_other_networks_go_to_the_gateways(secrets: Path) -> None:
+    gateways: dict[str, Any] = {"replicas": 3, "storage": {"size": "5Gi"}}
+    values: dict[str, Any] = {
+        "gateways": gateways,
+        "publicService": {"enabled": True, "gateways": True},
+        "monitor": {"enabled": True},
+    }
+    text = helm_template("a-release-with-a-long-name", values, secrets)
+    check_schemas(text, secrets / "made.yaml")
+    made = documents(text)
+    name = "a-release-with-a-lo-gateway"
+    spec = made["StatefulSet", name]["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    config = node_config(spec["template"]["spec"], f"{name}-2", secrets)
+    assert (config.node.id, config.cluster.role) == (f"{name}-2", "gateway")
+    assert made["Service", f"{name}-public"]["spec"]["selector"] == labels
+    assert made["PodMonitor", name]["spec"]["selector"]["matchLabels"] == labels
+    (claim,) = spec["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "5Gi"
+    gateways["replicas"] = 0
+    with pytest.raises(AssertionError, match=r"set gateways\.replicas"):
+        helm_template("mq", values, secrets)
 
 
 @needs_helm
