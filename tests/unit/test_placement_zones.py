@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 
+from holdfast.log.partition import partition_of
 from holdfast.node.metadata.model import NodeTraits
 from holdfast.node.placement.ring import Assignment, placement
 from holdfast.node.placement.shares import NodeShares, zone_limit
@@ -132,6 +133,29 @@ def test_a_node_that_joins_gets_its_share_and_little_else_moves(
     assert share <= moved(before, after) <= share + len(traits)
     leave = placed_in({name: each for name, each in traits.items() if name != "new"}, 64, 3, after)
     assert share <= moved(after, leave) <= share + len(traits)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_homes_of_sessions_are_within_a_fifth_of_even(seed: int) -> None:
+    """The node that leads the home partition of a session decides about it. 64 partitions, as by
+    default, through joins and leaves."""
+    chance = random.Random(seed)
+    clients = Counter(
+        partition_of(f"meter-{seed}-{number}".encode(), 64) for number in range(20_000)
+    )
+    traits = cluster_of(none=chance.randint(2, 9))
+    placed = placed_in(traits, 64, 3)
+    for number in range(8):
+        if len(traits) > 2 and (len(traits) > 8 or chance.random() < 0.5):
+            del traits[chance.choice(sorted(traits))]
+        else:
+            traits |= {f"new{number}": NodeTraits(f"new{number}")}
+        placed = placed_in(traits, 64, 3, placed)
+        homes = dict.fromkeys(traits, 0)
+        for partition, replicas in enumerate(placed):
+            homes[replicas[0]] += clients[partition]
+        even = 20_000 / len(traits)
+        assert all(count == pytest.approx(even, rel=0.2) for count in homes.values()), homes
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -117,7 +117,11 @@ class Stage:
 
     def __init__(self, nodes: int = 3, replicas: int = 3) -> None:
         settings = Settings(
-            nodes=nodes, replication_factor=replicas, outbox_messages=1000, casts=()
+            nodes=nodes,
+            replication_factor=replicas,
+            min_insync=min(2, replicas),
+            outbox_messages=1000,
+            casts=(),
         )
         self.world = World(7, settings)
         for host in self.world.hosts.values():
