@@ -21,6 +21,7 @@ from holdfast.node.publish.admission import Admission
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.leader_sync import LeaderSync
 from holdfast.node.publish.pending_records import PendingRecord
+from holdfast.node.refusal import Rejection
 from holdfast.node.replicate.follower import FollowerSide
 from holdfast.node.replicate.in_sync import InSync
 from holdfast.node.replicate.incomplete import Incomplete
@@ -157,7 +158,7 @@ def wills_can_be_refused() -> AbstractContextManager[object]:
         overdue(forwarding, now)
         for pending in list(forwarding.pending.values()):
             if pending.record.flags & log_record.FLAG_WILL and _is_waiting(forwarding, pending):
-                forwarding.refuse(pending.ticket, 0x97, "planted")
+                forwarding.refuse(pending.ticket, Rejection("planted"))
 
     return patch.object(RecordForwarder, "refuse_overdue", refuse_at_once)
 
@@ -189,7 +190,7 @@ def what_was_refused_is_stored() -> Iterator[None]:
         append(admission, origin, record)
         is_message = record.kind == log_record.MESSAGE and record.flags & log_record.FLAG_PACKET_ID
         if is_message and record.ticket % 5 == 0 and record.offset >= 0:
-            admission._answer(origin, record.partition, record.ticket, 0x97, "planted")
+            admission._answer(origin, record.partition, record.ticket, Rejection("planted"))
 
     with (
         patch.object(Admission, "_append", append_and_refuse),

@@ -10,7 +10,7 @@ from holdfast.io.settings.node_settings import admission_limits
 from holdfast.log.record import BAN, Record
 from holdfast.node.admission import lockouts
 from holdfast.node.admission.bans import BadBanName, Ban, BanTable, ban_address
-from holdfast.node.admission.checks import may_connect
+from holdfast.node.admission.checks import connect_refusal
 from holdfast.node.admission.limits import AdmissionLimits, RateLimits
 from holdfast.node.admission.lockouts import FailureCount, LockedName, LockoutTable
 from holdfast.node.admission.meters import MeterTable, bounded_name, names_of
@@ -258,7 +258,7 @@ def test_an_address_above_its_rate_uses_up_no_rate_of_the_listener() -> None:
 
     def connects(address: str) -> bool:
         connection = Connection(1000, f"{address}:1", ListenerRules("l"))
-        return may_connect(node.node.state, connection, "", None)
+        return connect_refusal(node.node.state, connection, "", None) is None
 
     assert [connects("10.0.0.1") for _ in range(20)] == [True, True] + [False] * 18
     assert connects("10.0.0.2")

@@ -15,13 +15,13 @@ from holdfast.node.node_state import Promise
 from holdfast.node.ownership import owners
 from holdfast.node.ownership.coordinator import SessionCoordinator
 from holdfast.node.ownership.owners import EPOCH_ORIGIN_S, OWN_STEP, PATIENCE_S, RANGE, STEP
+from holdfast.node.publish.forwarding import LEADS_NO_MORE
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import NOTHING, MetadataReads
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import ReserveRecord, encode_session
 from holdfast.node.state.transfer import entries, take
-from holdfast.protocol.mqtt import reasons
 from tests.support.journal_port import new_state
 
 WALL_US = 1_760_000_000_000_000
@@ -78,7 +78,7 @@ class Leader:
         """Another node leads."""
         self.appended = []
         for promise in self._waiting():
-            promise.refuse(self.state, reasons.UNSPECIFIED_ERROR, "no leader any more")
+            promise.refuse(self.state, LEADS_NO_MORE)
 
     def _waiting(self) -> list[Promise]:
         waiting, self.promises = self.promises, []

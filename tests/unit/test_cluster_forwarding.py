@@ -14,6 +14,7 @@ from holdfast.node.publish.apply import Applier, ApplyingLog
 from holdfast.node.publish.forward_frames import decode_forward
 from holdfast.node.publish.forwarding import FORWARD_BYTES_MAX, WAIT_S, RecordForwarder
 from holdfast.node.publish.pending_records import Appender, PendingRecord
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.state.replicated import ReplicatedState
@@ -33,8 +34,8 @@ class Promised(Promise):
     def release(self, state: NodeState) -> None:
         self.kept.append(self.name)
 
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        self.kept.append(f"{self.name} refused 0x{reason:02x}")
+    def refuse(self, state: NodeState, refusal: Rejection) -> None:
+        self.kept.append(f"{self.name} refused 0x{refusal.reason:02x}")
 
 
 class Leading(Appender):
@@ -48,7 +49,7 @@ class Leading(Appender):
     def append(self, pending: PendingRecord) -> None:
         if self.refuses:
             assert self.forwarding is not None
-            self.forwarding.refuse(pending.ticket, self.refuses, "no")
+            self.forwarding.refuse(pending.ticket, Rejection("no", self.refuses))
         else:
             self.taken.append(pending)
 
@@ -163,7 +164,7 @@ def test_refusals_keep_the_order_too() -> None:
     bench.forwarding.aligned(0, LEADER, 1, set())
     first = bench.publish("first")
     second = bench.publish("second")
-    bench.forwarding.refuse(second, reasons.QUOTA_EXCEEDED, "too few")
+    bench.forwarding.refuse(second, Rejection("too few"))
     assert bench.kept == []
     bench.commit(first)
     assert bench.kept == ["first", "second refused 0x97"]
@@ -259,7 +260,7 @@ def test_a_refusal_is_known_by_the_number_of_what_is_sent_next() -> None:
     bench.forwarding.flush()
     assert bench.attempts() == [0]
     bench.sent()
-    bench.forwarding.refuse(first, reasons.QUOTA_EXCEEDED, "too few")
+    bench.forwarding.refuse(first, Rejection("too few"))
     bench.publish("next")
     bench.forwarding.flush()
     assert bench.attempts() == [1]
@@ -284,7 +285,7 @@ def test_what_waits_for_the_newest_record_waits_for_those_before_it() -> None:
     bench.forwarding.after_newest(0, lambda: done.append("second"))
     third = bench.publish("third")
     bench.forwarding.after_newest(0, lambda: done.append("third"))
-    bench.forwarding.refuse(third, reasons.QUOTA_EXCEEDED, "no")
+    bench.forwarding.refuse(third, Rejection("no"))
     assert done == []
     bench.commit(first)
     assert done == []
@@ -292,7 +293,7 @@ def test_what_waits_for_the_newest_record_waits_for_those_before_it() -> None:
     assert done == ["second", "third"]
     fourth = bench.publish("fourth")
     bench.forwarding.after_newest(0, lambda: done.append("fourth"))
-    bench.forwarding.refuse(fourth, reasons.QUOTA_EXCEEDED, "no")
+    bench.forwarding.refuse(fourth, Rejection("no"))
     assert done == ["second", "third", "fourth"]
 
 

@@ -20,6 +20,7 @@ from holdfast.node.publish.forward_frames import (
 from holdfast.node.publish.forwarding import WAIT_S, RecordForwarder
 from holdfast.node.publish.pending_records import Appender, PendingRecord
 from holdfast.node.publish.producer_dedup import Sequencer
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.protocol.mqtt import reasons
@@ -38,7 +39,7 @@ class Promised(Promise):
     def release(self, state: NodeState) -> None:
         self.kept.append(self.name)
 
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+    def refuse(self, state: NodeState, refusal: Rejection) -> None:
         self.kept.append(f"{self.name} refused")
 
 
@@ -67,7 +68,7 @@ class Bench:
         (self.tickets[name],) = set(self.forwarding.pending) - before
 
     def refuse(self, name: str) -> None:
-        self.forwarding.refuse(self.tickets[name], REFUSED, "too few")
+        self.forwarding.refuse(self.tickets[name], Rejection("too few"))
 
     def commit(self, name: str, client: bytes = b"c") -> None:
         self.forwarding.settle(self.tickets[name], 0, client)
@@ -102,7 +103,7 @@ def test_a_repetition_is_no_refusal() -> None:
     bench.forwarding.aligned(0, LEADER, 1, set())
     bench.publish("first")
     bench.publish("second")
-    bench.forwarding.refuse(bench.tickets["second"], reasons.SUCCESS, "")
+    bench.forwarding.refuse(bench.tickets["second"], None)
     assert bench.connection.refusals_due == 0
     bench.commit("first")
     assert bench.kept == ["first", "second"]

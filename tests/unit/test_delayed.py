@@ -6,9 +6,10 @@ import pytest
 
 from holdfast.log import record as log_record
 from holdfast.node.config import NodeConfig
-from holdfast.node.connections.operations import OutcomePromise
 from holdfast.node.delivery.subscriptions import add_subscription
-from holdfast.node.publish.delayed import OVER, end_delayed
+from holdfast.node.node_state import CallbackPromise
+from holdfast.node.publish.admission import DELAY_OVER
+from holdfast.node.publish.delayed import end_delayed
 from holdfast.node.publish.delayed_table import (
     DELAYED_PREFIX,
     InvalidDelay,
@@ -326,14 +327,15 @@ def test_a_cancellation_at_the_time_of_the_publication_keeps_its_word(
     bench.auto_commit = False
     if not is_cancelled_first:
         bench.advance(5)
-    end_delayed(bench.node.state, place, OutcomePromise(outcomes.append))
-    end_delayed(bench.node.state, place, OutcomePromise(outcomes.append))
+    end_delayed(bench.node.state, place, CallbackPromise(outcomes.append))
+    end_delayed(bench.node.state, place, CallbackPromise(outcomes.append))
     bench.advance(5)
     assert "" not in outcomes
     bench.auto_commit = True
     bench.settle()
     assert drain(reader) == ([] if is_cancelled_first else ["x"])
-    assert sorted(outcomes) == (["", OVER] if is_cancelled_first else [OVER, OVER])
+    over = DELAY_OVER.text
+    assert sorted(outcomes) == (["", over] if is_cancelled_first else [over, over])
     bench.crash()
     bench.advance(5)
     topics = [each.topic for each in bench.messages()]

@@ -18,7 +18,8 @@ from holdfast.federation.sidecar.edge_broker.origin_offset import (
 from holdfast.io.disk.journal_writer import GroupWriter
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.node import federation_session as federating
-from holdfast.node.publish.admission import Admission
+from holdfast.node.publish.admission import DISK_FULL, Admission
+from holdfast.node.refusal import Rejection
 from holdfast.protocol.mqtt.packets import PUBLISH, Properties
 from holdfast.protocol.mqtt.properties import (
     CONTENT_TYPE,
@@ -312,9 +313,9 @@ def test_what_is_refused_later_is_stored_first_and_once(
         await site.start()
         refused = []
 
-        def refuse(self: Admission, tail: object, partition: int) -> str:
+        def refuse(self: Admission, tail: object, partition: int) -> Rejection:
             refused.append(partition)
-            return "the leader's disk is full"
+            return DISK_FULL
 
         with monkeypatch.context() as patch:
             patch.setattr(Admission, "_refusal", refuse)

@@ -8,6 +8,7 @@ from holdfast.api.routes import group_routes
 from holdfast.node.admission.shares import Shares
 from holdfast.node.config import NodeConfig
 from holdfast.node.groups.queue_changes import QueuePromise
+from holdfast.node.refusal import Rejection
 from holdfast.node.state.recorded_state import FILTER_OVERHEAD_BYTES
 from holdfast.node.state.session_records import QueueRecord
 from holdfast.node.state.state_records import append_change
@@ -213,7 +214,7 @@ def test_a_subscribe_whose_queue_is_refused_makes_no_member() -> None:
     bench.auto_commit = False
     # As if the leader had refused the record of another queue of the packet.
     refused = QueuePromise(reader.connection, "$share/$queue/b", "r", True)
-    refused.reason = 0x97
+    refused.refusal = Rejection("no room")
     reader.connection.refusals_due += 1
     end = list(state.delivered)
     append_change(state, b"$share/$queue/b", QueueRecord("$share/$queue/b", end), promise=refused)

@@ -23,6 +23,7 @@ from holdfast.node.delivery.subscribe import handle_subscribe
 from holdfast.node.delivery.unsubscribe import handle_unsubscribe
 from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.publish.inbound import log_qos0
+from holdfast.node.refusal import Rejection
 from holdfast.node.routing.routing import find_route
 from holdfast.node.session.audience import encode_audience
 from holdfast.node.session.connection import OPEN, Connection
@@ -243,9 +244,9 @@ class DonePromise(Promise):
     def release(self, state: NodeState) -> None:
         self.done(True)
 
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+    def refuse(self, state: NodeState, refusal: Rejection) -> None:
         # A lower epoch of the producer: the federation has stored later messages of the stream.
-        self.done(reason == reasons.IMPLEMENTATION_SPECIFIC_ERROR)
+        self.done(refusal.reason == reasons.IMPLEMENTATION_SPECIFIC_ERROR)
 
 
 class FederatedRetainedPromise(DonePromise):

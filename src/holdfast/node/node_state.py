@@ -58,18 +58,19 @@ class Promise:
         self.waiting = 0
         # In a cluster whose only node this is: the appended record whose commit it waits for.
         self.appended: Record | None = None
-        # From 0x80 on: the promise is refused, for the reason `text`.
+        # The reason code of a positive acknowledgement.
         self.reason = 0
-        self.text = ""
+        self.refusal: Rejection | None = None
 
     def release(self, state: "NodeState") -> None:
-        """Keeps the promise: its record is committed."""
-        raise NotImplementedError
+        """Keeps the promise: its record is committed. This one only lets others wait behind it."""
 
-    def refuse(self, state: "NodeState", reason: int, text: str) -> None:
+    def refuse(self, state: "NodeState", refusal: Rejection) -> None:
         """Takes the place of `release`: the leader of the record's partition refuses the message,
-        or the partition has no leader."""
-        raise NotImplementedError
+        or the partition has no leader. This one closes the connection: its client gets no reply,
+        and sends again what it wants."""
+        if self.connection is not None:
+            self.connection.close(state.dirty)
 
 
 class CallbackPromise(Promise):
@@ -83,8 +84,8 @@ class CallbackPromise(Promise):
     def release(self, state: "NodeState") -> None:
         self.done("")
 
-    def refuse(self, state: "NodeState", reason: int, text: str) -> None:
-        self.done(text or "refused")
+    def refuse(self, state: "NodeState", refusal: Rejection) -> None:
+        self.done(refusal.text or "refused")
 
 
 class Work:

@@ -10,7 +10,7 @@ from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.views.pages import AFTER, LIMIT, BestRows, place_after
 from holdfast.api.views.slices import ITEMS
 from holdfast.log.record import FLAG_QOS_MASK, FLAG_RETAIN
-from holdfast.node.connections.operations import OutcomePromise
+from holdfast.node.node_state import CallbackPromise
 from holdfast.node.publish.delayed import end_delayed
 from holdfast.node.publish.delayed_table import Delayed
 from holdfast.security.access.scopes import Scope
@@ -85,7 +85,7 @@ class DelayedRoutes:
             raise ApiRefusal(404, f"no delayed message waits at {place[0]}/{place[1]}")
         call.before = row = _row(message)
         await node.commit(
-            lambda done: end_delayed(node.state, place, OutcomePromise(done)), "the cancellation"
+            lambda done: end_delayed(node.state, place, CallbackPromise(done)), "the cancellation"
         )
         return row
 

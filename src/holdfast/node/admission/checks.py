@@ -7,83 +7,79 @@ from holdfast.node.admission.bans import Ban
 from holdfast.node.admission.limits import ADDRESS, CLIENT, LISTENER, USER
 from holdfast.node.admission.lockouts import LockedName
 from holdfast.node.admission.meters import names_of
-from holdfast.node.connections.close import refuse
 from holdfast.node.connections.pending_connects import address_of
 from holdfast.node.node_state import NodeState
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.protocol.mqtt import reasons
 
 
-def may_connect(
+def connect_refusal(
     state: NodeState, connection: Connection, client_id: str, username: str | None
-) -> bool:
-    """Whether a CONNECT is within the rates and not banned; if not, it is refused. `username`: the
-    name in CONNECT, proved or not, because a lock-out must spare the check of the password.
+) -> Rejection | None:
+    """The reason to refuse a CONNECT that exceeds a rate or is banned. `username`: the name in
+    CONNECT, proved or not, because a lock-out must spare the check of the password.
 
     Nothing is charged unless all scopes have an allowance: an address above its own rate must not
-    use up that of its listener. Names are charged after the proof (`may_enter`): strangers must not
-    use up the rate of a user.
+    use up that of its listener. Names are charged after the proof (`entry_refusal`): strangers must
+    not use up the rate of a user.
     """
     admission = state.admission
-    if is_banned(state, connection, client_id, username):
-        return False
-    if not admission.counts_connects:
-        return True
+    banned = _ban_refusal(state, connection, client_id, username)
+    if banned is not None or not admission.counts_connects:
+        return banned
     names = names_of(client_id, username, address_of(connection.remote), connection.listener.name)
-    if not _has_allowances(state, connection, names, (CLIENT, USER, ADDRESS, LISTENER)):
-        return False
-    for scope in (ADDRESS, LISTENER):
-        admission.meters.charge_connect(scope, names[scope], state.now)
-    return True
+    over = _rate_refusal(state, names, (CLIENT, USER, ADDRESS, LISTENER))
+    if over is None:
+        for scope in (ADDRESS, LISTENER):
+            admission.meters.charge_connect(scope, names[scope], state.now)
+    return over
 
 
-def may_enter(state: NodeState, connection: Connection) -> bool:
-    """Whether the names of an authenticated client are within their rates of CONNECTs, which are
-    charged now; if not, it is refused."""
+def entry_refusal(state: NodeState, connection: Connection) -> Rejection | None:
+    """The reason to refuse an authenticated client whose names exceed their rates of CONNECTs,
+    which are charged now."""
     packet = connection.connect
     admission = state.admission
     if not admission.counts_connects or packet is None:
-        return True
+        return None
     names = names_of(packet.client_id, connection.username, "", "")
-    if not _has_allowances(state, connection, names, (CLIENT, USER)):
-        return False
-    for scope in (CLIENT, USER):
-        admission.meters.charge_connect(scope, names[scope], state.now)
-    return True
+    over = _rate_refusal(state, names, (CLIENT, USER))
+    if over is None:
+        for scope in (CLIENT, USER):
+            admission.meters.charge_connect(scope, names[scope], state.now)
+    return over
 
 
-def _has_allowances(
-    state: NodeState, connection: Connection, names: dict[str, str], scopes: tuple[str, ...]
-) -> bool:
+def _rate_refusal(
+    state: NodeState, names: dict[str, str], scopes: tuple[str, ...]
+) -> Rejection | None:
     for scope in scopes:
         if not state.admission.meters.has_allowance(scope, names[scope], state.now):
             state.stats.refused_connect_rate += 1
             text = f"too many CONNECTs a second of this {scope}: try again later"
-            refuse(state, connection, reasons.CONNECTION_RATE_EXCEEDED, text)
-            return False
-    return True
+            return Rejection(text, reasons.CONNECTION_RATE_EXCEEDED)
+    return None
 
 
-def is_banned(
+def _ban_refusal(
     state: NodeState, connection: Connection, client_id: str, username: str | None
-) -> bool:
-    """Whether one of the client's names is banned or locked out; the client is refused then."""
+) -> Rejection | None:
+    """The reason to refuse a client of which a name is banned or locked out."""
     if not len(state.bans) and not len(state.admission.lockouts):
-        return False
+        return None
     if connection.is_internal:
-        return False
-    text = ""
+        return None
     ban = find_ban(state, connection, client_id, username)
     if ban is not None:
         text = ban.text(state.wall_us)
     else:
         lockout = _find_lockout(state, connection, client_id, username)
-        if lockout is not None:
-            text = lockout.text(state.now)
-    if text:
-        state.stats.refused_banned += 1
-        refuse(state, connection, reasons.BANNED, text)
-    return text != ""
+        if lockout is None:
+            return None
+        text = lockout.text(state.now)
+    state.stats.refused_banned += 1
+    return Rejection(text, reasons.BANNED)
 
 
 def find_ban(
@@ -120,26 +116,23 @@ def is_address_banned(state: NodeState, remote: str) -> bool:
     return lockouts.find(ADDRESS, address, state.now) is not None
 
 
-def may_open_as(state: NodeState, connection: Connection, client_id: str) -> bool:
-    """Whether the proved user of a connection may connect with a client id; if not, the client is
-    refused. CONNECT need not have contained the name: a certificate or a token may. The bans are
-    checked again, because one may have been added while the proof was checked."""
+def name_refusal(state: NodeState, connection: Connection, client_id: str) -> Rejection | None:
+    """The reason why the proved user of a connection may not connect with a client id. CONNECT need
+    not have contained the name: a certificate or a token may. The bans are checked again, because
+    one may have been added while the proof was checked."""
     username = connection.username
     admission = state.admission
     if username:
         if username in admission.disabled_users:
-            refuse(state, connection, reasons.NOT_AUTHORIZED, "the user is disabled")
-            return False
+            return Rejection("the user is disabled", reasons.NOT_AUTHORIZED)
         if admission.client_ids.get(username, client_id) != client_id:
             text = "the user may not use this client id"
-            refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
-            return False
-    return not is_banned(state, connection, client_id, username)
+            return Rejection(text, reasons.CLIENT_IDENTIFIER_NOT_VALID)
+    return _ban_refusal(state, connection, client_id, username)
 
 
-def may_add_session(state: NodeState, connection: Connection, client_id: str) -> bool:
-    """Whether a client may have a session of its own, which it has not had before. Otherwise it is
-    refused."""
+def room_refusal(state: NodeState, connection: Connection, client_id: str) -> Rejection | None:
+    """The reason why a client may have no session of its own, which it has not had before."""
     users, limits = state.admission.users, state.config.admission
     username = connection.username
     if not connection.is_internal and not state.cluster.has_room(client_id):
@@ -147,10 +140,9 @@ def may_add_session(state: NodeState, connection: Connection, client_id: str) ->
     elif users is not None and username and not users.has_room(username, client_id):
         text = f"this user has {limits.sessions_per_user} sessions, which is the limit"
     else:
-        return True
+        return None
     state.stats.refused_quota += 1
-    refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
-    return False
+    return Rejection(text)
 
 
 def note_failure(state: NodeState, connection: Connection, username: str = "") -> None:

@@ -9,6 +9,7 @@ lines.
 from typing import Final
 
 from holdfast.node.node_state import NodeState
+from holdfast.node.refusal import Rejection
 from holdfast.node.rights import write_denial
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.session import Session
@@ -60,7 +61,7 @@ def note_connected(state: NodeState, connection: Connection, session: Session) -
 
 
 def note_refused(
-    state: NodeState, connection: Connection, reason: int, text: str, claimed: str = ""
+    state: NodeState, connection: Connection, refusal: Rejection, claimed: str
 ) -> None:
     """Notes that a client's CONNECT is refused, with the client id and user name that it sent.
     `claimed`: the name in its authentication data; "": that of CONNECT."""
@@ -70,15 +71,15 @@ def note_refused(
         client_id = client_id or packet.client_id
         username = username or packet.username
     state.note(
-        "warning" if reason in NOT_LET_IN else "info",
+        "warning" if refusal.reason in NOT_LET_IN else "info",
         "connection_refused",
         {
             "remote": connection.remote,
             "client": client_id,
             "user": username or "",
             "listener": connection.listener.name,
-            "reason": reason_name(reason),
-            "error": text,
+            "reason": reason_name(refusal.reason),
+            "error": refusal.text,
         },
     )
 

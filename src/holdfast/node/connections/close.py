@@ -29,6 +29,7 @@ from holdfast.node.connections.client_notes import (
 from holdfast.node.delivery.subscriptions import leave_groups, remove_subscription
 from holdfast.node.effects import DrainOlder
 from holdfast.node.node_state import NodeState, Work
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
 from holdfast.node.session.session import Session
 from holdfast.node.state.session_records import CloseRecord, EndRecord
@@ -43,23 +44,24 @@ CLOSE_STEPS: Final = 10
 """The steps of one closed connection, where many are closed in slices."""
 
 
-def refuse(
-    state: NodeState,
-    connection: Connection,
-    reason: int,
-    text: str,
-    server_reference: str = "",
-    claimed: str = "",
-) -> None:
+def is_refused(state: NodeState, connection: Connection, refusal: Rejection | None) -> bool:
+    """Refuses the client if there is a reason, and returns whether there is."""
+    if refusal is not None:
+        refuse(state, connection, refusal)
+    return refusal is not None
+
+
+def refuse(state: NodeState, connection: Connection, refusal: Rejection, claimed: str = "") -> None:
     """Sends CONNACK with a reason, then closes. [MQTT-3.2.2-7] `claimed`: see `note_refused`."""
+    reason = refusal.reason
     state.stats.refuse_connection(reason_name(reason))
-    note_refused(state, connection, reason, text, claimed)
+    note_refused(state, connection, refusal, claimed)
     # [MQTT-3.1.4-2] no further packet of the client is processed
     connection.connect = None
     if connection.state != CLOSED:
-        properties: Properties = {p.REASON_STRING: text}
-        if server_reference:
-            properties[p.SERVER_REFERENCE] = server_reference
+        properties: Properties = {p.REASON_STRING: refusal.text}
+        if refusal.servers:
+            properties[p.SERVER_REFERENCE] = refusal.servers
         packet = Connack(False, reason, properties)
         data = encode_within(packet, connection.version, connection.packet_bytes_max)
         if data:
@@ -110,7 +112,7 @@ def handle_violation(state: NodeState, connection: Connection, error: ProtocolVi
         note_closed(state, connection, PROTOCOL_ERROR, reason_name(error.reason), text)
         _detach(state, connection)
     else:
-        refuse(state, connection, error.reason, text)
+        refuse(state, connection, Rejection(text, error.reason))
         _detach(state, connection)
 
 

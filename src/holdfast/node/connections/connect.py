@@ -3,13 +3,14 @@
 from typing import Final
 
 from holdfast.addresses import server_reference
-from holdfast.node.admission.checks import may_connect, note_failure
+from holdfast.node.admission.checks import connect_refusal, note_failure
 from holdfast.node.admission.control import Proof
-from holdfast.node.connections.close import close_connection, refuse
+from holdfast.node.connections.close import close_connection, is_refused, refuse
 from holdfast.node.connections.exchange import offered_methods, start_exchange
 from holdfast.node.connections.session_open import admit, open_session, proved_connections
 from holdfast.node.effects import AskSources, CheckPassword, DrainOlder, ResumeInput
 from holdfast.node.node_state import NodeState
+from holdfast.node.refusal import Rejection
 from holdfast.node.rights import may_be_anonymous
 from holdfast.node.session.connection import (
     AUTHENTICATING,
@@ -34,6 +35,10 @@ OPERATOR_PREFIX: Final = "admin:"
 """The beginning of the names under which the log has messages of callers of the admin port. A
 client with such an id would publish under the name of an operator."""
 
+ANONYMOUS: Final = Rejection("anonymous clients are not allowed", reasons.NOT_AUTHORIZED)
+NOT_PROVED: Final = Rejection("the user name is not proved", reasons.NOT_AUTHORIZED)
+WRONG_PASSWORD: Final = Rejection("wrong user name or password", reasons.BAD_USER_NAME_OR_PASSWORD)
+
 
 def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
     """Checks a CONNECT and authenticates its client, then opens its session."""
@@ -46,25 +51,7 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         connection.problem_information = (
             number_of(packet.properties, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
         )
-    if state.closing:
-        refuse(state, connection, reasons.SERVER_UNAVAILABLE, "the server is shutting down")
-        return
-    if state.redirect:
-        text = "this node takes no clients"
-        servers = server_reference(state.redirect, connection.listener.kind)
-        refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, servers)
-        return
-    # Refused here before its password costs anything; `admit` checks again.
-    if proved_connections(state) >= state.config.connections:
-        refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
-        return
-    if not may_connect(state, connection, packet.client_id, packet.username):
-        return
-    if packet.client_id.startswith((API_PREFIX, OPERATOR_PREFIX)):
-        text = f"client ids that begin with {API_PREFIX} or {OPERATOR_PREFIX} are the admin port's"
-        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
-        return
-    if packet.will is not None and not _check_will(state, connection, packet):
+    if is_refused(state, connection, _refusal(state, connection, packet)):
         return
     method = packet.properties.get(p.AUTHENTICATION_METHOD)
     if isinstance(method, str):
@@ -76,6 +63,41 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         state.effects.append(AskSources(connection, packet))
         return
     _authenticate(state, connection, packet)
+
+
+def _refusal(state: NodeState, connection: Connection, packet: Connect) -> Rejection | None:
+    """The reason to refuse a CONNECT, whoever its client is."""
+    if state.closing:
+        return Rejection("the server is shutting down", reasons.SERVER_UNAVAILABLE)
+    if state.redirect:
+        servers = server_reference(state.redirect, connection.listener.kind)
+        return Rejection("this node takes no clients", reasons.USE_ANOTHER_SERVER, servers)
+    # Before its password costs anything; `admit` checks again.
+    if proved_connections(state) >= state.config.connections:
+        return Rejection("too many connections")
+    refusal = connect_refusal(state, connection, packet.client_id, packet.username)
+    if refusal is not None:
+        return refusal
+    if packet.client_id.startswith((API_PREFIX, OPERATOR_PREFIX)):
+        text = f"client ids that begin with {API_PREFIX} or {OPERATOR_PREFIX} are the admin port's"
+        return Rejection(text, reasons.CLIENT_IDENTIFIER_NOT_VALID)
+    # The will is checked now, because the client could not be told when it is published.
+    will = packet.will
+    if will is None:
+        return None
+    if will.qos > state.config.qos_max:
+        # [MQTT-3.2.2-12]
+        return Rejection(f"will QoS {will.qos}", reasons.QOS_NOT_SUPPORTED)
+    if will.retain and not state.config.retain_available:
+        # [MQTT-3.2.2-13]
+        return Rejection("will retain", reasons.RETAIN_NOT_SUPPORTED)
+    try:
+        decode_topic(will.topic.encode())
+        if connection.mount:
+            will.topic = decode_topic(connection.mount + will.topic.encode())
+    except InvalidTopic as error:
+        return Rejection(f"will topic: {error}", reasons.TOPIC_NAME_INVALID)
+    return None
 
 
 def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> None:
@@ -90,7 +112,7 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
             connection.username = certified
         elif not may_be_anonymous(state, connection):
             note_failure(state, connection)
-            refuse(state, connection, reasons.NOT_AUTHORIZED, "anonymous clients are not allowed")
+            refuse(state, connection, ANONYMOUS)
             return
         admit(state, connection)
         return
@@ -102,7 +124,7 @@ def _authenticate(state: NodeState, connection: Connection, packet: Connect) -> 
             certified or _takes_proofs(state, connection) or not may_be_anonymous(state, connection)
         ):
             note_failure(state, connection)
-            refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
+            refuse(state, connection, NOT_PROVED)
             return
         # No client can prove a name here, so the name is ignored: the client is anonymous.
         admit(state, connection)
@@ -123,29 +145,6 @@ def _takes_proofs(state: NodeState, connection: Connection) -> bool:
     )
 
 
-def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bool:
-    """Whether the broker takes the will of a CONNECT. A refusal is sent here. The will is checked
-    now, because the client could not be told when it is published."""
-    will = packet.will
-    assert will is not None
-    if will.qos > state.config.qos_max:
-        # [MQTT-3.2.2-12]
-        refuse(state, connection, reasons.QOS_NOT_SUPPORTED, f"will QoS {will.qos}")
-        return False
-    if will.retain and not state.config.retain_available:
-        # [MQTT-3.2.2-13]
-        refuse(state, connection, reasons.RETAIN_NOT_SUPPORTED, "will retain")
-        return False
-    try:
-        decode_topic(will.topic.encode())
-        if connection.mount:
-            will.topic = decode_topic(connection.mount + will.topic.encode())
-    except InvalidTopic as error:
-        refuse(state, connection, reasons.TOPIC_NAME_INVALID, f"will topic: {error}")
-        return False
-    return True
-
-
 def handle_answer(state: NodeState, connection: Connection, answer: Answer) -> None:
     """Opens the session of a client that a source of identity has accepted, refuses one that it has
     refused, and authenticates all others without a source.
@@ -164,7 +163,7 @@ def handle_answer(state: NodeState, connection: Connection, answer: Answer) -> N
             state.stats.authentications_shed += 1
         else:
             note_failure(state, connection)
-        refuse(state, connection, answer.reason, answer.text)
+        refuse(state, connection, Rejection(answer.text, answer.reason))
     else:
         connection.username = answer.username
         timer: object | None = None
@@ -207,7 +206,7 @@ def handle_identity_end(state: NodeState, connection: Connection) -> None:
     if connection.state == OPEN:
         close_connection(state, connection, reasons.MAXIMUM_CONNECT_TIME, text)
     elif connection.state != CLOSED:
-        refuse(state, connection, reasons.NOT_AUTHORIZED, text)
+        refuse(state, connection, Rejection(text, reasons.NOT_AUTHORIZED))
 
 
 def _resume_if_open(state: NodeState, connection: Connection) -> None:
@@ -223,7 +222,7 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
         return
     if not valid:
         note_failure(state, connection)
-        refuse(state, connection, reasons.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
+        refuse(state, connection, WRONG_PASSWORD)
         return
     packet = connection.connect
     assert packet is not None

@@ -13,6 +13,7 @@ from holdfast.node.admission.checks import note_failure
 from holdfast.node.connections.close import refuse
 from holdfast.node.connections.session_open import admit
 from holdfast.node.node_state import NodeState
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import (
     EXCHANGING,
     OPEN,
@@ -34,7 +35,7 @@ def start_exchange(state: NodeState, connection: Connection, packet: Connect, me
     if factory is None:
         note_failure(state, connection)
         text = f"authentication method {method!r}, known: {sorted(offered)}"
-        refuse(state, connection, reasons.BAD_AUTHENTICATION_METHOD, text)
+        refuse(state, connection, Rejection(text, reasons.BAD_AUTHENTICATION_METHOD))
         return
     authenticator = factory()
     connection.authentication = authenticator
@@ -104,7 +105,8 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
         note_failure(state, connection, step.username)
         if connection.state == OPEN:
             raise ProtocolViolation(reasons.NOT_AUTHORIZED, step.reason_text)
-        refuse(state, connection, reasons.NOT_AUTHORIZED, step.reason_text, claimed=step.username)
+        refusal = Rejection(step.reason_text, reasons.NOT_AUTHORIZED)
+        refuse(state, connection, refusal, step.username)
 
 
 def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:

@@ -3,29 +3,12 @@
 from collections.abc import Callable
 
 from holdfast.node.connections.close import close_connection
-from holdfast.node.node_state import NodeState, Promise
+from holdfast.node.node_state import CallbackPromise, NodeState
 from holdfast.node.session.connection import CLOSED
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import MOVED
 from holdfast.node.state.state_records import append_cursor
 from holdfast.protocol.mqtt import reasons
-
-Outcome = Callable[[str], None]
-"""Receives "" when the change is committed, or the reason why it is not."""
-
-
-class OutcomePromise(Promise):
-    """The promise of a change without a client: the caller is told the outcome."""
-
-    def __init__(self, done: Outcome) -> None:
-        super().__init__()
-        self.done = done
-
-    def release(self, state: NodeState) -> None:
-        self.done("")
-
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        self.done(text or reasons.NAMES.get(reason, hex(reason)))
 
 
 def disconnect_client(state: NodeState, session: Session, text: str) -> bool:
@@ -44,7 +27,11 @@ def disconnect_client(state: NodeState, session: Session, text: str) -> bool:
 
 
 def move_session(
-    state: NodeState, session: Session, positions: list[int], epoch: int, done: Outcome
+    state: NodeState,
+    session: Session,
+    positions: list[int],
+    epoch: int,
+    done: Callable[[str], None],
 ) -> None:
     """Lets a durable session without a connection continue at other positions of the log.
 
@@ -53,6 +40,5 @@ def move_session(
     has a higher one, so its readers ignore the record. Messages that are inflight stay inflight,
     because the client may have received them.
     """
-    promise = OutcomePromise(done)
     places = list(enumerate(positions))
-    append_cursor(state, session.key, places, MOVED, [], epoch, promise)
+    append_cursor(state, session.key, places, MOVED, [], epoch, CallbackPromise(done))

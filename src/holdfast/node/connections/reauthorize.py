@@ -6,6 +6,7 @@ from typing import Final
 from holdfast.node.admission.control import Proof
 from holdfast.node.connections.close import close_connection, refuse
 from holdfast.node.node_state import NodeState, Work
+from holdfast.node.refusal import Rejection
 from holdfast.node.rights import may_be_anonymous
 from holdfast.node.session.connection import (
     AUTHENTICATING,
@@ -22,6 +23,7 @@ STEPS_PER_CLOSE: Final = 10
 """The steps that a closed connection counts for: it may publish a will and append records."""
 
 _TEXT: Final = "the user may not connect any more"
+USERS_CHANGED: Final = Rejection("the users have changed: connect again", reasons.SERVER_BUSY)
 
 
 class Reauthorization(Work):
@@ -71,14 +73,14 @@ class Reauthorization(Work):
             return False
         if connection.state == EXCHANGING:
             # It began with credentials that may not be in force any more.
-            refuse(state, connection, reasons.SERVER_BUSY, "the users have changed: connect again")
+            refuse(state, connection, USERS_CHANGED)
         elif not _is_proved(connection) or _may_stay(state, connection, self.knows):
             # The result of a password check counts by the present file, so it needs no other one.
             return False
         elif connection.session is None:
             # The rights of an authenticated client may still be asked about. In a cluster its
             # session comes from another node.
-            refuse(state, connection, reasons.NOT_AUTHORIZED, _TEXT)
+            refuse(state, connection, Rejection(_TEXT, reasons.NOT_AUTHORIZED))
         else:
             close_connection(state, connection, reasons.NOT_AUTHORIZED, _TEXT)
         return True
@@ -108,7 +110,7 @@ class UserDeparture(Work):
                 and waiting.session is None
                 and not waiting.closing
             ):
-                refuse(state, waiting, reasons.NOT_AUTHORIZED, _CHANGED)
+                refuse(state, waiting, Rejection(_CHANGED, reasons.NOT_AUTHORIZED))
                 spent += STEPS_PER_CLOSE
         while spent < steps and self.sessions:
             spent += 1

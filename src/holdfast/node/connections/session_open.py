@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from holdfast.node.admission.ban_enforcement import expel_if_banned
-from holdfast.node.admission.checks import may_add_session, may_enter, may_open_as
+from holdfast.node.admission.checks import entry_refusal, name_refusal, room_refusal
 from holdfast.node.admission.throttle import (
     charge_open,
     give_meter,
@@ -13,13 +13,14 @@ from holdfast.node.admission.throttle import (
 )
 from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.client_notes import note_connected
-from holdfast.node.connections.close import refuse, waits_for_older
+from holdfast.node.connections.close import is_refused, refuse, waits_for_older
 from holdfast.node.connections.keep_alive import start_keep_alive
 from holdfast.node.delivery.acknowledgements import proceed
 from holdfast.node.delivery.log_replay import open_groups, resume
 from holdfast.node.delivery.retained import resume_scans
 from holdfast.node.effects import AskRights, ResumeInput
 from holdfast.node.node_state import NodeState, Promise
+from holdfast.node.refusal import Rejection
 from holdfast.node.rights import attach, is_bridge_notice, may_leave_now, may_open
 from holdfast.node.session.connection import (
     AUTHENTICATING,
@@ -55,6 +56,15 @@ ROOMY_PACKET_BYTES: Final = 1024
 BRIDGE_INFLIGHT_MAX: Final = 20
 """The most unacknowledged deliveries to a Mosquitto bridge. It stores 20 unfinished QoS 2 messages,
 and drops the others with a PUBREC, whose reason MQTT 3.1.1 cannot contain."""
+
+OTHER_USER: Final = Rejection(
+    "the client id is in use by another user", reasons.CLIENT_IDENTIFIER_NOT_VALID
+)
+"""The session of the other user stays as it is."""
+IN_DEBT: Final = Rejection(
+    "more messages or bytes a second than allowed: try again later",
+    reasons.CONNECTION_RATE_EXCEEDED,
+)
 
 
 class ConnackPromise(Promise):
@@ -98,9 +108,9 @@ def admit(state: NodeState, connection: Connection, extra: Properties | None = N
     """Opens the session of an authenticated client, after the hooks that give rights."""
     state.pending_connects.note_proof(connection)
     if proved_connections(state) > state.config.connections:
-        refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
+        refuse(state, connection, Rejection("too many connections"))
         return
-    if not may_enter(state, connection):
+    if is_refused(state, connection, entry_refusal(state, connection)):
         return
     if state.admission.asks_rights:
         packet = connection.connect
@@ -135,12 +145,12 @@ def open_session(
     packet = connection.connect
     assert packet is not None
     answer: Properties = {} if extra is None else dict(extra)
-    if not _take_client_id(state, connection, packet, answer):
+    if is_refused(state, connection, _take_client_id(state, connection, packet, answer)):
         return
     client_id = connection.client_id
     # The packet is not needed any more; its user properties may take 20 times its size in memory.
     connection.connect = None
-    if not _may_leave_will(state, connection, packet):
+    if is_refused(state, connection, _will_refusal(state, connection, packet)):
         return
     expiry_s = NEVER_EXPIRES
     if not connection.is_internal:
@@ -148,16 +158,14 @@ def open_session(
     _announce(state, connection, packet, answer)
     reply = _connack(connection, False, answer)
     if not reply:
-        refuse(
-            state,
-            connection,
-            reasons.PACKET_TOO_LARGE,
-            f"CONNACK does not fit into {connection.packet_bytes_max} bytes, the client's maximum",
+        text = (
+            f"CONNACK does not fit into {connection.packet_bytes_max} bytes, the client's maximum"
         )
+        refuse(state, connection, Rejection(text, reasons.PACKET_TOO_LARGE))
         return
     session = state.sessions.get(client_id)
     known = session or state.cluster.recorded().sessions.get(client_id)
-    if not _may_have(state, connection, session, known):
+    if is_refused(state, connection, _session_refusal(state, connection, session, known)):
         return
     if (
         known is not None
@@ -175,10 +183,10 @@ def open_session(
         connection.connect = packet
         return
     give_meter(state, connection)
-    if (expiry_s > 0 or packet.will is not None) and not _pays_open(
-        state, connection, packet, known
-    ):
-        return
+    if expiry_s > 0 or packet.will is not None:
+        unpaid = _pay_open(state, connection, packet, known)
+        if is_refused(state, connection, unpaid):
+            return
     connection.state = OPENING
     opening = AcceptedConnect(packet, expiry_s, answer, reply)
     if not packet.clean_start:
@@ -186,48 +194,45 @@ def open_session(
     state.cluster.open_session(connection, client_id, opening)
 
 
-def _may_have(
+def _session_refusal(
     state: NodeState, connection: Connection, session: Session | None, known: Session | None
-) -> bool:
-    """Whether the client may have the session of its client id: the one in memory, one that is
-    known from the log, or a new one. Otherwise it is refused."""
+) -> Rejection | None:
+    """The reason why the client may not have the session of its client id: the one in memory, one
+    that is known from the log, or a new one."""
     client_id = connection.client_id
-    if not may_open_as(state, connection, client_id):
-        return False
+    refusal = name_refusal(state, connection, client_id)
+    if refusal is not None:
+        return refusal
     if session is not None and not may_open(state, session, connection):
-        refuse_other_user(state, connection)
-        return False
-    if session is None and not may_add_session(state, connection, client_id):
-        return False
-    if known is None and len(client_id.encode()) > state.config.client_id_bytes:
+        state.stats.sessions_denied += 1
+        return OTHER_USER
+    if session is None:
+        refusal = room_refusal(state, connection, client_id)
+    if refusal is None and known is None and len(client_id.encode()) > state.config.client_id_bytes:
         text = f"the client id has more than {state.config.client_id_bytes} bytes"
-        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
-        return False
-    return True
+        return Rejection(text, reasons.CLIENT_IDENTIFIER_NOT_VALID)
+    return refusal
 
 
-def _pays_open(
+def _pay_open(
     state: NodeState, connection: Connection, packet: Connect, known: Session | None
-) -> bool:
-    """Charges a session that is recorded, or refuses its client."""
+) -> Rejection | None:
+    """Charges a session that is recorded. Returns the reason to refuse its client."""
     if connection.is_internal:
-        return True
+        return None
     will = packet.will
     resumes = known is not None and not packet.clean_start and will is None
     refusal = recording_refusal(state, connection, is_known=resumes)
     if refusal is not None:
-        refuse(state, connection, refusal.reason, refusal.text)
-        return False
+        return refusal
     if is_in_debt(state, connection):
         state.stats.refused_rate += 1
-        text = "more messages or bytes a second than allowed: try again later"
-        refuse(state, connection, reasons.CONNECTION_RATE_EXCEEDED, text)
-        return False
+        return IN_DEBT
     will_bytes = 0
     if will is not None:
         will_bytes = len(will.topic) + len(will.payload) + len(encode_block(will.properties))
     charge_open(state, connection, will_bytes)
-    return True
+    return None
 
 
 def _reopen(extra: Properties | None, state: object, connection: Connection) -> None:
@@ -237,53 +242,38 @@ def _reopen(extra: Properties | None, state: object, connection: Connection) -> 
 
 def _take_client_id(
     state: NodeState, connection: Connection, packet: Connect, answer: Properties
-) -> bool:
-    """Gives the connection its client id, or refuses the client."""
+) -> Rejection | None:
+    """Gives the connection its client id, or returns the reason to refuse the client."""
     client_id = packet.client_id
     if not client_id:
         if packet.protocol_level < 4 or (packet.protocol_level < 5 and not packet.clean_start):
             # [MQTT3-3.1.3-8]; MQTT 3.1 has no empty client id
-            refuse(
-                state,
-                connection,
-                reasons.CLIENT_IDENTIFIER_NOT_VALID,
-                "an empty client id needs clean session 1",
-            )
-            return False
+            text = "an empty client id needs clean session 1"
+            return Rejection(text, reasons.CLIENT_IDENTIFIER_NOT_VALID)
         # [MQTT-3.1.3-6] [MQTT-3.1.3-7] [MQTT-3.2.2-16]
         state.client_id_count += 1
         client_id = f"{state.client_id_prefix}{state.client_id_count}"
         answer[p.ASSIGNED_CLIENT_IDENTIFIER] = client_id
     if client_id == FEDERATION and not connection.is_internal:
         text = f"the client id {FEDERATION} is the broker's own"
-        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
-        return False
+        return Rejection(text, reasons.CLIENT_IDENTIFIER_NOT_VALID)
     if is_shared(client_id):
         text = "client ids that begin with $share/ are those of shared groups: use another one"
-        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
-        return False
+        return Rejection(text, reasons.CLIENT_IDENTIFIER_NOT_VALID)
     connection.client_id = client_id
-    return True
+    return None
 
 
-def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -> bool:
+def _will_refusal(state: NodeState, connection: Connection, packet: Connect) -> Rejection | None:
     will = packet.will
     if will is None or may_leave_now(state, connection, will.topic):
-        return True
+        return None
     state.stats.wills_denied += 1
     if is_bridge_notice(will.topic):
         packet.will = None
-        return True
+        return None
     text = "the client may not publish to the topic of its will"
-    refuse(state, connection, reasons.NOT_AUTHORIZED, text)
-    return False
-
-
-def refuse_other_user(state: NodeState, connection: Connection) -> None:
-    """Refuses a client because its client id is another user's. That session stays as it is."""
-    state.stats.sessions_denied += 1
-    text = "the client id is in use by another user"
-    refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+    return Rejection(text, reasons.NOT_AUTHORIZED)
 
 
 def finish_open(

@@ -34,19 +34,6 @@ REVIEWED_MAX: Final = 500
 """The most member records that are reviewed or appended in one call of `tidy`."""
 
 
-class JoinPromise(Promise):
-    """The promise of a member record. The SUBACK waits behind it."""
-
-    def release(self, state: NodeState) -> None:
-        """The SUBACK may follow."""
-
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        """The SUBACK cannot be sent without the record. The client subscribes again."""
-        connection = self.connection
-        assert connection is not None
-        connection.close(state.dirty)
-
-
 def log_join(
     state: NodeState, key: str, client_id: str, epoch: int, promise: Promise | None
 ) -> None:

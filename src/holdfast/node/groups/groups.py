@@ -38,7 +38,7 @@ from holdfast.node.groups.control_frames import (
     encode_report_request,
 )
 from holdfast.node.groups.coordinator import Coordinator
-from holdfast.node.groups.durable_members import JoinPromise, log_join, log_leave
+from holdfast.node.groups.durable_members import log_join, log_leave
 from holdfast.node.groups.group_state import Coordination
 from holdfast.node.groups.node_agent import NodeAgent
 from holdfast.node.node_state import GroupPort, Promise
@@ -108,7 +108,7 @@ class Groups(GroupPort):
         is_recorded = self._replicated.group_members.is_recorded(filter, client_id)
         # A member that subscribes again has its record.
         if not is_recorded or filter not in session.subscriptions:
-            log_join(self._state, filter, client_id, session.epoch, JoinPromise(connection))
+            log_join(self._state, filter, client_id, session.epoch, Promise(connection))
 
     def left(self, session: Session, filter: str) -> None:
         """Removes the member record once the log has the end of the subscription.

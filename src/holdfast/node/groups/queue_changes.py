@@ -4,12 +4,12 @@ The record of a queue says where it begins, and counts only if there is none wit
 nodes may begin the same queue at once: the first record in its home partition counts everywhere.
 """
 
+from collections.abc import Callable
 from operator import lt
 
-from holdfast.node.connections.operations import Outcome, OutcomePromise
 from holdfast.node.delivery.replay import StartPlan
 from holdfast.node.features import QUEUES
-from holdfast.node.node_state import NodeState, Promise
+from holdfast.node.node_state import CallbackPromise, NodeState, Promise
 from holdfast.node.rights import proves_names
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.session import Session, Subscription
@@ -36,12 +36,6 @@ class QueuePromise(Promise):
     def release(self, state: NodeState) -> None:
         if self.is_new:
             state.note("info", "queue_created", {"queue": self.key, "client": self.creator})
-
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        """The SUBACK cannot be sent without the queue. The client subscribes again."""
-        connection = self.connection
-        assert connection is not None
-        connection.close(state.dirty)
 
 
 def create_queue(
@@ -126,7 +120,7 @@ class QueueRoom:
         return not text
 
 
-def delete_queue(state: NodeState, key: str, done: Outcome) -> None:
+def delete_queue(state: NodeState, key: str, done: Callable[[str], None]) -> None:
     """Ends a queue. Its group ends with it, or with the group's last member."""
-    append_change(state, key.encode(), EndRecord(key), promise=OutcomePromise(done))
+    append_change(state, key.encode(), EndRecord(key), promise=CallbackPromise(done))
     state.note("info", "queue_deleted", {"queue": key})

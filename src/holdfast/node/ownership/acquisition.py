@@ -29,7 +29,7 @@ from holdfast.addresses import server_reference
 from holdfast.node import frames
 from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.close import log_close, refuse
-from holdfast.node.connections.session_open import finish_open, refuse_other_user
+from holdfast.node.connections.session_open import OTHER_USER, finish_open
 from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.frame_kinds import SESSION_OPEN
 from holdfast.node.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
@@ -40,6 +40,7 @@ from holdfast.node.ownership.own_reports import OwnReports
 from holdfast.node.ownership.releases import FEATURE
 from holdfast.node.ownership.requests import NOTHING, PendingOpen
 from holdfast.node.reads.read_barrier import Barriers
+from holdfast.node.refusal import Rejection
 from holdfast.node.rights import proves_names
 from holdfast.node.session.connection import CLOSED, OPENING, Connection
 from holdfast.node.session.session import Session
@@ -64,6 +65,9 @@ ASK_AGAIN_S: Final = 0.3
 REFUSED_AFTER_S: Final = 2.0
 """The longest time in seconds that a CONNECT waits for a majority, for metadata that names the
 present leader of its home partition, or while this node is unsure of its ownership."""
+
+SUPERSEDED: Final = Rejection("another connection uses this client id", reasons.SERVER_BUSY)
+CLOSED_BY_OTHERS: Final = Rejection("the cluster has closed the session", reasons.SERVER_BUSY)
 
 WAKES_MAX: Final = 100
 """The most waiting CONNECTs that one check of the timers looks at."""
@@ -125,7 +129,7 @@ class SessionAcquisition:
         client. Its live connection ends by an order of the coordinator."""
         if len(self.asking) >= ASKING_MAX:
             text = "too many sessions are being opened"
-            refuse(self._state, connection, reasons.SERVER_BUSY, text)
+            refuse(self._state, connection, Rejection(text, reasons.SERVER_BUSY))
             return
         self._number += 1
         if self._context.is_alone and self._open_at_once(connection, client_id, opening):
@@ -167,8 +171,7 @@ class SessionAcquisition:
     def _supersede(self, asking: PendingOpen) -> None:
         """Refuses the older CONNECT because the client has connected again. [MQTT-3.1.4-3]"""
         if asking.connection.state == OPENING:
-            text = "another connection uses this client id"
-            refuse(self._state, asking.connection, reasons.SERVER_BUSY, text)
+            refuse(self._state, asking.connection, SUPERSEDED)
         if not asking.is_sent:
             self._done(asking)
         elif asking.reply is not None:
@@ -264,7 +267,8 @@ class SessionAcquisition:
         if frame.denied:
             self._done(asking)
             if asking.connection.state == OPENING:
-                refuse_other_user(self._state, asking.connection)
+                self._state.stats.sessions_denied += 1
+                refuse(self._state, asking.connection, OTHER_USER)
             return
         if frame.kept is not None:
             self._decide_again(asking, frame.kept)
@@ -294,7 +298,7 @@ class SessionAcquisition:
             self._decided(asking, filters, self._state, asking.connection)
         else:
             text = "the subscriptions of the session change: try again later"
-            refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
+            refuse(self._state, asking.connection, Rejection(text, reasons.SERVER_UNAVAILABLE))
 
     def _take_back(self, asking: PendingOpen) -> None:
         asking.reply = None
@@ -328,8 +332,7 @@ class SessionAcquisition:
         session."""
         self._done(asking)
         if asking.connection.state == OPENING:
-            text = "the cluster has closed the session"
-            refuse(self._state, asking.connection, reasons.SERVER_BUSY, text)
+            refuse(self._state, asking.connection, CLOSED_BY_OTHERS)
 
     def _renew(self, client_id: str, epoch: int) -> None:
         for asking in self._of_clients.get(client_id, ()):
@@ -526,7 +529,7 @@ class SessionAcquisition:
                 text = "this node does not know which node leads the session's home partition"
             else:
                 return
-            refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
+            refuse(self._state, asking.connection, Rejection(text, reasons.SERVER_UNAVAILABLE))
         if asking.reply is not None:
             self._finish_if_ready(asking)
 
@@ -540,7 +543,8 @@ class SessionAcquisition:
             kind = asking.connection.listener.kind
             servers = server_reference(self._context.servers(nodes), kind)
             text = "this node lags behind in the log"
-            refuse(self._state, asking.connection, reasons.USE_ANOTHER_SERVER, text, servers)
+            refusal = Rejection(text, reasons.USE_ANOTHER_SERVER, servers)
+            refuse(self._state, asking.connection, refusal)
         return bool(nodes)
 
     def timer(self) -> float | None:

@@ -30,7 +30,7 @@ from holdfast.log.record import Record
 from holdfast.node import frames
 from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.frames import CloseFrame, OpenFrame, decode_frame
-from holdfast.node.node_state import NodeState
+from holdfast.node.node_state import CallbackPromise, NodeState
 from holdfast.node.ownership.closings import Closings
 from holdfast.node.ownership.decisions import Decisions
 from holdfast.node.ownership.expiry import Endings
@@ -38,11 +38,7 @@ from holdfast.node.ownership.owners import Owners
 from holdfast.node.ownership.releases import Releases
 from holdfast.node.ownership.replies import HomeAnswers
 from holdfast.node.ownership.reports import SessionReports
-from holdfast.node.ownership.requests import (
-    OpenedPromise,
-    SessionRequest,
-    SessionRequests,
-)
+from holdfast.node.ownership.requests import SessionRequest, SessionRequests
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.session.session import Session
 from holdfast.node.state.recorded_state import SESSION_EXPIRY
@@ -288,10 +284,9 @@ class SessionCoordinator:
         session.is_owned = bool(request.user)
         session.will = request.will
         request.is_opening = True
-        committed = partial(self._open_committed, request, epoch)
         opened = open_record(session, request.clean_start, request.node, request.number)
         opened.generation = self._context.generation
-        promise = OpenedPromise(committed, partial(self._done, request))
+        promise = CallbackPromise(partial(self._open_appended, request, epoch))
         append_change(self._state, session.key, opened, epoch, promise)
 
     def _epochs_reserved(self, client_id: str, goes_on: bool) -> None:
@@ -304,13 +299,13 @@ class SessionCoordinator:
         else:
             self._done(request)
 
-    def _open_committed(self, request: SessionRequest, epoch: int) -> None:
+    def _open_appended(self, request: SessionRequest, epoch: int, error: str) -> None:
         """Replies to the request now that its `open` record is applied, which says whether the
-        session was there."""
+        session was there. `error`: the record is refused, because this node leads no more."""
         image = self.recorded_session(request.client_id)
-        if image is None or image.owner != request.node or image.epoch != epoch:
-            # A later record, perhaps of another leader, has changed the owner. The node repeats its
-            # request.
+        if error or image is None or image.owner != request.node or image.epoch != epoch:
+            # Or a later record, perhaps of another leader, has changed the owner. The node repeats
+            # its request.
             self._done(request)
         elif request.is_orphan:
             # The process that requested the session has ended, so no client uses the session.

@@ -16,8 +16,8 @@ from typing import Final
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.context import NEVER, ClusterContext
-from holdfast.node.node_state import NodeState
-from holdfast.node.ownership.requests import OpenedPromise, SessionRequest
+from holdfast.node.node_state import CallbackPromise, NodeState
+from holdfast.node.ownership.requests import SessionRequest
 from holdfast.node.session.session import Session
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.session_records import ReserveRecord, encode_session
@@ -187,25 +187,18 @@ class EpochReservations:
             sequence=pending.newest,
             payload=encode_session(ReserveRecord("", pending.newest)),
         )
-        committed = partial(self._committed, partition, pending)
-        refused = partial(self._refused, partition, pending)
-        self._state.publish(record, OpenedPromise(committed, refused))
+        appended = partial(self._appended, partition, pending)
+        self._state.publish(record, CallbackPromise(appended))
 
-    def _committed(self, partition: int, pending: Reservation) -> None:
-        if self._pending.get(partition) is pending:
-            del self._pending[partition]
+    def _appended(self, partition: int, pending: Reservation, error: str) -> None:
+        """Handles the commit of a reservation, or its end because this node leads no more."""
+        if self._pending.get(partition) is not pending:
+            return
+        del self._pending[partition]
+        if not error:
             self._newest[partition] = pending.newest
-            self._release(pending.clients, True)
-            self._release(pending.patient, True)
-
-    def _refused(self, partition: int, pending: Reservation) -> None:
-        if self._pending.get(partition) is pending:
-            del self._pending[partition]
-            self._drop(pending)
-
-    def _drop(self, pending: Reservation) -> None:
-        self._release(pending.clients, False)
-        self._release(pending.patient, False)
+        self._release(pending.clients, not error)
+        self._release(pending.patient, not error)
 
     def _release(self, waiting: dict[str, None], goes_on: bool) -> None:
         clients = list(waiting)
@@ -220,7 +213,8 @@ class EpochReservations:
         self._newest.pop(partition, None)
         pending = self._pending.pop(partition, None)
         if pending is not None:
-            self._drop(pending)
+            self._release(pending.clients, False)
+            self._release(pending.patient, False)
 
     def handle_timers(self) -> None:
         """Lets clients go on that have waited for too long."""

@@ -10,7 +10,6 @@ from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.context import NEVER
 from holdfast.node.feeds.filter_holds import FilterHold
 from holdfast.node.frames import OpenedFrame, OpenFrame
-from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.session.connection import Connection
 
 NOTHING: Final = -1
@@ -176,20 +175,3 @@ class SessionRequests:
     def stop_leading(self, partition: int) -> None:
         """Drops the requests of the clients with this home partition."""
         self._queues[partition] = {}
-
-
-class OpenedPromise(Promise):
-    """The promise of a reply that waits for the commit of a record of the coordinator."""
-
-    def __init__(self, committed: Callable[[], None], refused: Callable[[], None]) -> None:
-        super().__init__()
-        self._committed = committed
-        self._refused = refused
-
-    def release(self, state: NodeState) -> None:
-        self._committed()
-
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        """Drops the request: this node does not lead the home partition any more, or leads it in a
-        later epoch."""
-        self._refused()

@@ -177,10 +177,8 @@ def refuse(state: NodeState, connection: Connection, publish: Publish, refusal: 
     if is_for_now and (connection.version < 5 or (publish.qos == 2 and publish.dup)):
         # See PublishPromise.
         raise MessageRefused(reason, f"the message could not be stored: {text}")
-    if connection.version < 5:
-        reason = reasons.SUCCESS
     packet_type = acknowledgement(publish.qos)
-    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, refusal)
     # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
     if is_for_now:
         state.promise(RefusalPromise(connection, reply))
@@ -198,13 +196,12 @@ def _reply_sequenced(
 ) -> None:
     """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is a
     promise: the record may still be on its way to the disk, so it waits for all records."""
-    reason, text = (reasons.SUCCESS, "") if refusal is None else (refusal.reason, refusal.text)
-    if reason == reasons.NOT_AUTHORIZED:
-        note_publish_denied(state, connection, publish.topic, text)
+    if refusal is not None and refusal.reason == reasons.NOT_AUTHORIZED:
+        note_publish_denied(state, connection, publish.topic, refusal.text)
     is_open = publish.qos == 2 and refusal is None
     if is_open:
         # The PUBREL of the message is still to come.
         session.hold_inbound(publish.packet_id, partition)
     packet_type = acknowledgement(publish.qos)
-    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, refusal)
     state.promise(ReplyPromise(connection, reply, not is_open))

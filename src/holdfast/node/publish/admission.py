@@ -29,12 +29,12 @@ from holdfast.node.delivery.log_replay import message_of
 from holdfast.node.frame_kinds import FORWARD_RESULT
 from holdfast.node.node_state import NodeState
 from holdfast.node.publish.completion import removal
-from holdfast.node.publish.delayed import OVER
 from holdfast.node.publish.delayed_table import is_due, is_waiting
 from holdfast.node.publish.forward_frames import ForwardResult, encode_result
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.pending_records import Appender, PendingRecord
 from holdfast.node.publish.producers import forgets
+from holdfast.node.refusal import EARLIER_REFUSED, Rejection
 from holdfast.node.session.message import retained_size
 from holdfast.node.state.packet_ids import NO_EPOCH
 from holdfast.node.state.replicated import ReplicatedState
@@ -175,6 +175,13 @@ class UncommittedState:
 NO_ATTEMPT: Final = -2
 """The attempt number of this node's own records, which need none: this node sees a refusal at
 once."""
+OTHER_OWNER: Final = Rejection("another node has the session", reasons.SESSION_TAKEN_OVER)
+FEW_REPLICAS: Final = Rejection("too few replicas are in sync")
+DISK_FULL: Final = Rejection("the leader's disk is full")
+DELAY_OVER: Final = Rejection(
+    "it was published or cancelled before, or that is on its way to the log",
+    reasons.IMPLEMENTATION_SPECIFIC_ERROR,
+)
 STORE: Final = 0
 REPEATED: Final = 1
 REFUSED: Final = 2
@@ -218,8 +225,8 @@ class Admission(Appender):
         self._may_append = may_append
         self.forwarding: RecordForwarder | None = None
         self._uncommitted: dict[int, UncommittedState] = {}
-        self.text = ""
-        self.reason = 0
+        # The reason of the last verdict REFUSED.
+        self.refusal = OTHER_OWNER
         self.removed: Record | None = None
         # The node and the attempt of the present record.
         self._origin = ""
@@ -253,7 +260,7 @@ class Admission(Appender):
         tail.forget_below(offset)
         while tail.repeated and tail.repeated[0][0] <= offset:
             _, origin, ticket = tail.repeated.popleft()
-            self._answer(origin, partition, ticket, reasons.SUCCESS, "")
+            self._answer(origin, partition, ticket, None)
 
     def note_again(self, records: list[Record]) -> None:
         """Rebuilds the uncommitted state of all partitions from the records that are appended and
@@ -272,8 +279,7 @@ class Admission(Appender):
         self._append(self._context.node_id, pending.record)
 
     def append_own(self, record: Record) -> int:
-        """Appends a record of this node that waits in no queue. Returns the verdict; that of
-        REFUSED has its reason in `reason` and `text`."""
+        """Appends a record of this node that waits in no queue. Returns the verdict."""
         self._origin = self._context.node_id
         self._attempt = NO_ATTEMPT
         self.removed = None
@@ -316,13 +322,13 @@ class Admission(Appender):
         outcome = self._decide(tail, record)
         if outcome == REFUSED:
             self.refused += 1
-            self._answer(origin, partition, record.ticket, self.reason, self.text)
+            self._answer(origin, partition, record.ticket, self.refusal)
             return
         if outcome == REPEATED:
             self.repeated += 1
             end = self._context.journal.next_offset[partition]
             if self._state.delivered[partition] >= end:
-                self._answer(origin, partition, record.ticket, reasons.SUCCESS, "")
+                self._answer(origin, partition, record.ticket, None)
             else:
                 tail.repeated.append((end, origin, record.ticket))
             return
@@ -399,9 +405,8 @@ class Admission(Appender):
             return epoch < known[0]
         return self._replicated.is_superseded(record.client_id.decode(), record.partition, epoch)
 
-    def _refuse(self, reason: int, text: str) -> int:
-        self.reason = reason
-        self.text = text
+    def _refuse(self, refusal: Rejection) -> int:
+        self.refusal = refusal
         return REFUSED
 
     def _admit(self, tail: UncommittedState, record: Record) -> int:
@@ -413,7 +418,7 @@ class Admission(Appender):
                 # The client has sent the message again to the later owner unless it was
                 # acknowledged. It may even have received that acknowledgement and released the id.
                 # Storing the message here would store it twice.
-                return self._refuse(reasons.SESSION_TAKEN_OVER, "another node has the session")
+                return self._refuse(OTHER_OWNER)
             known = tail.inbound.get((client_id, sequence))
             if known is not None:
                 stored_epoch = known[0]
@@ -436,12 +441,12 @@ class Admission(Appender):
             return STORE
         elif flags & log_record.FLAG_DELAYED and is_due(record):
             return self._admit_due(tail, record)
-        text = self._refusal(tail, record.partition)
-        if text:
-            if self._attempt >= 0:
-                tail.refused[self._origin] = self._attempt
-            return self._refuse(reasons.QUOTA_EXCEEDED, text)
-        return STORE
+        refusal = self._refusal(tail, record.partition)
+        if refusal is None:
+            return STORE
+        if self._attempt >= 0:
+            tail.refused[self._origin] = self._attempt
+        return self._refuse(refusal)
 
     def _admit_due(self, tail: UncommittedState, record: Record) -> int:
         """Publishes a delayed message once, whichever node that led the partition publishes it."""
@@ -471,19 +476,18 @@ class Admission(Appender):
         is_applied = record.sequence < self._state.delivered[record.partition]
         is_over = waiting.is_delivered if waiting is not None else is_applied
         if is_over or record.sequence in tail.delayed:
-            return self._refuse(reasons.IMPLEMENTATION_SPECIFIC_ERROR, OVER)
+            return self._refuse(DELAY_OVER)
         return STORE
 
-    def _refusal(self, tail: UncommittedState, partition: int) -> str:
-        """Returns the reason to refuse every new message of the origin now, or "" if there is
-        none."""
+    def _refusal(self, tail: UncommittedState, partition: int) -> Rejection | None:
+        """Returns the reason to refuse every new message of the origin now."""
         if not self._may_append(partition):
-            return "too few replicas are in sync"
+            return FEW_REPLICAS
         if self._state.disk_full:
-            return "the leader's disk is full"
+            return DISK_FULL
         if tail.refused.get(self._origin, -1) == self._attempt:
-            return "an earlier message was refused: send that first"
-        return ""
+            return EARLIER_REFUSED
+        return None
 
     def _admit_sequence(self, tail: UncommittedState, record: Record) -> int:
         """Applies the rules of `producer_dedup.admit` to the committed and the uncommitted
@@ -504,24 +508,23 @@ class Admission(Appender):
                 stored_sequence = place.sequence
         if epoch < stored_epoch:
             self._state.stats.producer_fenced += 1
-            return self._refuse(
-                reasons.IMPLEMENTATION_SPECIFIC_ERROR,
-                f"producer epoch is fenced: {epoch} is below {stored_epoch}",
-            )
+            text = f"producer epoch is fenced: {epoch} is below {stored_epoch}"
+            return self._refuse(Rejection(text, reasons.IMPLEMENTATION_SPECIFIC_ERROR))
         if epoch == stored_epoch and sequence <= stored_sequence:
             self._state.stats.producer_duplicates += 1
             return REPEATED
         return STORE
 
-    def _answer(self, origin: str, partition: int, ticket: int, reason: int, text: str) -> None:
+    def _answer(self, origin: str, partition: int, ticket: int, refusal: Rejection | None) -> None:
         """Sends the result of a record in a partition that this node leads."""
         if not ticket:
             return
         if origin == self._context.node_id:
             assert self.forwarding is not None
-            self.forwarding.refuse(ticket, reason, text)
+            self.forwarding.refuse(ticket, refusal)
             return
         epoch = self._context.leading[partition]
+        reason, text = (0, "") if refusal is None else (refusal.reason, refusal.text)
         answer = ForwardResult(partition, epoch, ticket, reason, text)
         self._results.setdefault(origin, []).append(answer)
 

@@ -7,6 +7,7 @@ from holdfast.log.record import Record
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.node_state import NodeState, Promise, Route
 from holdfast.node.publish.producer_dedup import note_refused
+from holdfast.node.refusal import Rejection
 from holdfast.node.routing.routing import find_route
 from holdfast.node.session.audience import encode_audience
 from holdfast.node.session.connection import CLOSED, Connection
@@ -103,7 +104,7 @@ class PublishPromise(PrecedingPromise):
             reply = encode_ack(packet_type, self.packet_id, self.reason, connection.version)
             connection.send(reply, state.dirty)
 
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+    def refuse(self, state: NodeState, refusal: Rejection) -> None:
         connection = self.connection
         assert connection is not None
         session = connection.session
@@ -114,6 +115,7 @@ class PublishPromise(PrecedingPromise):
             state.stats.refused_disk_full += 1
         else:
             state.stats.refused_unavailable += 1
+        reason = refusal.reason
         if reason == reasons.QUOTA_EXCEEDED:
             note_refused(state, connection, self.record)
         connection.note_acknowledged()
@@ -129,9 +131,8 @@ class PublishPromise(PrecedingPromise):
             # new one.
             connection.close(state.dirty)
             return
-        connection.send(
-            encode_refusal(connection, packet_type, self.packet_id, reason, text), state.dirty
-        )
+        reply = encode_refusal(connection, packet_type, self.packet_id, refusal)
+        connection.send(reply, state.dirty)
 
 
 class TracedPromise(PublishPromise):
@@ -152,9 +153,9 @@ class TracedPromise(PublishPromise):
         super().release(state)
         self._end(state, "")
 
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        super().refuse(state, reason, text)
-        self._end(state, text)
+    def refuse(self, state: NodeState, refusal: Rejection) -> None:
+        super().refuse(state, refusal)
+        self._end(state, refusal.text)
 
     def _end(self, state: NodeState, error: str) -> None:
         tracer = state.tracer
@@ -178,7 +179,7 @@ class Qos0Promise(PrecedingPromise):
         route = find_route(state, record.topic)
         hand_out_qos0(state, route, self.message)
 
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+    def refuse(self, state: NodeState, refusal: Rejection) -> None:
         hand_out_qos0(state, self.route, self.message)
 
 
@@ -219,9 +220,11 @@ class RefusalPromise(ReplyPromise):
 
 
 def encode_refusal(
-    connection: Connection, packet_type: int, packet_id: int, reason: int, text: str
+    connection: Connection, packet_type: int, packet_id: int, refusal: Rejection | None
 ) -> bytes:
-    """PUBACK or PUBREC with a reason and, if the client asked for it, the text."""
+    """PUBACK or PUBREC with a reason and, if the client asked for it, the text. None: success."""
+    reason = reasons.SUCCESS if refusal is None else refusal.reason
+    text = "" if refusal is None else refusal.text
     if text and connection.problem_information:
         # [MQTT-3.1.2-29] only if it asked for it; [MQTT-3.4.2-2] only if that is not too large
         properties: Properties = {REASON_STRING: text}

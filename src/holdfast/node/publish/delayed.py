@@ -52,8 +52,6 @@ disk is full."""
 RETRY_S: Final = 5.0
 """The time in seconds after which the leader of a partition publishes a delayed message again whose
 record it has not applied. The leader's admission stores it once."""
-OVER: Final = "it was published or cancelled before, or that is on its way to the log"
-"""The reason why a delayed message is not cancelled."""
 
 
 def delayed_route(state: NodeState, publish: Publish) -> Route:

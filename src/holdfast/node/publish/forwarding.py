@@ -36,6 +36,7 @@ from holdfast.node.publish.pending_records import (
     is_group_progress,
 )
 from holdfast.node.publish.promises import PromiseQueues
+from holdfast.node.refusal import EARLIER_REFUSED, Rejection
 from holdfast.node.state.session_records import LEADER_DECIDED
 from holdfast.protocol.mqtt import reasons
 
@@ -43,6 +44,9 @@ PENDING_BYTES_MAX: Final = 64 << 20
 """The size in bytes of uncommitted records above which publishers are not read."""
 WAIT_S: Final = 5.0
 """The longest time in seconds that a message waits for a leader before it is refused."""
+LEADS_NO_MORE: Final = Rejection("no leader any more", reasons.UNSPECIFIED_ERROR)
+AWAY_TOO_LONG: Final = Rejection("this node was away for too long", reasons.SERVER_BUSY)
+NO_LEADER: Final = Rejection("no leader for the topic's partition")
 TICKET_MAX: Final = (1 << 32) - 1
 """The highest ticket: records have 32 bits for it."""
 FORWARD_BYTES_MAX: Final = 8 << 20
@@ -150,11 +154,11 @@ class RecordForwarder:
         """Appends a record. The promise waits for it, and for its other conditions."""
         pending = self.append(record)
         # This node may lead the partition and have refused the record already.
-        if pending.done:
-            self.promises.refuse(promise, pending.reason, pending.text)
-        else:
+        if not pending.done:
             pending.promise = promise
             promise.waiting += 1
+        elif pending.refusal is not None:
+            self.promises.refuse(promise, pending.refusal)
         self.promises.add(promise)
         if pending.done and isinstance(promise, PrecedingPromise):
             promise.end_precedence(self._state)
@@ -222,22 +226,22 @@ class RecordForwarder:
             is_of_leader = is_of_leader and answer.partition == partition
             is_of_leader = is_of_leader and answer.epoch == self._epochs[partition]
         if is_of_leader:
-            self.refuse(answer.ticket, answer.reason, answer.text)
+            is_refused = answer.reason >= reasons.UNSPECIFIED_ERROR
+            refusal = Rejection(answer.text, answer.reason) if is_refused else None
+            self.refuse(answer.ticket, refusal)
 
-    def refuse(self, ticket: int, reason: int, text: str) -> None:
-        """Ends a record that is not stored, now or later. A reason below 0x80: the leader has it
-        already."""
+    def refuse(self, ticket: int, refusal: Rejection | None) -> None:
+        """Ends a record that is not stored, now or later. None: the leader has it already."""
         pending = self.pending.get(ticket)
         if pending is None:
             return
-        if reason == reasons.QUOTA_EXCEEDED:
+        if refusal is not None and refusal.reason == reasons.QUOTA_EXCEEDED:
             self._attempts[pending.partition] += 1
             self._open[pending.partition] = None
             self._note_refused(pending)
-        pending.reason = reason
-        pending.text = text
-        if pending.promise is not None:
-            self.promises.refuse(pending.promise, reason, text)
+        pending.refusal = refusal
+        if pending.promise is not None and refusal is not None:
+            self.promises.refuse(pending.promise, refusal)
         if pending.afterwards is not None:
             self._pass_down(pending, pending.afterwards)
             pending.afterwards = None
@@ -349,18 +353,16 @@ class RecordForwarder:
             if (pending.ticket, record.client_id) in known:
                 continue
             if is_group_progress(record) and record.sequence < epoch:
-                # No client waits for it. SUCCESS keeps the messages appended after it from being
-                # refused.
-                self.refuse(pending.ticket, reasons.SUCCESS, "")
+                # No client waits for it, and the messages appended after it are not refused.
+                self.refuse(pending.ticket, None)
                 continue
             if record.kind == log_record.SESSION and record.payload.startswith(LEADER_DECIDED):
                 # This node decided it as leader of the home partition. The next leader may have
                 # decided otherwise.
-                self.refuse(pending.ticket, reasons.UNSPECIFIED_ERROR, "no leader any more")
+                self.refuse(pending.ticket, LEADS_NO_MORE)
                 continue
             if self._follows_refused(pending):
-                text = "an earlier message was refused: send that first"
-                self.refuse(pending.ticket, reasons.QUOTA_EXCEEDED, text)
+                self.refuse(pending.ticket, EARLIER_REFUSED)
                 continue
             self._dispatch(pending)
 
@@ -399,7 +401,7 @@ class RecordForwarder:
             follows = client_id in refused and pending.is_refusable()
             if ((pending.in_doubt and is_plain) or follows) and not is_due(record):
                 refused.add(client_id)
-                self.refuse(pending.ticket, reasons.SERVER_BUSY, "this node was away for too long")
+                self.refuse(pending.ticket, AWAY_TOO_LONG)
 
     def refuse_overdue(self, now: float) -> None:
         """Refuses messages that have waited too long for a leader, and later messages of the same
@@ -415,5 +417,4 @@ class RecordForwarder:
                 client_id = pending.record.client_id
                 if pending.since <= now - WAIT_S or client_id in refused:
                     refused.add(client_id)
-                    text = "no leader for the topic's partition"
-                    self.refuse(pending.ticket, reasons.QUOTA_EXCEEDED, text)
+                    self.refuse(pending.ticket, NO_LEADER)

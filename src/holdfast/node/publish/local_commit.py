@@ -116,7 +116,7 @@ class LocalCommit:
         before it in its partition."""
         partition = record.partition
         if outcome == REFUSED:
-            self._promises.refuse(promise, self._admission.reason, self._admission.text)
+            self._promises.refuse(promise, self._admission.refusal)
             partition = NO_PARTITION
         self._await(partition, promise)
 

@@ -7,6 +7,7 @@ from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.node_state import Promise
 from holdfast.node.publish.delayed_table import is_due
+from holdfast.node.refusal import Rejection
 from holdfast.protocol.topics.names import SHARE_PREFIX
 
 _GROUP: Final = SHARE_PREFIX.encode()
@@ -38,10 +39,9 @@ class PendingRecord:
         self.in_doubt = False
         self.promise: Promise | None = None
         self.afterwards: list[Callable[[], None]] | None = None
-        # True if committed or refused; `reason` and `text` as in Promise.
+        # True if committed or refused.
         self.done = False
-        self.reason = 0
-        self.text = ""
+        self.refusal: Rejection | None = None
 
     def is_promised(self) -> bool:
         """True if a promise waits for the record. None waits for a QoS 0 message or a will."""

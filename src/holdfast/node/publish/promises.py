@@ -8,6 +8,7 @@ not wait: a partition without a leader delays only the clients that publish to i
 from collections import deque
 
 from holdfast.node.node_state import NodeState, Promise
+from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 
 
@@ -37,13 +38,11 @@ class PromiseQueues:
         elif connection is not None:
             self._queues[connection] = deque((promise,))
 
-    def refuse(self, promise: Promise, reason: int, text: str) -> None:
-        """Marks the promise as refused. With a reason below 0x80 it is released as if committed."""
-        connection = promise.connection
-        if reason >= 0x80 > promise.reason and connection is not None:
-            connection.refusals_due += 1
-        promise.reason = reason
-        promise.text = text
+    def refuse(self, promise: Promise, refusal: Rejection) -> None:
+        """Marks the promise as refused."""
+        if promise.refusal is None and promise.connection is not None:
+            promise.connection.refusals_due += 1
+        promise.refusal = refusal
 
     def settle(self, promise: Promise) -> None:
         """Counts one condition of the promise as met, and resolves the promises of its connection
@@ -69,18 +68,19 @@ class PromiseQueues:
         for connection, queue in self._queues.items():
             assert queue, "an empty queue"
             assert queue[0].waiting > 0, "the first promise waits for nothing"
-            refused = sum(promise.reason >= 0x80 for promise in queue)
+            refused = sum(promise.refusal is not None for promise in queue)
             assert refused <= connection.refusals_due, "refusals that are not counted"
             assert all(promise.connection is connection for promise in queue), "another's promise"
 
     def _resolve(self, promise: Promise) -> None:
         try:
-            if promise.reason >= 0x80:
-                if promise.connection is not None:
-                    promise.connection.refusals_due -= 1
-                    assert promise.connection.refusals_due >= 0, "a refusal is sent twice"
-                promise.refuse(self._state, promise.reason, promise.text)
-            else:
+            refusal = promise.refusal
+            if refusal is None:
                 promise.release(self._state)
+                return
+            if promise.connection is not None:
+                promise.connection.refusals_due -= 1
+                assert promise.connection.refusals_due >= 0, "a refusal is sent twice"
+            promise.refuse(self._state, refusal)
         except AssertionError as error:
             self._state.stop_promise(promise, error)

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from holdfast.node.connections.close import handle_connection_lost, refuse
 from holdfast.node.effects import Proceed
 from holdfast.node.node_state import NodeState, Promise
+from holdfast.node.refusal import Rejection
 from holdfast.node.rights import give_asked_rules, may_open
 from holdfast.node.session.connection import AUTHENTICATING, OPENING, Connection
 from holdfast.node.session.session import Session
@@ -93,7 +94,7 @@ def _proceed_if_decided(
 
 def _refuse(state: NodeState, connection: Connection) -> None:
     state.stats.authentications_shed += 1
-    refuse(state, connection, reasons.SERVER_UNAVAILABLE, UNANSWERED)
+    refuse(state, connection, Rejection(UNANSWERED, reasons.SERVER_UNAVAILABLE))
 
 
 def waits_for_decisions(
