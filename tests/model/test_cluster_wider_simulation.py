@@ -7,8 +7,8 @@ from holdfast.node.metadata import operations
 from holdfast.node.metadata.model import WITNESS
 from holdfast.node.node_state import NodeState
 from holdfast.node.ownership import acquisition
+from holdfast.node.ownership.live_sessions import live_session
 from holdfast.node.session.session import Session
-from holdfast.node.state.session_takeover import live_session
 from tests.sim.casts import ALL_CASTS, GROUPS, LOG, QOS0, TIMED
 from tests.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE, RESIZE
 from tests.sim.plans import settings_for

@@ -7,8 +7,8 @@ import pytest
 from holdfast.log.record import Record
 from holdfast.node.publish.admission import STORE, Admission
 from holdfast.node.publish.delayed_table import Delayed, DelayedTable, is_waiting
-from holdfast.node.state import recovery as recovering
 from holdfast.node.state import snapshot_entries as entries
+from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.recovery import Recovery
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt.publish import Publish
@@ -62,8 +62,8 @@ def test_planted_timer_is_not_armed(monkeypatch: pytest.MonkeyPatch) -> None:
         if not state.delayed.armed_at:  # type: ignore[attr-defined]
             real(state)  # type: ignore[arg-type]
 
-    real = recovering.arm_delayed
-    monkeypatch.setattr(recovering, "arm_delayed", planted)
+    real = RecordedState.arm_delayed
+    monkeypatch.setattr(RecordedState, "arm_delayed", planted)
     bench = NodeBench()
     peer = bench.connect("p")
     for number, delay_s in enumerate((50, 1), 1):

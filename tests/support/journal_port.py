@@ -10,7 +10,6 @@ from holdfast.node.node_state import ClusterPort, GroupPort, NodeState, Promise
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Group, Inflight, Session, Subscription
-from holdfast.node.state.recorded_state import RecordedState
 
 
 class NoGroups(GroupPort):
@@ -69,9 +68,6 @@ class JournalPort(ClusterPort):
     def has_groups(self) -> bool:
         return True
 
-    def recorded(self) -> RecordedState:
-        return self.state
-
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         pass
 
@@ -89,6 +85,7 @@ def new_state(config: NodeConfig, journal: Journal) -> NodeState:
     """The state of a node with a `JournalPort`."""
     state = NodeState(config, journal)
     state.cluster = JournalPort(state)
+    state.recorded = state
     return state
 
 

@@ -189,12 +189,12 @@ class NodeBench:
 
     def recorded(self) -> RecordedState:
         """The state that the committed records define."""
-        return self.node.state.cluster.recorded()
+        return self.node.state.recorded
 
     def find_session(self, client_id: str) -> Session | None:
         """The session of a client, connected or not, or None."""
         state = self.node.state
-        return state.sessions.get(client_id) or state.cluster.recorded().sessions.get(client_id)
+        return state.sessions.get(client_id) or state.recorded.sessions.get(client_id)
 
     def session(self, client_id: str) -> Session:
         """The session of a client, connected or not."""

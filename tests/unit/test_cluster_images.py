@@ -15,6 +15,7 @@ from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, PartitionInf
 from holdfast.node.metadata.model import NodePhase as StateOfNode
 from holdfast.node.ownership import closings
 from holdfast.node.ownership.coordinator import SessionCoordinator
+from holdfast.node.ownership.live_sessions import live_session
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
 from holdfast.node.session.session import Session, Will
@@ -22,7 +23,6 @@ from holdfast.node.session.state import encode_cursor
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.retention_pins import pins_of
 from holdfast.node.state.session_records import encode_session, open_record
-from holdfast.node.state.session_takeover import live_session
 from tests.support.folded_state import sessions_and_groups
 from tests.support.journal_port import new_state
 

@@ -18,7 +18,6 @@ from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.session import Session
-from holdfast.node.state.recorded_state import RecordedState
 from tests.e2e.wire import connect, publish
 
 
@@ -38,9 +37,6 @@ class Refusing(ClusterPort):
 
     def has_room(self, client_id: str) -> bool:
         return True
-
-    def recorded(self) -> RecordedState:
-        return self.state
 
     def append(self, record: Record) -> None:
         raise AssertionError("it is refused")
@@ -68,6 +64,7 @@ def test_a_repetition_that_cannot_be_taken_is_not_refused(version: int, dup: boo
     answer the client sends it once more."""
     node = Node(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
     cluster = node.state.cluster = Refusing(node.state)
+    node.state.recorded = node.state
     connection = node.handle_connected("remote", ListenerRules("listener"))
     node.handle_data(connection, connect("c", version))
     node.handle_resumed(connection)
@@ -84,7 +81,7 @@ def test_the_client_gets_the_true_reason(version: int) -> None:
     cluster = Refusing(node.state)
     replies: list[Promise] = []
     cluster.promise = replies.append  # type: ignore[method-assign]
-    node.state.cluster = cluster
+    node.state.cluster, node.state.recorded = cluster, node.state
     connection = node.handle_connected("remote", ListenerRules("listener"))
     node.handle_data(connection, connect("c", version))
     node.handle_resumed(connection)

@@ -402,7 +402,7 @@ def test_the_federation_is_no_client_that_counts(tmp_path: Path) -> None:
         for is_running in (True, False):
             if not is_running:
                 await site.edge.stop()
-                recorded = state.cluster.recorded().sessions["$federation"]
+                recorded = state.recorded.sessions["$federation"]
                 await until(lambda: not recorded.owner)  # noqa: B023
             assert (state.client_sessions(), state.cluster.away()) == (0, (0, 0, 0))
             most, config.sessions_max = config.sessions_max, 1

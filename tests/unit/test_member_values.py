@@ -98,7 +98,7 @@ def log_of(broker: LoopBroker, *, is_alone: bool = True) -> MemberLog:
 
 
 def values_at(broker: LoopBroker) -> dict[bytes, bytes]:
-    return broker.broker.node.state.cluster.recorded().member.values
+    return broker.broker.node.state.recorded.member.values
 
 
 def message(number: int) -> bytes:

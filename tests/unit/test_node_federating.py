@@ -203,7 +203,7 @@ def test_limits_for_clients_do_not_apply() -> None:
     assert not peer.closed
     bench.crash()
     bench.advance(1000)
-    assert FEDERATION in bench.node.state.cluster.recorded().sessions
+    assert FEDERATION in bench.node.state.recorded.sessions
 
 
 def test_end_forgets_what_an_earlier_run_has_left() -> None:
@@ -216,7 +216,7 @@ def test_end_forgets_what_an_earlier_run_has_left() -> None:
     bench.run()
     assert not federating.has_session(bench.node.state)
     bench.crash()
-    assert FEDERATION not in bench.node.state.cluster.recorded().sessions
+    assert FEDERATION not in bench.node.state.recorded.sessions
 
 
 # In
@@ -313,7 +313,7 @@ def test_interest_begins_and_ends_with_sessions_and_their_subscriptions() -> Non
         return sorted(filter for filter, count in counts.items() if count)
 
     state = bench.node.state
-    state.watch_interest = state.cluster.recorded().watch_interest = watch
+    state.watch_interest = state.recorded.watch_interest = watch
     FederationPeer(bench, "#")
     assert wanted() == []
     peer = bench.connect("c", expiry_s=10)

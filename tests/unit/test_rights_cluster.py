@@ -549,7 +549,7 @@ def test_the_first_record_of_a_queue_decides_whether_its_members_need_history(ho
     stage.run(2.0)
     process = stage.world.hosts[leader].process
     assert process is not None
-    is_past = process.state.cluster.recorded().queues[QUEUE].is_past
+    is_past = process.state.recorded.queues[QUEUE].is_past
     if home:
         assert is_past == (home == "alice")
     assert answers["alice"] == m.Suback(1, [1])

@@ -4,6 +4,7 @@ import random
 from operator import ge
 
 from holdfast.node.config import NodeConfig
+from holdfast.node.ownership.live_sessions import live_session
 from holdfast.node.session.additions import LOG_READER
 from holdfast.node.session.session import Inflight, Replay, Session
 from holdfast.node.session.state import decode_cursor, encode_cursor, in_log_order
@@ -14,7 +15,6 @@ from holdfast.node.state.session_records import (
     WillEntry,
     subscription_row,
 )
-from holdfast.node.state.session_takeover import live_session
 from tests.support.journal_port import new_state
 from tests.unit.test_cluster_images import Bench
 

@@ -21,6 +21,7 @@ from holdfast.node.context import NEVER
 from holdfast.node.failure.health import Health, Presence
 from holdfast.node.features import MEMBER_TABLE
 from holdfast.node.frame_kinds import BadFrame
+from holdfast.node.frames import CLOSE, OPEN, OPENED, decode_frame
 from holdfast.node.leadership_changes import LeadershipChanges
 from holdfast.node.metadata.dispensable import is_dispensable
 from holdfast.node.metadata.model import WITNESS
@@ -38,7 +39,7 @@ from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Session, Subscription
 from holdfast.node.state.member_values import member_home
-from holdfast.node.state.recorded_state import SESSION_EXPIRY, RecordedState
+from holdfast.node.state.recorded_state import SESSION_EXPIRY
 
 TIDY_S: Final = 0.25
 """The interval in seconds between checks for overdue messages, sessions and nodes."""
@@ -202,11 +203,11 @@ class ClusterNode(Parts):
 
     def _handle_session_frame(self, node: str, kind: int, payload: bytes) -> None:
         if kind == kinds.SESSION_OPEN:
-            self.session_coordinator.handle_open(node, payload)
+            self.session_coordinator.open(node, decode_frame(OPEN, payload))
         elif kind == kinds.SESSION_OPENED:
-            self.acquisition.handle_opened(node, payload)
+            self.acquisition.opened(node, decode_frame(OPENED, payload))
         elif kind == kinds.SESSION_CLOSE:
-            self.acquisition.handle_close(payload)
+            self.acquisition.close(decode_frame(CLOSE, payload))
         elif kind == kinds.SESSION_CLOSED:
             self.session_coordinator.handle_closed(node, payload)
         elif kind == kinds.SESSION_OWNED:
@@ -632,9 +633,6 @@ class BrokerPort(ClusterPort):
         sessions += max(0, own - self._state.client_sessions())
         groups = len(recorded.groups.keys() - self._state.groups.keys())
         return sessions, self._replicated.subscriptions_away, groups
-
-    def recorded(self) -> RecordedState:
-        return self._replicated.state
 
     def spread(self, message: Message, topic: str, behind: int) -> None:
         if self._context.connected or self._interest.has_groups():

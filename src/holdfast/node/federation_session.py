@@ -56,12 +56,12 @@ def disconnect(state: NodeState, connection: Connection) -> None:
 
 def has_session(state: NodeState) -> bool:
     """Whether the log has the session, of this run or an earlier one."""
-    return FEDERATION in state.cluster.recorded().sessions
+    return FEDERATION in state.recorded.sessions
 
 
 def end(state: NodeState) -> None:
     """Forgets the session of an earlier run, because no federation will read on."""
-    log_end(state, state.cluster.recorded().sessions[FEDERATION])
+    log_end(state, state.recorded.sessions[FEDERATION])
 
 
 def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:
@@ -258,6 +258,6 @@ class FederatedRetainedPromise(DonePromise):
 
     def release(self, state: NodeState) -> None:
         kept = state.retained.get(self.topic)
-        if kept is not None and state.cluster.recorded().is_first_retained:
+        if kept is not None and state.recorded.is_first_retained:
             send_late_retained(state, self.topic, kept)
         self.done(True)

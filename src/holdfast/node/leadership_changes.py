@@ -13,20 +13,8 @@ class LeadershipChanges:
         self._is_witness = parts.config.role == WITNESS
         self._has_data = parts.config.role == DATA
         self._context = parts.context
-        self._replicated = parts.replicated
+        self._parts = parts
         self._state = parts.state
-        self._history = parts.history
-        self._log = parts.log
-        self._replication = parts.replication
-        self._detector = parts.detector
-        self._admission = parts.admission
-        self._alignment = parts.alignment
-        self._session_coordinator = parts.session_coordinator
-        self._acquisition = parts.acquisition
-        self._interest = parts.interest
-        self._groups = parts.groups
-        self._applier = parts.applier
-        self._feeds = parts.feeds
         self.failovers = 0
         # The partitions that this node has begun to lead in this turn.
         self._won: list[int] = []
@@ -38,12 +26,12 @@ class LeadershipChanges:
         that admission recognises repetitions among them.
         """
         self._context.leading[partition] = epoch
-        self._admission.start_leading(partition, list(self._log.uncommitted[partition]))
-        self._alignment.lead(partition, epoch, self._applier.tickets(partition))
-        self._session_coordinator.start_leading(partition)
-        self._groups.start_leading(partition, epoch)
+        self._parts.admission.start_leading(partition, list(self._parts.log.uncommitted[partition]))
+        self._parts.alignment.lead(partition, epoch, self._parts.applier.tickets(partition))
+        self._parts.session_coordinator.start_leading(partition)
+        self._parts.groups.start_leading(partition, epoch)
         self._won.append(partition)
-        self._acquisition.leader_changed(partition)
+        self._parts.acquisition.leader_changed(partition)
 
     def report_won(self) -> None:
         """Reports this node's sessions to itself, for all partitions of one turn together. A
@@ -51,17 +39,17 @@ class LeadershipChanges:
         won = [partition for partition in self._won if self._context.leads(partition)]
         self._won = []
         if won:
-            self._acquisition.tell_owned(self._node_id, won)
+            self._parts.acquisition.tell_owned(self._node_id, won)
 
     def stop_leading(self, partition: int) -> None:
         """Ends the leadership of a partition. From here on this node appends nothing to it."""
         assert not self._context.is_alone
         self._context.leading[partition] = 0
-        self._admission.stop_leading(partition)
-        self._feeds.server.stop_leading(partition)
-        self._session_coordinator.stop_leading(partition)
-        self._groups.stop_leading(partition)
-        self._alignment.lose(partition)
+        self._parts.admission.stop_leading(partition)
+        self._parts.feeds.server.stop_leading(partition)
+        self._parts.session_coordinator.stop_leading(partition)
+        self._parts.groups.stop_leading(partition)
+        self._parts.alignment.lose(partition)
 
     def take_metadata(
         self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
@@ -72,17 +60,17 @@ class LeadershipChanges:
         self._context.metadata = metadata
         self._state.was_put_back = metadata.generation is not None
         if before is not None:
-            self._history.add_change(before, metadata, changed, self._state.wall_us)
+            self._parts.history.add_change(before, metadata, changed, self._state.wall_us)
         moved = self._moved(before, metadata, changed)
         for partition in moved:
-            self._groups.agent.lose(partition)
+            self._parts.groups.agent.lose(partition)
             old = "" if before is None else before.partitions[partition].leader
             if metadata.partitions[partition].leader == self._node_id:
                 self.failovers += old != "" and self._context.is_gone(old)
             elif not self._is_witness:
-                self._alignment.lose(partition)
+                self._parts.alignment.lose(partition)
         if self._has_data:
-            self._replication.handle_metadata(metadata, changed, now)
+            self._parts.replication.handle_metadata(metadata, changed, now)
         has_other_nodes = before is None or before.nodes is not metadata.nodes
         is_resized = before is None or (
             before.replication,
@@ -96,9 +84,9 @@ class LeadershipChanges:
             leader = metadata.partitions[partition].leader
             if leader and leader != self._node_id:
                 led.setdefault(leader, []).append(partition)
-                self._acquisition.leader_changed(partition)
+                self._parts.acquisition.leader_changed(partition)
         for leader, partitions in led.items():
-            self._acquisition.tell_owned(leader, partitions)
+            self._parts.acquisition.tell_owned(leader, partitions)
         return has_other_nodes or is_resized
 
     def _moved(
@@ -116,21 +104,21 @@ class LeadershipChanges:
     def _take_nodes(
         self, before: ClusterMetadata | None, metadata: ClusterMetadata, now: float
     ) -> None:
-        self._detector.set_members(tuple(metadata.nodes), now)
-        self._replicated.clock_slack_us = 0
+        self._parts.detector.set_members(tuple(metadata.nodes), now)
+        self._parts.replicated.clock_slack_us = 0
         if tuple(metadata.nodes) != (self._node_id,):
-            self._replicated.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
+            self._parts.replicated.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
             self._context.began_at = None
         for node in metadata.nodes if before is None else before.nodes:
             if self._context.is_gone(node):
-                self._session_coordinator.node_gone(node)
-                self._groups.coordinator.node_down(node)
+                self._parts.session_coordinator.node_gone(node)
+                self._parts.groups.coordinator.node_down(node)
         own = metadata.nodes.get(self._node_id)
         if before is None or before.nodes.get(self._node_id) != own:
             # A node that was marked down has no assigned records in any group until it reports them
             # again.
-            self._groups.agent.lose_all()
-        self._interest.release()
+            self._parts.groups.agent.lose_all()
+        self._parts.interest.release()
 
     def tell_owned(self, node: str) -> None:
         """Reports this node's sessions to `node` over its new link, for the partitions that it
@@ -142,4 +130,4 @@ class LeadershipChanges:
             partition for partition, info in enumerate(metadata.partitions) if info.leader == node
         ]
         if partitions:
-            self._acquisition.tell_owned(node, partitions)
+            self._parts.acquisition.tell_owned(node, partitions)

@@ -253,11 +253,6 @@ class ClusterPort:
         connected nowhere, their subscriptions, and shared groups without a member here."""
         raise NotImplementedError
 
-    def recorded(self) -> RecordedState:
-        """The state that the committed records define, as far as they are applied here: the
-        sessions of all nodes. Anonymous ones are one owner of filters in it."""
-        raise NotImplementedError
-
     def request_retained(self, subscriptions: list[Subscription]) -> None:
         """Clients have subscribed and need the retained messages of other nodes."""
         raise NotImplementedError
@@ -294,6 +289,9 @@ class NodeState(RecordedState):
     """The whole state of a node: what its log records, with connections, routes, jobs and
     promises."""
 
+    recorded: RecordedState
+    """The state that the committed records define, as far as they are applied here: the sessions of
+    all nodes. Anonymous ones are one owner of filters in it. Parts sets it."""
     steps_per_turn: int = STEPS_PER_TURN
     steps_at_once: int = STEPS_AT_ONCE
     """The limits of this node. The simulator makes slices of single steps."""

@@ -53,23 +53,13 @@ class PartEffects:
         alone: Alone,
     ) -> None:
         self._alone = alone
+        self._parts = parts
         self._state = parts.state
         self._context = parts.context
-        self._meta = parts.meta
-        self._replication = parts.replication
-        self._detector = parts.detector
-        self._admission = parts.admission
-        self._forwarding = parts.forwarding
-        self._applier = parts.applier
-        self._applier.on_applied = parts.feeds.receiver.on_applied = self._applied
+        parts.applier.on_applied = parts.feeds.receiver.on_applied = self._applied
         parts.feeds.receiver.on_begins = self.restart
         parts.feeds.receiver.on_lacks = self._lacks
-        self._applier.on_broken = parts.replication.break_off
-        self._transfer = parts.transfer
-        self._ownership = parts.ownership
-        self._metadata_reads = parts.metadata_reads
-        self._remote_reads = parts.remote_reads
-        self._session_coordinator = parts.session_coordinator
+        parts.applier.on_broken = parts.replication.break_off
         self._proposer = proposer
         self._leadership = leadership
         self._positions = positions
@@ -94,36 +84,36 @@ class PartEffects:
         its vote."""
         metadata = self._context.metadata
         if metadata is not None:
-            health = self._detector.health(now)
-            own = self._meta.node_id
+            health = self._parts.detector.health(now)
+            own = self._parts.meta.node_id
             is_unhealthy = own in useless(metadata, health)
-            self._ownership.set_unhealthy(is_unhealthy, now)
+            self._parts.ownership.set_unhealthy(is_unhealthy, now)
             # A node with a full disk does not lead Raft either, if another node can.
             may_lead = own not in health.stalled and not (is_unhealthy and own in health.full)
             if may_lead != self._may_lead:
                 self._may_lead = may_lead
-                self._meta.set_stalled(not may_lead, now)
+                self._parts.meta.set_stalled(not may_lead, now)
 
     def run(self) -> None:
         """Carries out the effects of the parts until none is left."""
         now = self._state.now
         while True:
-            meta = self._meta.effects
-            replication = self._replication.effects
-            detector = self._detector.effects
+            meta = self._parts.meta.effects
+            replication = self._parts.replication.effects
+            detector = self._parts.detector.effects
             if not meta and not replication and not detector:
                 return
             if meta:
-                self._meta.effects = []
+                self._parts.meta.effects = []
                 for effect in meta:
                     self._carry_out_meta(effect, now)
             if replication:
-                self._replication.effects = []
+                self._parts.replication.effects = []
                 for asked in replication:
                     self._carry_out_replication(asked, now)
                 self._proposer.propose_in_sync(now)
             if detector:
-                self._detector.effects = []
+                self._parts.detector.effects = []
                 for seen in detector:
                     self._carry_out_detector(seen)
 
@@ -138,7 +128,7 @@ class PartEffects:
             self._proposer.leader_changed(effect.is_leader, now)
             self._state.note("info", "metadata_leader", {"leader": effect.leader_id})
         elif isinstance(effect, ProposalDone):
-            done = self._metadata_reads.proposal_done(effect.request, effect.outcome, now)
+            done = self._parts.metadata_reads.proposal_done(effect.request, effect.outcome, now)
             if not done and not self._proposer.proposal_done(effect, now):
                 self.outcomes.append((effect.request, effect.outcome))
 
@@ -154,8 +144,8 @@ class PartEffects:
         if self._leadership.take_metadata(metadata, changed, now):
             self.nodes_changed = True
         self.check_own_health(now)
-        self._ownership.renew()
-        self._remote_reads.nodes_changed()
+        self._parts.ownership.renew()
+        self._parts.remote_reads.nodes_changed()
         self._proposer.is_changed = True
         if is_first:
             self._proposer.admit_all(now)
@@ -165,7 +155,7 @@ class PartEffects:
             if effect.node in self._context.connected:
                 self._context.outgoing.append((effect.node, effect.kind, effect.payload))
         elif isinstance(effect, Committed):
-            self._applier.apply_to(effect.partition, effect.offset)
+            self._parts.applier.apply_to(effect.partition, effect.offset)
             self._applied(effect.partition)
         elif isinstance(effect, Broken):
             self._state.stop_partition(effect.partition, effect.text)
@@ -197,19 +187,19 @@ class PartEffects:
                 "replica_restarted",
                 {"partition": effect.partition, "offset": effect.offset},
             )
-            if self._applier.log_begins(effect.partition, effect.offset):
-                self._replication.resume(effect.partition, now)
+            if self._parts.applier.log_begins(effect.partition, effect.offset):
+                self._parts.replication.resume(effect.partition, now)
             else:
                 self.restart(effect.partition, effect.offset)
         elif isinstance(effect, GivenUp):
             self._state.note("error", "images_given_up", {"partition": effect.partition})
             self._restarted(effect.partition)
-            self._transfer.abandon(effect.partition)
+            self._parts.transfer.abandon(effect.partition)
 
     def _applied(self, partition: int) -> None:
         """Acts on committed records of a partition that are applied now."""
-        self._admission.committed(partition, self._state.delivered[partition])
-        self._session_coordinator.committed(partition)
+        self._parts.admission.committed(partition, self._state.delivered[partition])
+        self._parts.session_coordinator.committed(partition)
         if self._context.leading[0]:
             forget_some(self._state)
         self.has_applied = True
@@ -237,13 +227,13 @@ class PartEffects:
         partition is suspended meanwhile, so nothing is applied, and no session begins.
         """
         if self._state.delivered[partition] >= offset:
-            self._transfer.restarted(partition, offset)
+            self._parts.transfer.restarted(partition, offset)
         else:
-            self._forwarding.refuse_unresolved(partition)
-            self._transfer.expected[partition] = offset
+            self._parts.forwarding.refuse_unresolved(partition)
+            self._parts.transfer.expected[partition] = offset
             if not self._context.is_stored(partition):
                 # Its log may be copied. It does not go on without the state.
-                self._replication.suspend(partition)
+                self._parts.replication.suspend(partition)
             sessions = self._state.list_sessions()
             self._leavers.begin(sessions, self._send_away, lambda: self._restarted(partition))
         self._context.is_whole = False
@@ -257,9 +247,9 @@ class PartEffects:
 
     def _restarted(self, partition: int) -> None:
         """Lets the transfer continue, once no client here would miss records."""
-        offset = self._transfer.expected.pop(partition, -1)
+        offset = self._parts.transfer.expected.pop(partition, -1)
         if offset >= 0:
-            self._transfer.restarted(partition, offset)
+            self._parts.transfer.restarted(partition, offset)
 
     def _send_away(self, session: Session) -> int:
         if session.connection is None:

@@ -194,7 +194,7 @@ class Parts:
         self.barriers.fed_since = self.feeds.receiver.since
         self.applier.followed = self.interest.followers
         self.applier.release_followers = self.interest.release_followers
-        recorded = self.replicated.state
+        recorded = self.state.recorded = self.replicated.state
         self.state.retained = recorded.retained
         self.state.producers = recorded.producers
         recorded.bans.watch = self.state.bans.watch

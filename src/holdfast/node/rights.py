@@ -174,7 +174,7 @@ def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
     queue waits for one that may. Otherwise a client that may read nothing, which anybody may let
     subscribe, would empty it. The group also waits for a member about whose filter a service has
     not decided since it came back."""
-    if not has_rules(state) or group.key in state.cluster.recorded().queues:
+    if not has_rules(state) or group.key in state.recorded.queues:
         return True
     if group.readable_at != group.changes or len(group.readable) >= READABLE_MAX:
         group.readable.clear()

@@ -123,7 +123,7 @@ class FigureRoutes:
         state = self._node.state
         config = state.config
         sessions, subscriptions, _ = state.cluster.away()
-        recorded = state.cluster.recorded()
+        recorded = state.recorded
         filter_bytes = max(state.filters.total, recorded.filters.total)
         rows = [
             LimitUse("limits.connections", state.connections, config.connections),

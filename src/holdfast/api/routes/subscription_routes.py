@@ -148,7 +148,7 @@ class SubscriptionRoutes:
         node = self._node
         name, filter = split_shared(key)
         recorded = node.recorded.groups.get(key)
-        queues = node.state.cluster.recorded().queues
+        queues = node.state.recorded.queues
         members = 0 if recorded is None else len(recorded.members) - (key in queues)
         row = GroupRow(
             group=key,
@@ -204,7 +204,7 @@ class SubscriptionRoutes:
         node = self._node
         found = await self._detail(key)
         call.before = row = found.group
-        if key not in node.state.cluster.recorded().queues:
+        if key not in node.state.recorded.queues:
             text = "it is no queue and ends with its last member"
             raise ApiRefusal(409, f"the group {shown(key)} was not deleted: {text}")
         if found.missing:

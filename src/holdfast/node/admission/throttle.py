@@ -212,11 +212,11 @@ class AdmissionChange(Work):
             client_id = session.client_id
             known = (
                 state.sessions.get(client_id),
-                state.cluster.recorded().sessions.get(client_id),
+                state.recorded.sessions.get(client_id),
             )
             if session not in known:
                 continue
-            if users is not None and client_id not in state.cluster.recorded().queues:
+            if users is not None and client_id not in state.recorded.queues:
                 users.assign(client_id, session.username)
             if session.connection is not None:
                 give_meter(state, session.connection)
@@ -241,5 +241,5 @@ def count_sessions(state: NodeState) -> None:
 
 
 def _start_change(state: NodeState) -> None:
-    sessions = [*state.cluster.recorded().sessions.values(), *state.sessions.values()]
+    sessions = [*state.recorded.sessions.values(), *state.sessions.values()]
     state.start_work(AdmissionChange(sessions))

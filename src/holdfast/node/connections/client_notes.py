@@ -148,17 +148,7 @@ def note_publish_denied(
 def note_filter_denied(state: NodeState, session: Session, event: str, filter: str) -> None:
     """Notes that a client may not subscribe to a filter, or unsubscribe from it."""
     state.stats.subscriptions_denied += 1
-    count = state.repeats.count(f"{session.client_id} {event} {filter}", state.now)
-    connection = session.connection
-    if count:
-        fields: dict[str, object] = {
-            "client": session.client_id,
-            "user": session.username or "",
-            "remote": "" if connection is None else connection.remote,
-            "filter": filter[:TOPIC_SHOWN_MAX],
-            "count": count,
-        }
-        state.note("warning", event, fields)
+    _note_denied(state, session, "warning", event, f"{event} {filter}", "filter", filter)
 
 
 def note_read_denied(state: NodeState, session: Session, topic: str) -> None:
@@ -166,14 +156,20 @@ def note_read_denied(state: NodeState, session: Session, topic: str) -> None:
 
     A subscription to `#` is normal where rules select the topics, so the line is for debugging.
     """
-    count = state.repeats.count(f"{session.client_id} < {topic}", state.now)
+    _note_denied(state, session, "debug", "read_denied", f"< {topic}", "topic", topic)
+
+
+def _note_denied(
+    state: NodeState, session: Session, level: str, event: str, key: str, name: str, text: str
+) -> None:
+    count = state.repeats.count(f"{session.client_id} {key}", state.now)
     connection = session.connection
     if count:
         fields: dict[str, object] = {
             "client": session.client_id,
             "user": session.username or "",
             "remote": "" if connection is None else connection.remote,
-            "topic": topic[:TOPIC_SHOWN_MAX],
+            name: text[:TOPIC_SHOWN_MAX],
             "count": count,
         }
-        state.note("debug", "read_denied", fields)
+        state.note(level, event, fields)

@@ -246,7 +246,7 @@ def drop_session(state: NodeState, session: Session) -> None:
     """Removes a session without a connection. A long removal continues as Work."""
     users = state.admission.users
     if users is not None and state.sessions.get(session.client_id) is session:
-        kept = state.cluster.recorded().sessions.get(session.client_id)
+        kept = state.recorded.sessions.get(session.client_id)
         users.assign(session.client_id, kept.username if kept else None)
     state.pop_session(session)
     work = EndedSession(session)

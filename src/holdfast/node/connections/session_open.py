@@ -85,8 +85,10 @@ class ConnackPromise(Promise):
         assert connection is not None
         if connection.state != OPENING or session.connection is not connection:
             return
-        if session.subscriptions and waits_for_decisions(
-            state, connection, session, self, self.earlier_expiry_s
+        if (
+            connection.proof is not None
+            and session.subscriptions
+            and waits_for_decisions(state, connection, session, self, self.earlier_expiry_s)
         ):
             return
         connection.state = OPEN
@@ -164,11 +166,13 @@ def open_session(
         refuse(state, connection, Rejection(text, reasons.PACKET_TOO_LARGE))
         return
     session = state.sessions.get(client_id)
-    known = session or state.cluster.recorded().sessions.get(client_id)
+    known = session or state.recorded.sessions.get(client_id)
     if is_refused(state, connection, _session_refusal(state, connection, session, known)):
         return
+    is_proved = connection.proof is not None
     if (
         known is not None
+        and is_proved
         and not packet.clean_start
         and waits_before_takeover(state, connection, known, partial(_reopen, extra))
     ):
@@ -189,7 +193,7 @@ def open_session(
             return
     connection.state = OPENING
     opening = AcceptedConnect(packet, expiry_s, answer, reply)
-    if not packet.clean_start:
+    if is_proved and not packet.clean_start:
         opening.filters = checksum_asked(connection, known)
     state.cluster.open_session(connection, client_id, opening)
 

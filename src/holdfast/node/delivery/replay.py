@@ -130,7 +130,7 @@ def _plan_start(
         plan.refuse(index, reasons.TOPIC_FILTER_INVALID, str(invalid))
         return
     if is_queue(filter):
-        if filter in state.cluster.recorded().queues:
+        if filter in state.recorded.queues:
             return
         if start.last:
             error = (

@@ -99,7 +99,7 @@ class FilterRoom:
         if not session.is_durable():
             return True
         # Every node of a cluster has the durable sessions of all.
-        return state.cluster.recorded().filters.has_room(session.username or "", size_bytes, most)
+        return state.recorded.filters.has_room(session.username or "", size_bytes, most)
 
 
 class SubscribePromise(Promise):

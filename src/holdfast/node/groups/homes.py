@@ -68,7 +68,7 @@ class LedHomes:
         coordination = home.groups.get(key)
         if coordination is None:
             coordination = Coordination(key, home.partition, home.epoch, self._state)
-            coordination.is_kept = key in self._state.cluster.recorded().queues
+            coordination.is_kept = key in self._state.recorded.queues
             home.groups[key] = coordination
             self.group_count += 1
             if self._context.unstored:

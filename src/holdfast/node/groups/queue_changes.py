@@ -49,7 +49,7 @@ def create_queue(
     client receives SUBACK, there is no queue, and what comes while the client is away is lost.
     """
     owner = None if connection.session is None else connection.session.username
-    is_known = key in state.cluster.recorded().queues
+    is_known = key in state.recorded.queues
     if is_known and state.cluster.older_nodes(QUEUES):
         return
     is_past = any(map(lt, start, state.delivered))
@@ -78,7 +78,7 @@ def begin_queues(
 def needs_history(state: NodeState, filter: str) -> bool:
     """Whether the filter is that of a queue that began in the past, as far as this node has applied
     the log. A SUBSCRIBE asks again when its own record of the queue is applied."""
-    keeper = state.cluster.recorded().queues.get(filter)
+    keeper = state.recorded.queues.get(filter)
     return keeper is not None and keeper.is_past
 
 
@@ -98,7 +98,7 @@ class QueueRoom:
         if not is_queue(filter):
             return True
         state = self._state
-        queues = state.cluster.recorded().queues
+        queues = state.recorded.queues
         if filter in queues:
             return True
         most = state.config.queues_max

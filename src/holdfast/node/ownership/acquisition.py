@@ -26,16 +26,15 @@ from typing import Final
 from msgspec import UNSET
 
 from holdfast.addresses import server_reference
-from holdfast.node import frames
 from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.close import log_close, refuse
 from holdfast.node.connections.session_open import OTHER_USER, finish_open
 from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.frame_kinds import SESSION_OPEN
-from holdfast.node.frames import CloseFrame, OpenedFrame, OpenFrame, decode_frame
+from holdfast.node.frames import CloseFrame, OpenedFrame, OpenFrame
 from holdfast.node.node_state import NodeState
 from holdfast.node.ownership.coordinator import SessionCoordinator
-from holdfast.node.ownership.live_sessions import LiveSessions
+from holdfast.node.ownership.live_sessions import LiveSessions, live_session
 from holdfast.node.ownership.own_reports import OwnReports
 from holdfast.node.ownership.releases import FEATURE
 from holdfast.node.ownership.requests import NOTHING, PendingOpen
@@ -46,7 +45,6 @@ from holdfast.node.session.connection import CLOSED, OPENING, Connection
 from holdfast.node.session.session import Session
 from holdfast.node.session.state import continues
 from holdfast.node.state.session_records import will_entry
-from holdfast.node.state.session_takeover import live_session
 from holdfast.node.sweep import Sweep
 from holdfast.node.topic_rights.kept_subscriptions import checksum_of, waits_for_more
 from holdfast.protocol.mqtt import reasons
@@ -242,9 +240,6 @@ class SessionAcquisition:
         elif leader:
             self._context.send_frame(leader, SESSION_OPEN, frame)
 
-    def handle_opened(self, node: str, payload: bytes) -> None:
-        self.opened(node, decode_frame(frames.OPENED, payload))
-
     def opened(self, node: str, frame: OpenedFrame) -> None:
         """Takes the reply of `node` to a request of this node.
 
@@ -438,9 +433,6 @@ class SessionAcquisition:
             # Only an earlier process has not logged all that it sent.
             session.own_rare().maybe_sent = self._context.began_at
         return session
-
-    def handle_close(self, payload: bytes) -> None:
-        self.close(decode_frame(frames.CLOSE, payload))
 
     def close(self, order: CloseFrame) -> None:
         """Refuses the CONNECT that waits for a session which another connection takes, and releases

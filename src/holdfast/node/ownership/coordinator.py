@@ -111,9 +111,6 @@ class SessionCoordinator:
             if doubtful is not None:
                 session.own_rare().doubtful = doubtful
 
-    def handle_open(self, node: str, payload: bytes) -> None:
-        self.open(node, decode_frame(frames.OPEN, payload))
-
     def open(self, node: str, frame: OpenFrame) -> None:
         """Queues the request of `node` for a session, or withdraws it."""
         request = SessionRequest(node, frame)
@@ -168,7 +165,7 @@ class SessionCoordinator:
             return
         user = self.owners.user(request.client_id)
         if request.user is not None and user and user != request.user:
-            self.answers.denied(request)
+            self.answers.refuse(request, denied=True)
             self._done(request)
             return
         owner = self.owners.owner(request.client_id)

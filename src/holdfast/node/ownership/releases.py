@@ -128,5 +128,5 @@ class Releases:
             return None
         if request.is_opening or request.deadline == NEVER:
             return None
-        self._answers.kept(request, filters)
+        self._answers.refuse(request, kept=filters)
         return request

@@ -27,18 +27,11 @@ class HomeAnswers:
         # Replies and orders to this node itself; SessionAcquisition takes them.
         self.local: list[OpenedFrame | CloseFrame | ReportRequest] = []
 
-    def denied(self, request: SessionRequest) -> None:
-        """Refuses a request because the session belongs to another user."""
-        self._refuse(request, denied=True)
-
-    def kept(self, request: SessionRequest, filters: list[str]) -> None:
-        """Replies that the owner keeps the session, because it has these filters."""
-        self._refuse(request, kept=filters)
-
-    def _refuse(
-        self, request: SessionRequest, denied: bool = False, kept: list[str] | None = None
+    def refuse(
+        self, request: SessionRequest, *, denied: bool = False, kept: list[str] | None = None
     ) -> None:
-        """Sends a reply without a session. Its `lost` is all that an older version understands."""
+        """Sends a reply without a session. `denied`: it belongs to another user. `kept`: its owner
+        keeps it, because it has these filters. Older versions understand no more than `lost`."""
         frame = OpenedFrame(
             request=request.number,
             client=request.client_id,

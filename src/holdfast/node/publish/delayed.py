@@ -33,7 +33,6 @@ from holdfast.node.publish.delayed_table import (
     split_publisher,
     with_publisher,
 )
-from holdfast.node.publish.delayed_timer import arm_delayed
 from holdfast.node.refusal import Rejection
 from holdfast.node.rights import acting_for, has_passing_rules, may_publish_later, proves_names
 from holdfast.node.routing.routing import find_route, look_up
@@ -133,7 +132,7 @@ def publish_due(
         table.armed_at = recorded.now + (0.001 if count == PER_TURN else max(least_s, RECHECK_S))
         recorded.arm(table.armed_at, DELAYED, table)
         return
-    arm_delayed(recorded)
+    recorded.arm_delayed()
 
 
 def _publish(state: NodeState, message: Delayed) -> None:

@@ -54,6 +54,10 @@ WITHHELD: Final = 13
 RIGHTS_CHANGED: Final = 14
 RELOCATION: Final = 15
 
+LOOK_AGAIN_S: Final = 60.0
+"""The longest time in seconds until the clock is compared with the earliest delayed message again.
+A wall clock that is set meanwhile delays it no longer than that."""
+
 
 class Timer:
     """A time at which `kind` of action is due for `subject`. `number`: its place among timers of
@@ -145,6 +149,23 @@ class RecordedState:
             self.timers = [each for each in self.timers if each.kind != CANCELLED]
             heapq.heapify(self.timers)
             self.timers_cancelled = 0
+
+    def arm_delayed(self) -> None:
+        """Starts the timer for the earliest delayed message, unless there is one in time.
+
+        Times of messages are those of the wall clock, in a cluster of the cluster clock, and timers
+        use the monotonic clock. So a timer only says when to compare the clock with the earliest
+        message. A clock that is set back or forth meanwhile publishes no message at the wrong time.
+        """
+        table = self.delayed
+        due_us = table.earliest_us()
+        if due_us is None:
+            return
+        wait_s = min(max(0.0, (due_us - self.wall_us) / 1_000_000), LOOK_AGAIN_S)
+        when = self.now + wait_s
+        if not table.armed_at or when < table.armed_at:
+            table.armed_at = when
+            self.arm(when, DELAYED, table)
 
     def pop_timers(self, now: float, count_max: int) -> list[Timer]:
         """Removes and returns the due timers, the earliest first, at most so many."""

@@ -22,7 +22,6 @@ from holdfast.node.groups.queue_keeper import (
     make_keeper,
 )
 from holdfast.node.publish.delayed_table import is_waiting
-from holdfast.node.publish.delayed_timer import arm_delayed
 from holdfast.node.publish.producers import ID_BYTES_MAX
 from holdfast.node.rights import forget
 from holdfast.node.session.rare_fields import OwedRetained
@@ -74,33 +73,6 @@ from holdfast.protocol.topics.names import (
     is_queue,
     is_shared,
 )
-
-
-def rearm(state: RecordedState, session: Session, slack_us: int) -> bool:
-    """Starts the timers of will and expiry of a session without a connection. False: it has
-    expired. `slack_us`: the most microseconds by which the clock of its close may be behind this
-    node's.
-
-    The interval of a session or will began when its connection was lost, by the clock of the log.
-    What is left of it goes on from now.
-    """
-    gone_us = state.wall_us - session.rare.disconnected_us - slack_us
-    gone_s = max(0, gone_us) / 1_000_000
-    # A timer that was armed since the session was touched must not fire beside the new one.
-    state.cancel(session.rare.will_timer)
-    state.cancel(session.rare.expiry_timer)
-    will = session.will
-    if will is not None and session.expiry_s > 0:
-        due_s = min(will.delay_s, session.expiry_s) - gone_s
-        session.own_rare().will_timer = state.arm(state.now + max(0.0, due_s), WILL_DUE, session)
-    if session.expiry_s == NEVER_EXPIRES:
-        return True
-    left_s = session.expiry_s - gone_s
-    if left_s <= 0:
-        return False
-    session.own_rare().expiry_timer = state.arm(state.now + left_s, SESSION_EXPIRY, session)
-    return True
-
 
 ASSIGNED_MAX: Final = 10_000
 """The most entries of one group in `group_assigned`. Beyond them a crash may deliver a message
@@ -240,7 +212,7 @@ class Recovery(SenderPacketIds):
 
     def _apply_delayed(self, record: Record) -> None:
         self.state.delayed.apply(record)
-        arm_delayed(self.state)
+        self.state.arm_delayed()
 
     def _set_retained(self, record: Record) -> None:
         try:
@@ -503,5 +475,27 @@ class Recovery(SenderPacketIds):
         return session
 
     def _rearm(self, session: Session) -> bool:
-        """Starts the timers of will and expiry. False: the session has expired."""
-        return rearm(self.state, session, self.clock_slack_us)
+        """Starts the timers of will and expiry of a session without a connection. False: it has
+        expired.
+
+        The interval of a session or will began when its connection was lost, by the clock of the
+        log. What is left of it goes on from now.
+        """
+        state = self.state
+        gone_us = state.wall_us - session.rare.disconnected_us - self.clock_slack_us
+        gone_s = max(0, gone_us) / 1_000_000
+        # A timer that was armed since the session was touched must not fire beside the new one.
+        state.cancel(session.rare.will_timer)
+        state.cancel(session.rare.expiry_timer)
+        will = session.will
+        if will is not None and session.expiry_s > 0:
+            due_s = min(will.delay_s, session.expiry_s) - gone_s
+            will_timer = state.arm(state.now + max(0.0, due_s), WILL_DUE, session)
+            session.own_rare().will_timer = will_timer
+        if session.expiry_s == NEVER_EXPIRES:
+            return True
+        left_s = session.expiry_s - gone_s
+        if left_s <= 0:
+            return False
+        session.own_rare().expiry_timer = state.arm(state.now + left_s, SESSION_EXPIRY, session)
+        return True

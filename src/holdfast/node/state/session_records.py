@@ -4,7 +4,7 @@ Entries also go between nodes. Fields without a value are left out where older v
 of these types are told apart by `op`, or by where they are.
 """
 
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, json
 
@@ -263,7 +263,7 @@ class UnknownRecord(Struct):
     client: str
 
 
-SessionRecord = (
+KnownRecord = (
     OpenRecord
     | CloseRecord
     | EndRecord
@@ -274,8 +274,8 @@ SessionRecord = (
     | QueueRecord
     | MemberRecord
     | MembersRecord
-    | UnknownRecord
 )
+SessionRecord = KnownRecord | UnknownRecord
 
 SESSION_OPENED: Final = b'{"op":"open",'
 """The first bytes of each OpenRecord, and of no other record of a session."""
@@ -352,23 +352,8 @@ class GroupEntry(Struct, omit_defaults=True):
 
 encode_session: Final = json.Encoder().encode
 """Encode a SessionRecord, a SessionEntry or a GroupEntry."""
-_Known = (
-    OpenRecord
-    | CloseRecord
-    | EndRecord
-    | SubscribeRecord
-    | UnsubscribeRecord
-    | RetainedRecord
-    | ReserveRecord
-    | QueueRecord
-    | MemberRecord
-    | MembersRecord
-)
-_KNOWN_OPS: Final = (
-    "open", "close", "end", "subscribe", "unsubscribe", "retained", "reserve", "queue", "member",
-    "members",
-)  # fmt: skip
-_RECORD: Final[json.Decoder[_Known]] = json.Decoder(_Known)
+_KNOWN_OPS: Final = {each.__struct_config__.tag for each in get_args(KnownRecord)}
+_RECORD: Final[json.Decoder[KnownRecord]] = json.Decoder(KnownRecord)
 _UNKNOWN: Final = json.Decoder(UnknownRecord)
 _ENTRY: Final = json.Decoder(SessionEntry)
 

@@ -166,7 +166,7 @@ class BrokerEdge:
         state = broker.node.state
         broker.touch()
         # The sessions that are here, and those that the log has. A durable one may be in both.
-        for table in dict.fromkeys((state, state.cluster.recorded())):
+        for table in dict.fromkeys((state, state.recorded)):
             for session in table.sessions.values():
                 if not session.is_internal:
                     self._interest.load(session.subscriptions)
@@ -209,7 +209,7 @@ class BrokerEdge:
 
     async def stop(self) -> None:
         broker = self._broker
-        for table in (broker.node.state, broker.node.state.cluster.recorded()):
+        for table in (broker.node.state, broker.node.state.recorded):
             table.watch_interest = table.watch_removal = None
         broker.runtime.cluster_node.member.watch_filters(None)
         self._is_up = False

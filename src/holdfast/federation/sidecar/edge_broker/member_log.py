@@ -252,7 +252,7 @@ class MemberLog:
     # The log
 
     def _values(self) -> MemberValues:
-        return self._broker.node.state.cluster.recorded().member
+        return self._broker.node.state.recorded.member
 
     def _stored_identity(self) -> StoredIdentity | None:
         data = self._values().values.get(IDENTITY)
