@@ -211,10 +211,11 @@ class Node:
         self.state.connections -= 1
         self.state.pending_connects.leave(connection)
         clear_deadline(self.state, connection)
-        if isinstance(connection.proof, Proof):
-            self.state.cancel(connection.proof.timer)
+        proof = connection.proof
+        if isinstance(proof, Proof):
+            self.state.cancel(proof.timer)
+            forget_decisions(self.state, connection)
         release_meter(self.state, connection)
-        forget_decisions(self.state, connection)
         if connection.state != CLOSED:
             handle_connection_lost(self.state, connection)
 

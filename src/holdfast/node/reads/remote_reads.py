@@ -31,7 +31,7 @@ from holdfast.log.reading.starts import FoundStart
 from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
 from holdfast.node.delivery.subscribe import handle_starts
-from holdfast.node.effects import Effect, FetchInflight, FindStarts, Found, ReadLog
+from holdfast.node.effects import FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.features import FEEDS
 from holdfast.node.frame_kinds import FETCH, BadFrame
 from holdfast.node.node import Node
@@ -129,11 +129,9 @@ class RemoteReads:
 
     # The driver
 
-    def take(self, effect: Effect) -> bool:
+    def take(self, effect: ReadLog | FetchInflight | FindStarts) -> bool:
         """Takes over a read that needs partitions which are not stored here. False: it needs none,
         so the driver reads."""
-        if not isinstance(effect, ReadLog | FetchInflight | FindStarts) or effect.done is not None:
-            return False
         if all(map(self.is_stored, all_needs(effect))):
             return False
         self._assign(ReadJob(effect))

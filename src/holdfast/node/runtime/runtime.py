@@ -535,17 +535,17 @@ class Runtime:
     # Effects
 
     def _carry_out(self, effect: Effect) -> None:
-        if self.cluster_node.remote_reads.take(effect):
+        if not isinstance(effect, (ReadLog, FetchInflight, FindStarts)):
+            self.clients.carry_out(effect)
+        elif effect.done is None and self.cluster_node.remote_reads.take(effect):
             # Another node, or this one with others, has the records.
             return
-        if isinstance(effect, ReadLog):
+        elif isinstance(effect, ReadLog):
             self._read_log(effect)
         elif isinstance(effect, FetchInflight):
             self._fetch(effect)
-        elif isinstance(effect, FindStarts):
-            self._find_starts(effect)
         else:
-            self.clients.carry_out(effect)
+            self._find_starts(effect)
 
     def _read_log(self, effect: ReadLog) -> None:
         """Reads now, or after the next group if the file lacks some of the records."""

@@ -47,7 +47,8 @@ UNANSWERED: Final = "the service that decides about topics does not reply: try a
 
 
 def asked_rules(connection: Connection) -> AskedRules | None:
-    """The rules of a client about whose topics a service decides, or None."""
+    """The rules of a client about whose topics a service decides, or None. They come with a `proof`
+    of the connection, so a caller that is compiled looks at that first."""
     rights = connection.rights
     acl: ClientRules | None = rights.acl if isinstance(rights, Rights) else None
     return acl if isinstance(acl, AskedRules) else None
