@@ -353,3 +353,64 @@ def test_units_of_texts_and_of_other_fields_are_proposed(tmp_path: Path) -> None
     units = {(row["topic"][0], row["metric"], row["unit"]) for row in read.readings if row["unit"]}
     assert units == {("a", "power", "W"), ("b", "temp", "°C"), ("c", "state", "°C"),
                      ("e", "temp", "°C"), ("f", "current", "A")}  # fmt: skip
+
+
+def test_units_show_that_the_last_level_is_the_metric() -> None:
+    parts = fleet(("house/boiler/flow", "3#.5 °C"), ("house/boiler/pressure", "1.# bar"),
+                  ("house/ups/load", "2#%"), ("house/car/mode", "eco"))  # fmt: skip
+    (found,) = proposed(parts)
+    assert found.rule == 'Rule("house/+/+", device="level 2", metric="level 3")'
+    assert "flow (°C), load (%)" in found.reason
+
+
+def test_a_decimal_comma_is_no_column() -> None:
+    found = proposed(fleet(("de/oven/temp", "2#,5 °C"), ("de/oven/flow", "2#,5")))
+    assert not any("csv" in each.rule for each in found)
+    (lines,) = proposed(fleet(("plant/oven", "2#,5,7")))
+    assert 'decode="csv"' in lines.rule
+
+
+def test_senml_is_proposed_with_its_base_name_as_the_device() -> None:
+    (named,) = proposed(
+        fleet(("s/1", '[{"bn":"urn:a:","bt":1790000000,"n":"t","u":"Cel","v":2#}]'))
+    )
+    assert named.rule == 'Rule("s/1", decode="senml", device="field bn")'
+    assert "1 devices, such as urn:a; 1 metrics, such as t (°C)" in named.reason
+    (plain,) = proposed(fleet(*((f"s/{n}", '[{"n":"t","u":"Cel","v":2#}]') for n in "12")))
+    assert plain.rule == 'Rule("s/+", decode="senml", device="level 2")'
+    assert not proposed(fleet(("list/1", '[{"n":"a","v":1#}]')))
+
+
+def test_units_that_were_announced_to_home_assistant() -> None:
+    configs = [
+        ("esp-a_temp", {"stat_t": "~/sensor/temp/state", "~": "attic", "unit_of_meas": "°C"}),
+        ("esp-b_temp", {"stat_t": "cellar/sensor/temp/state", "unit_of_meas": "°C"}),
+        ("esp-a_gas", {"stat_t": "hall/1/gas", "unit_of_meas": "m³"}),
+        ("esp-b_gas", {"stat_t": "hall/2/gas", "unit_of_meas": "l"}),
+        ("own", {"state_topic": "own/meter", "unit_of_measurement": "kWh",
+                 "value_template": "{{ value_json.total['import'] | float }}"}),
+        ("other", {"state_topic": "own/meter", "unit_of_measurement": "W",
+                   "value_template": "{{ value_json['power'] }}"}),
+        ("loop", {"state_topic": "own/meter", "unit_of_measurement": "V",
+                  "value_template": "{{ value_json | first }}"}),
+    ]  # fmt: skip
+    device = {"state_topic": "room/x", "components": {
+        "t": {"unit_of_measurement": "°F", "value_template": "{{ value_json.t }}"}, "u": None,
+    }}  # fmt: skip
+    messages = [(f"homeassistant/sensor/{name}/config", json.dumps(each).encode())
+                for name, each in [*configs, ("room", device)]]  # fmt: skip
+    messages += fleet(
+        *((f"{node}/sensor/temp/state", "2#.5") for node in ("attic", "cellar")),
+        *((f"hall/{number}/{name}", "2#.5") for number in (1, 2) for name in ("gas", "flow")),
+        ("own/meter", '{"total":{"import":1#},"power":5,"x":1}'), ("room/x", '{"t":70}'),
+    )  # fmt: skip
+    rules = [eval(each.rule, {"Rule": Rule}) for each in proposed(messages)]
+    log = Log(*rules)
+    for topic, payload in messages:
+        log.add(topic, payload)
+    units = {(row["device"], row["metric"], row["unit"]) for row in log.read().readings}
+    assert {each for each in units if each[2]} == {
+        ("attic", "sensor/temp", "°C"), ("cellar", "sensor/temp", "°C"),
+        ("own/meter", "total.import", "kWh"), ("own/meter", "power", "W"), ("room/x", "t", "°F"),
+    }  # fmt: skip
+    assert {("1", "gas", None), ("2", "gas", None)} < units

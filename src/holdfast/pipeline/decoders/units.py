@@ -145,6 +145,10 @@ class UnitRules:
                         decoded.set_unit(at, known.get(f"{device}\0{_other_name(other, match)}"))
                     break
 
+    def has(self, metric: str) -> bool:
+        """Returns whether a metric has a unit by the rule."""
+        return any(pattern.fullmatch(metric) for pattern, *_ in self._rules)
+
     @property
     def has_last(self) -> bool:
         """True if a unit comes from an earlier message."""

@@ -3,7 +3,7 @@ in texts, lists of named values, and the columns of lines."""
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -37,6 +37,8 @@ ID_LENGTH_MIN: Final = 6
 """The fewest characters of a message id."""
 _UNIT_NAME: Final = re.compile(r"(.*?)[._]?(?:[uU]nits?|UNITS?|unit_of_measurement|uom)")
 """The name of a field that may be a unit, with the name of what it is the unit of."""
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+(\s*[^\d\s,]\S*)?")
+"""A text that is probably one number, `20,5 °C`, and not two cells."""
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n")
 PAIR_VALUES: Final = ("v", "val", "value")
 """The names of key and value in lists of named values."""
@@ -72,6 +74,9 @@ class TopicMessages:
         """Parses the newest messages."""
         self.messages = self.messages[-MESSAGES_PER_TOPIC:]
         self.documents = [(_parsed(parse_json, payload), at) for payload, at in self.messages]
+        if all(_is_senml(document) for document, _ in self.documents):
+            self.decode = "senml"
+            return
         is_text = any(map(_is_text, (payload for payload, _ in self.messages)))
         for decode, parse in () if is_text else _BINARY.items():
             found = [(_parsed(parse, payload), at) for payload, at in self.messages]
@@ -97,6 +102,17 @@ def _parsed(parse: Callable[[bytes], Any], payload: bytes) -> Any:
         return parse(inflated(payload) if payload.startswith(GZIP_BEGIN) else payload)
     except DecodeError:
         return None
+
+
+def _is_senml(document: Any) -> bool:
+    """Returns whether a document is a list of SenML's records, as far as their names show it."""
+    return (
+        isinstance(document, list)
+        and bool(document)
+        and all(isinstance(each, dict) and each.keys() & {"n", "bn"} for each in document)
+        and any(each.keys() & {"v", "vs", "vb", "vd"} for each in document)
+        and any(each.keys() & {"bn", "bt", "bu", "u", "t"} for each in document)
+    )
 
 
 def _is_text(payload: bytes) -> bool:
@@ -305,6 +321,33 @@ def _unit_fields(
     return units, unclear
 
 
+_PATH: Final = re.compile(r"value_json((?:\.\w+|\[['\"][^'\"\]]+['\"]\])+)")
+"""The field that a template of Home Assistant takes: `value_json.temperature`."""
+
+
+def discovered_units(topics: Iterable[TopicMessages]) -> dict[str, dict[str, str]]:
+    """Returns the units that devices announce to Home Assistant, by topic and field. The field is
+    empty for payloads of one value."""
+    found: dict[str, dict[str, str]] = {}
+    for topic in topics:
+        for document, _ in topic.objects if topic.levels[-1] == "config" else ():
+            parts = document.get("components", document.get("cmps"))
+            for part in (document, *(parts.values() if isinstance(parts, dict) else ())):
+                one = document | part if isinstance(part, dict) else {}
+                unit = known_unit(one.get("unit_of_measurement", one.get("unit_of_meas")))
+                state = one.get("state_topic", one.get("stat_t"))
+                template = one.get("value_template", one.get("val_tpl", "{{ value }}"))
+                if unit is None or not isinstance(state, str) or not isinstance(template, str):
+                    continue
+                path = _PATH.search(template)
+                if path is None and "value_json" in template:
+                    continue
+                names = re.findall(r"\w[^.'\"\[\]]*", path[1]) if path is not None else []
+                name = state.replace("~", str(document.get("~", "")))
+                found.setdefault(name, {})[".".join(names)] = unit
+    return found
+
+
 def _measured_texts(group: Sequence[TopicMessages]) -> Arguments:
     """Returns the decoder for texts that are all numbers with one unit, such as `16A`. Each alone
     may be a code."""
@@ -331,6 +374,8 @@ def csv_of(group: Sequence[TopicMessages]) -> Arguments:
         counts = {line.count(delimiter) for line, _ in lines}
         if len(counts) != 1 or not lines or counts == {0}:
             continue
+        if delimiter == "," and all(_DECIMAL_COMMA.fullmatch(line.strip()) for line, _ in lines):
+            return {}
         cells = [line.split(delimiter) for line, _ in lines]
         numbers = sum(plain_value(cell.strip()) is not None for line in cells for cell in line)
         if numbers < sum(map(len, cells)) / 2:

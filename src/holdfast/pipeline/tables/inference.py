@@ -8,17 +8,20 @@ without a rule each topic is a device.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from holdfast.pipeline.decoders.decoded import DecodeError
 from holdfast.pipeline.decoders.text_payload import ONLINE
+from holdfast.pipeline.decoders.units import UnitRules
 from holdfast.pipeline.tables.columns import TableMessage
 from holdfast.pipeline.tables.field_roles import (
     SHARE,
     Arguments,
     TopicMessages,
     csv_of,
+    discovered_units,
     is_picture,
     local_zone,
     roles_of,
@@ -41,6 +44,8 @@ DEVICE_FIELDS: Final = (
     ("model", "id"), ("id",), ("mac",),
 )  # fmt: skip
 """The fields that may name a device, if one topic has several."""
+DISCOVERED_MAX: Final = 100
+"""The most units of a rule that were announced to Home Assistant."""
 PRESENCE: Final = "online or offline"
 Message = tuple[str, bytes, int]
 """Topic, payload, and the time of storing in microseconds since 1970."""
@@ -64,6 +69,9 @@ class _Draft:
     """True if several topics may give one metric: a profile, or a device from the payload."""
     group: int = -1
     """The number of the shape of topics that it is for, with its rules for online and offline."""
+
+    units: dict[str, set[str]] = field(default_factory=dict)
+    """The units that devices have announced, by metric."""
 
     @property
     def rule(self) -> Rule:
@@ -120,7 +128,35 @@ def infer(
     known = Topics([draft.rule for draft in drafts])
     left = [each for each in topics.values() if _no_reader(known, each.name)]
     drafts += _by_levels([each for each in left if not each.name.startswith("$")], zone)
+    _add_discovered(drafts, topics)
     return _checked(drafts, list(topics.values()))
+
+
+def _add_discovered(drafts: list[_Draft], topics: Mapping[str, TopicMessages]) -> None:
+    """Adds the units that devices have announced to Home Assistant, where all topics of a rule
+    agree."""
+    known = Topics([draft.rule for draft in drafts])
+    for name, fields in discovered_units(topics.values()).items():
+        reader = known[name].reader
+        if reader is None and name in topics and _no_reader(known, name):
+            drafts.append(_Draft({"filter": name}, "units by the discovery of Home Assistant"))
+            known = Topics([draft.rule for draft in drafts])
+            reader = known[name].reader
+        if reader is None:
+            continue
+        draft = drafts[known.readers.index(reader)]
+        with suppress(DecodeError):  # the topic has fewer levels than the rule wants
+            for path, unit in fields.items():
+                is_one = path == (reader.rule.value or "")
+                metric = reader.metric_of(name) if is_one else path
+                draft.units.setdefault(metric, set()).add(unit)
+    for draft in drafts:
+        given = draft.arguments.get("units", {})
+        certain = {metric: unit for metric, (unit, *others) in draft.units.items() if not others}
+        own = UnitRules(given)
+        more = [metric for metric in certain if not own.has(metric)][:DISCOVERED_MAX]
+        if more:
+            draft.arguments["units"] = {**given, **{metric: certain[metric] for metric in more}}
 
 
 def _no_reader(known: Topics, name: str) -> bool:
@@ -220,14 +256,19 @@ def _of_group(group: Sequence[TopicMessages], zone: str) -> _Draft | None:
     common = csv_of(group) or roles_of(group, zone)
     if group[0].decode:
         common["decode"] = group[0].decode
-    best: tuple[tuple[bool, int], _Draft] | None = None
+    documents = [document for topic in group for document, _ in topic.documents]
+    if group[0].decode == "senml" and all("bn" in document[0] for document in documents):
+        arguments = {"filter": _filter(group), "decode": "senml", "device": "field bn"}
+        return _Draft(arguments, "SenML: a device for each base name", is_free=True)
+    best: tuple[tuple[bool, bool, int], _Draft] | None = None
     for draft in _candidates(group, common):
         known, use = Topics(with_defaults([draft.rule])), _Use()
         for topic in group:
             use.add(_read(known, topic))
         if len(use.devices) < TOPICS_MIN or (not draft.is_free and _is_mixed(use)):
             continue
-        rank = ("prefix" in draft.arguments, len(use.devices))
+        has_several = any(len(units) > 1 for units in use.units.values())
+        rank = (has_several, "prefix" in draft.arguments, len(use.devices))
         if draft.is_free:
             return draft
         if best is None or rank < best[0]:
@@ -324,8 +365,15 @@ def _filter(topics: Sequence[TopicMessages]) -> str:
 
 
 def _is_mixed(use: _Use) -> bool:
-    """Returns whether two topics give one metric of a device, or no two devices share a metric."""
-    return use.has_two_topics or len(use.owners) == len({metric for _, metric in use.owners})
+    """Returns whether two topics give one metric of a device, or no two devices share a metric.
+
+    Metrics that no two devices share are right if their units show that they differ.
+    """
+    units = [unit for units in use.units.values() for unit in units]
+    is_measured = len(set(units)) > 1 and len(units) == len(use.units)
+    return use.has_two_topics or (
+        not is_measured and len(use.owners) == len({metric for _, metric in use.owners})
+    )
 
 
 def _read(known: Topics, topic: TopicMessages) -> _Use:
