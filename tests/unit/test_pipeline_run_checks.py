@@ -52,6 +52,16 @@ def test_a_directory_that_is_no_log(
     assert not lake.exists()
 
 
+def test_a_lake_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal(tmp_path / "data")
+    journal.append(0, [record("t", b"1")])
+    (tmp_path / "file").touch()
+    for place in (str(tmp_path / "file" / "lake"), "/proc/none/lake"):
+        line = refusal(capsys, "--from", str(journal.directory), "--lake", place)
+        assert place.removesuffix("/lake") in line
+        assert "directory" in line
+
+
 def test_a_server_that_is_down_ends_one_run_and_a_continuous_one_waits_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

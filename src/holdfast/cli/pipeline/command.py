@@ -99,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
         code: int = args.work(args)
     except (LakeError, RaceError, ObjectStoreError, TableError, OptionError, DataLossError,
             OffsetError, JavaError, AdminError, AdminAccessError, DataDirectoryError, ProfileError,
-            PermissionError) as error:  # fmt: skip
+            OSError) as error:  # fmt: skip
+        if isinstance(error, BrokenPipeError):
+            raise
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_USAGE
     except Terminated:

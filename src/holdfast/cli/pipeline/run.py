@@ -97,9 +97,8 @@ def run(args: argparse.Namespace) -> int:
     source |= options.access_options(args) | dict(args.option)
     if RECORDS in chosen:
         check_log(source, lake.path, waits=args.continuous)
-    if lake.settings:
-        with locked(lake.path, chosen):
-            pass  # Spark needs seconds to start: another run is noticed before
+    with locked(lake.path, chosen):
+        pass  # Spark needs seconds to start: another run, and a full disk, are noticed before
     progress = RunProgress(quiet=args.quiet)
     reporter = _reporter(args, lake, source, progress)
     if args.max_records_per_trigger is not None:
