@@ -135,6 +135,7 @@ HOT = [
     "node/routing/routing.py",
     "node/publish/producer_dedup.py",
     "node/state/recorded_state.py",
+    "node/state/retained_store.py",
     "node/node_state.py",
     "node/sweep.py",
     "node/stats.py",

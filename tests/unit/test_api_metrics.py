@@ -157,13 +157,13 @@ def test_retained_messages_of_the_broker_do_not_count() -> None:
     state = bench.node.state
     recorded = bench.recorded()
     assert len(state.retained) > 10
-    assert recorded.retained_topics() == 1
+    assert recorded.retained.topics.total == 1
     # Nor are they bounded: a limit of one message would have no room for a client's.
-    state.config.retained_max = 2
+    state.config.retained_max = 4
     bench.connect("v").send(publication("u", b"x", 0, retain=True))
     bench.settle()
-    assert recorded.retained_topics() == 2
-    assert not recorded.has_retained_room(1, 1)
+    assert recorded.retained.topics.total == 2
+    assert recorded.retained.refusal(state.config, "", (1, 3), (1, 3), (0, 0))
 
 
 def test_certificates_end_when_they_say(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_a_record_that_admission_adds_is_folded() -> None:
     """A message without room in the retained store removes what its topic had."""
     core = Core(Row(1, 2), "one")
     machine = core.machines[0]
-    machine.node.state.config.retained_max = 1
+    machine.node.state.config.retained_max = 2
     for number, publisher in enumerate(core.publishers):
         topic = f"kept/{number}".encode()
         publisher.send(encode(Publish(topic, b"x", 1, True, False, 1, b"", 0, -1), LEVEL))

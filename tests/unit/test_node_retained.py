@@ -168,14 +168,14 @@ def test_a_replaced_subscription_gets_the_rest_of_the_retained_set(handling: int
 
 
 def test_retained_store_is_bounded_in_bytes() -> None:
-    config = NodeConfig(partitions=2, sys_interval_s=0, retained_bytes_max=100_000)
+    config = NodeConfig(partitions=2, sys_interval_s=0, retained_bytes_max=200_000)
     bench = NodeBench(config)
     state = bench.node.state
     publisher = bench.connect("pub")
     for number in range(20):
         publisher.send(publish(f"t/{number}", b"x" * 10_000, number % 2, number, retain=True))
     assert len(state.retained) == 9
-    assert state.retained.size_bytes <= 100_000
+    assert state.retained.bytes.total <= 100_000
     assert state.stats.refused_quota == 11
     assert len([note for note in bench.notes if note.event == "retained_limit"]) == 1
     # One that does not fit in place of another: that one is out of date.
@@ -183,7 +183,7 @@ def test_retained_store_is_bounded_in_bytes() -> None:
     assert retained(bench, "a", "t/1") == []
     for number in range(20):
         publisher.send(publish(f"t/{number}", b"", retain=True))
-    assert (len(state.retained), state.retained.size_bytes) == (0, 0)
+    assert (len(state.retained), state.retained.bytes.total) == (0, 0)
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -206,7 +206,7 @@ def test_a_retained_message_has_its_payload_once(version: int, qos: int) -> None
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_restart_has_the_same_retained_messages(qos: int, commits: bool) -> None:
     """Whatever its limits are, and though the log has the messages that found no room."""
-    config = NodeConfig(partitions=2, sys_interval_s=0, retained_max=3)
+    config = NodeConfig(partitions=2, sys_interval_s=0, retained_max=6)
     bench = NodeBench(config, auto_commit=commits)
     publisher = bench.connect("pub")
     numbers = [0, 1, 2, 3, 4, 1, 3]

@@ -260,8 +260,10 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     outbox_bytes: Annotated[int, Meta(ge=4096, le=1 << 40)] = 4_194_304
     retained_max: Count = 5_000_000
     retained_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 50)] = 1 << 30
-    """The most bytes of memory of the retained store. Above it, or `retained_max`, a message is
-    delivered and not retained, and the topic's earlier one is removed."""
+    """The most bytes of memory of the retained store. A user, or a client without a user, may have
+    as many bytes, and as many of the topics of `retained_max`, as are left for all others. Above
+    that a message is refused. One of QoS 0, MQTT 3 or a numbered producer is delivered and not
+    retained, and the topic's earlier one is removed."""
     subscriptions_per_session: CountAboveZero = 100_000
     filter_bytes_per_session: Annotated[int, Meta(ge=65535, le=1 << 40)] = 16_777_216
     """The most bytes of the filters of all its subscriptions together."""

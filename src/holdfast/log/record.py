@@ -44,8 +44,8 @@ FLAG_PRODUCER: Final = 0x10
 FLAG_WILL: Final = 0x20
 """The message is the will of `client_id` for its session epoch `sequence`."""
 FLAG_AUDIENCE: Final = 0x40
-"""The message is not for all subscribers; `audience` defines for which, see session.audience.
-Readers that know no audiences treat it as a message for all."""
+"""The message is not for all subscribers, or a user retains it; `audience` says which, see
+session.audience. Readers that know no audiences treat it as a message for all."""
 
 FLAG_DELAYED: Final = 0x80
 """The message waits for its time, or with another topic than `$delayed/...` is the publication of

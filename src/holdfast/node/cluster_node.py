@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.log.batch import Batch
 from holdfast.log.journal.segment import WriteGroup
-from holdfast.log.record import Record
+from holdfast.log.record import FLAG_PRODUCER, Record
 from holdfast.node import frame_kinds as kinds
 from holdfast.node.alone import Alone
 from holdfast.node.attendance import Attendance
@@ -599,10 +599,22 @@ class BrokerPort(ClusterPort):
         elif not self._context.is_available(now):
             text = "this node reaches no majority of the cluster"
         else:
-            return None
+            return self._retained_refusal(connection, record)
         self._state.stats.refused_unavailable += 1
         note_refused(self._state, connection, record)
         return Rejection(text)
+
+    def _retained_refusal(self, connection: Connection, record: Record) -> Rejection | None:
+        """The reason why a message finds no room in the retained store. Clients of MQTT 3 and
+        numbered producers would send a refused message again, for ever. Theirs are delivered and
+        not retained."""
+        if connection.version < 5 or record.flags & FLAG_PRODUCER:
+            return None
+        text = self._admission.retained_refusal(record)
+        if not text:
+            return None
+        self._replicated.state.note_retained_limit(record.topic.decode())
+        return Rejection(text, may_pass=True)
 
     def is_congested(self, part: int) -> bool:
         limit = self._state.config.pending_bytes_max // part

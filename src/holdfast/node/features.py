@@ -10,7 +10,11 @@ GROUP_MEMBERS: Final = "group-members"
 MEMBER_VALUES: Final = "federation-records"
 MEMBER_TABLE: Final = "ft"
 """The feature of a node whose configuration has [federation]."""
-RECORD_FEATURES: Final = (BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS, MEMBER_VALUES)
+RETAINED_USERS: Final = "retained-users"
+RECORD_FEATURES: Final = (
+    *(BANS, DELAYED_MESSAGES, QUEUES, GROUP_MEMBERS, MEMBER_VALUES),
+    RETAINED_USERS,
+)
 """The features whose records older versions do not apply."""
 WILL_OFFSETS: Final = "will-offsets"
 """The feature of entries that older versions do not accept from another node."""

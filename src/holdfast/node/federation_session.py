@@ -25,7 +25,6 @@ from holdfast.node.node_state import NodeState, Promise
 from holdfast.node.publish.inbound import log_qos0
 from holdfast.node.refusal import Rejection
 from holdfast.node.routing.routing import find_route
-from holdfast.node.session.audience import encode_audience
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.listener_rules import ListenerRules
 from holdfast.node.session.message import Message
@@ -127,10 +126,9 @@ def publish(
     flags = message.qos | log_record.FLAG_PRODUCER
     if message.retain:
         flags |= log_record.FLAG_RETAIN
-    audience = b""
-    if message.audience is not None:
+    audience = message.audience_field()
+    if audience:
         flags |= log_record.FLAG_AUDIENCE
-        audience = encode_audience(message.audience)
     record = Record(
         route.partition,
         log_record.MESSAGE,

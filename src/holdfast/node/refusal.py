@@ -12,14 +12,23 @@ class Rejection:
     """The reason why a message, or a change of a session, is not stored, or a CONNECT is refused:
     reason code and text. `servers`: other servers for the client, in the form of MQTT.
 
-    With QUOTA_EXCEEDED the client should send a message again later. Every other reason gets a line
-    in the log.
+    `is_for_now`: the client should send a message again, and before its later ones. That is so with
+    QUOTA_EXCEEDED, by default. Every other reason gets a line in the log.
     """
 
-    def __init__(self, text: str, reason: int = reasons.QUOTA_EXCEEDED, servers: str = "") -> None:
+    def __init__(
+        self,
+        text: str,
+        reason: int = reasons.QUOTA_EXCEEDED,
+        servers: str = "",
+        *,
+        may_pass: bool = False,
+    ) -> None:
+        """`may_pass`: later messages of the client may be stored before it."""
         self.text = text
         self.reason = reason
         self.servers = servers
+        self.is_for_now = reason == reasons.QUOTA_EXCEEDED and not may_pass
 
 
 NOT_PERMITTED: Final = Rejection("", reasons.NOT_AUTHORIZED)

@@ -110,7 +110,6 @@ def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) ->
     message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
     route = find_route(state, topic)
     if retain:
-        state.recorded.own_retained += state.retained.get(route.topic) is None
         state.retained.set(route.topic, message)
     deliver(state, route, message)
     # Each node publishes its own $SYS topics to its own clients.

@@ -128,8 +128,8 @@ class FigureRoutes:
         rows = [
             LimitUse("limits.connections", state.connections, config.connections),
             LimitUse("limits.sessions", state.client_sessions() + sessions, config.sessions_max),
-            LimitUse("limits.retained_max", recorded.retained_topics(), config.retained_max),
-            LimitUse("limits.retained_bytes", state.retained.size_bytes,
+            LimitUse("limits.retained_max", state.retained.topics.total, config.retained_max),
+            LimitUse("limits.retained_bytes", state.retained.bytes.total,
                      config.retained_bytes_max),
             LimitUse("limits.producers_max", len(state.producers), config.producers_max),
             LimitUse("pending_bytes", state.journal.pending_bytes, config.pending_bytes_max),

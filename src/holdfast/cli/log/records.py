@@ -40,7 +40,7 @@ from holdfast.log.record import (
     WILL,
     Record,
 )
-from holdfast.node.session.audience import Audience, decode_audience
+from holdfast.node.session.audience import Audience, decode_audience, user_in
 from holdfast.node.session.state import decode_cursor
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
 
@@ -190,7 +190,9 @@ def text_line(record: Record, *, full: bool = False) -> str:
     if record.properties:
         parts.append(f"properties={record.properties.hex()}")
     audience = _audience(record)
-    if audience is not None:
+    if user_in(record.audience):
+        parts.append(f"user={_printable(user_in(record.audience))}")
+    elif audience is not None:
         names = [*(["plain"] if audience.is_plain else []), *sorted(audience.groups)]
         parts.append(f"for={_escaped(','.join(names) or 'nobody')}")
     payload = _payload_text(record)
@@ -228,7 +230,9 @@ def json_line(record: Record) -> str:
     if record.properties:
         fields["properties_base64"] = base64.b64encode(record.properties).decode()
     audience = _audience(record)
-    if audience is not None:
+    if user_in(record.audience):
+        _put_bytes(fields, "user", user_in(record.audience))
+    elif audience is not None:
         fields["audience"] = {"plain": audience.is_plain, "groups": sorted(audience.groups)}
     cursor = _cursor_text(record.payload) if record.kind == CURSOR else None
     if cursor is not None:

@@ -17,7 +17,7 @@ from holdfast.node.delivery.transmission import READ_BYTES_MAX, finish_inflight,
 from holdfast.node.effects import FetchInflight, ReadLog
 from holdfast.node.node_state import NodeState, Promise, Work
 from holdfast.node.rights import may_read
-from holdfast.node.session.audience import Audience, decode_audience
+from holdfast.node.session.audience import Audience, decode_audience, user_in
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.cursor import Redelivery
 from holdfast.node.session.message import Message, stored_message
@@ -138,6 +138,9 @@ def message_of(record: Record) -> Message:
     message.partition = record.partition
     message.offset = record.offset
     if record.flags & log_record.FLAG_AUDIENCE:
+        message.user = user_in(record.audience)
+        if message.user:
+            return message
         try:
             message.audience = decode_audience(record.audience)
         except ValueError:

@@ -27,7 +27,7 @@ from holdfast.log.record import Record
 from holdfast.node.connections.close import log_end
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.node_state import NodeState, Route
-from holdfast.node.publish.completion import follow_qos0
+from holdfast.node.publish.completion import follow_qos0, name_user, retaining_user
 from holdfast.node.publish.delayed import publish_due
 from holdfast.node.publish.inbound import log_qos0
 from holdfast.node.reads.read_barrier import Barriers
@@ -76,6 +76,7 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
         properties=will.properties,
         payload=will.payload,
     )
+    name_user(record, retaining_user(state, retain, session.username))
     # The message is delivered when it comes back committed, on every node.
     state.append(record)
 
@@ -95,6 +96,7 @@ def _publish_qos0(
         state.wall_us,
         session.key,
     )
+    message.user = retaining_user(state, retain, session.username)
     if route.newest is not None:
         follow_qos0(state, route, message, route.newest)
         _log_done(state, session)

@@ -167,10 +167,11 @@ def refuse(state: NodeState, connection: Connection, publish: Publish, refusal: 
     connection, so that the client keeps it.
     """
     reason, text = refusal.reason, refusal.text
-    is_for_now = reason == reasons.QUOTA_EXCEEDED
+    is_for_now = refusal.is_for_now
+    is_quota = reason == reasons.QUOTA_EXCEEDED
     if reason == reasons.NOT_AUTHORIZED:
         state.stats.authorizations_denied += 1
-    if not is_for_now:
+    if not is_quota:
         note_publish_denied(state, connection, publish.topic, text)
     if publish.qos == 0:
         return
@@ -183,7 +184,8 @@ def refuse(state: NodeState, connection: Connection, publish: Publish, refusal: 
     if is_for_now:
         state.promise(RefusalPromise(connection, reply))
     else:
-        state.promise(ReplyPromise(connection, reply, False))
+        # `accept` has counted a message that lacks room.
+        state.promise(ReplyPromise(connection, reply, is_quota))
 
 
 def _reply_sequenced(

@@ -35,9 +35,16 @@ from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.pending_records import Appender, PendingRecord
 from holdfast.node.publish.producers import forgets
 from holdfast.node.refusal import EARLIER_REFUSED, Rejection
-from holdfast.node.session.message import retained_size
 from holdfast.node.state.packet_ids import NO_EPOCH
 from holdfast.node.state.replicated import ReplicatedState
+from holdfast.node.state.retained_store import (
+    NO_MESSAGE,
+    NOTHING,
+    Amount,
+    Retained,
+    add,
+    retained_of,
+)
 from holdfast.protocol.mqtt import reasons
 
 NO_FLAG: Final = 0
@@ -57,13 +64,13 @@ class UncommittedState:
         self.producers: dict[bytes, tuple[int, int, int, int]] = {}
         # client id -> (session epoch, offset)
         self.wills: dict[bytes, tuple[int, int]] = {}
-        # Topic -> (bytes of its retained message, 0 if it is removed; offset).
-        self.retained: dict[bytes, tuple[int, int]] = {}
-        # By how much these records will change the retained store.
-        self.retained_bytes = 0
-        self.retained_topics = 0
-        # (offset, topic, bytes, topics) of each change, in order.
-        self._retained_changes: deque[tuple[int, bytes, int, int]] = deque()
+        # Topic -> (bytes of its retained message, 0 if it is removed; its owner, offset).
+        self.retained: dict[bytes, tuple[int, str, int]] = {}
+        # By how much these records will change the retained store, and the share of each owner.
+        self.retained_growth = NOTHING
+        self.retained_by: dict[str, Amount] = {}
+        # (offset, topic, its entry in `retained` and the one before) of each change, in order.
+        self._retained_changes: deque[tuple[int, bytes, Retained, Retained]] = deque()
         # Client id or key of a queue -> offset of its newest SESSION record.
         self.changes: dict[bytes, int] = {}
         # Offset of a delayed message -> offset of the record that ends it.
@@ -117,18 +124,22 @@ class UncommittedState:
         self.producers[record.producer] = position
         self._entries.append((record.offset, log_record.FLAG_PRODUCER, (record.producer, 0)))
 
-    def note_retained(self, record: Record, before: int) -> None:
-        """Adds an appended record that sets or clears a retained topic. `before`: the bytes of the
-        topic's message until now."""
-        size = retained_size(message_of(record)) if record.payload else 0
-        self.retained[record.topic] = (size, record.offset)
-        self._change_retained(size - before, bool(size) - bool(before))
-        change = (record.offset, record.topic, size - before, bool(size) - bool(before))
-        self._retained_changes.append(change)
+    def note_retained(self, record: Record, before: Retained) -> None:
+        """Adds an appended record that sets or clears a retained topic. `before`: the topic's
+        message until now."""
+        after = retained_of(message_of(record)) if record.payload else NO_MESSAGE
+        self.retained[record.topic] = (*after, record.offset)
+        self._retained_changes.append((record.offset, record.topic, after, before))
+        self._count_retained(after, 1)
+        self._count_retained(before, -1)
 
-    def _change_retained(self, size: int, count: int) -> None:
-        self.retained_bytes += size
-        self.retained_topics += count
+    def _count_retained(self, retained: Retained, sign: int) -> None:
+        size, owner = retained
+        if size:
+            self.retained_growth = add(self.retained_growth, (sign * size, sign))
+            own = add(self.retained_by.pop(owner, NOTHING), (sign * size, sign))
+            if own != NOTHING:
+                self.retained_by[owner] = own
 
     def check(self, applied: int) -> None:
         """Raises `AssertionError` for an invariant that does not hold. `applied`: the first offset
@@ -147,9 +158,10 @@ class UncommittedState:
         """Removes the records below `offset`, which the replicated state has now."""
         changes = self._retained_changes
         while changes and changes[0][0] < offset:
-            at, topic, size, count = changes.popleft()
-            self._change_retained(-size, -count)
-            if self.retained.get(topic, (0, -1))[1] == at:
+            at, topic, after, before = changes.popleft()
+            self._count_retained(after, -1)
+            self._count_retained(before, 1)
+            if self.retained.get(topic, (0, "", -1))[2] == at:
                 del self.retained[topic]
         entries = self._entries
         while entries and entries[0][0] < offset:
@@ -346,7 +358,7 @@ class Admission(Appender):
         behind it."""
         journal = self._context.journal
         self.removed = None
-        lacks_room = _retains(record) and not self._has_retained_room(tail, record)
+        lacks_room = self.retained_refusal(record) != ""
         if lacks_room:
             self._replicated.state.note_retained_limit(record.topic.decode())
             if record.kind == log_record.RETAINED:
@@ -362,7 +374,7 @@ class Admission(Appender):
 
     def _note(self, tail: UncommittedState, record: Record) -> None:
         if _retains(record):
-            tail.note_retained(record, self._retained_bytes(tail, record.topic))
+            tail.note_retained(record, self._retained(tail, record.topic))
         if record.kind == log_record.RELEASE and self._is_superseded(tail, record):
             return
         if record.kind == log_record.FORGOTTEN and not self._is_forgotten(tail, record):
@@ -379,22 +391,34 @@ class Admission(Appender):
         place = None if producer is None else producer.position(record.partition)
         return place is not None and forgets(record, place.epoch, place.sequence, place.stored_us)
 
-    def _retained_bytes(self, tail: UncommittedState, topic: bytes) -> int:
-        known = tail.retained.get(topic)
-        return self._replicated.state.retained_bytes(topic.decode()) if known is None else known[0]
+    def _retained(self, tail: UncommittedState | None, topic: bytes) -> Retained:
+        """The bytes and the owner of a topic's retained message, behind all that is appended."""
+        known = None if tail is None else tail.retained.get(topic)
+        if known is not None:
+            return known[0], known[1]
+        message = self._replicated.state.retained.get(topic.decode())
+        return NO_MESSAGE if message is None else retained_of(message)
 
-    def _has_retained_room(self, tail: UncommittedState, record: Record) -> bool:
-        """True if the retained store has room for the message, behind all that this node has
-        appended. The topic has no retained message otherwise, because the old one is out of
-        date."""
-        if not record.payload:
-            return True
-        before = self._retained_bytes(tail, record.topic)
-        more = retained_size(message_of(record)) - before
-        tails = self._uncommitted.values()
-        more += sum([each.retained_bytes for each in tails])
-        count = 0 if before else 1 + sum([each.retained_topics for each in tails])
-        return self._replicated.state.has_retained_room(more, count)
+    def retained_refusal(self, record: Record) -> str:
+        """The reason why the retained store has no room for the message of a record, behind all
+        that this node has appended; "": it has. If the message is stored nevertheless, the topic
+        has none, because the old one is out of date."""
+        if not record.payload or not _retains(record):
+            return ""
+        size, owner = retained_of(message_of(record))
+        tail = self._uncommitted.get(record.partition)
+        before, owner_before = self._retained(tail, record.topic)
+        more: Amount = (size - before, 0 if before else 1)
+        own = more if owner == owner_before or not before else (size, 1)
+        pending = NOTHING
+        for each in self._uncommitted.values():
+            more = add(more, each.retained_growth)
+            pending = add(pending, each.retained_by.get(owner, NOTHING))
+        if before:
+            # The number of topics does not grow.
+            more = (more[0], 0)
+        state = self._replicated.state
+        return state.retained.refusal(state.config, owner, more, own, pending)
 
     def _is_superseded(self, tail: UncommittedState, record: Record) -> bool:
         """True if a later owner of the session has stored or released packet ids in this

@@ -5,11 +5,12 @@ acknowledgement or its replacement.
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.delivery.delivery import deliver
+from holdfast.node.features import RETAINED_USERS
 from holdfast.node.node_state import NodeState, Promise, Route
 from holdfast.node.publish.producer_dedup import note_refused
 from holdfast.node.refusal import Rejection
 from holdfast.node.routing.routing import find_route
-from holdfast.node.session.audience import encode_audience
+from holdfast.node.session.audience import encode_user
 from holdfast.node.session.connection import CLOSED, Connection
 from holdfast.node.session.message import Message, queued_size
 from holdfast.protocol.mqtt import reasons
@@ -276,14 +277,29 @@ def follow_qos0(state: NodeState, route: Route, message: Message, newest: Promis
         newest.add_follower(state, message)
 
 
+def retaining_user(state: NodeState, retain: bool, username: str | None) -> bytes:
+    """The user that the record of a message names, because it needs a share of the retained store.
+    b"": the message is not retained, or the share is that of its client."""
+    if not retain or not username or state.cluster.older_nodes(RETAINED_USERS):
+        return b""
+    return username.encode()
+
+
+def name_user(record: Record, user: bytes) -> None:
+    """Names the user, if there is one, in the record of a message for all subscribers. An empty one
+    needs no share."""
+    if user and record.payload:
+        record.flags |= log_record.FLAG_AUDIENCE
+        record.audience = encode_user(user)
+
+
 def record_of_qos0(message: Message, route: Route) -> Record:
     """The record of a message of QoS 0: a message if the configuration says so, otherwise only a
     retained update."""
     flags = log_record.FLAG_RETAIN if message.retain else 0
-    audience = b""
-    if message.audience is not None:
+    audience = message.audience_field()
+    if audience:
         flags |= log_record.FLAG_AUDIENCE
-        audience = encode_audience(message.audience)
     return Record(
         route.partition,
         log_record.MESSAGE if route.logged else log_record.RETAINED,

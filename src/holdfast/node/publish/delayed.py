@@ -25,6 +25,7 @@ from holdfast.node.admission.meters import names_of
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.features import DELAYED_MESSAGES
 from holdfast.node.node_state import NodeState, Promise, Route
+from holdfast.node.publish.completion import name_user, retaining_user
 from holdfast.node.publish.delayed_table import (
     ACTS_FOR,
     Delayed,
@@ -177,6 +178,8 @@ def _publish(state: NodeState, message: Delayed) -> None:
         properties=properties,
         payload=waiting.payload,
     )
+    retains = record.flags & log_record.FLAG_RETAIN != 0
+    name_user(record, retaining_user(state, retains, username))
     if record.flags & log_record.FLAG_QOS_MASK == 0:
         _publish_qos0(state, record, route, message)
     else:

@@ -22,13 +22,15 @@ from holdfast.node.publish.completion import (
     ReplyPromise,
     TracedPromise,
     follow_qos0,
+    name_user,
     record_of_qos0,
+    retaining_user,
 )
 from holdfast.node.publish.control import COMMAND_TOPIC, take_command
 from holdfast.node.publish.delayed import delayed_record, delayed_refusal, delayed_route
 from holdfast.node.publish.delayed_table import DELAYED_PREFIX, InvalidDelay, mounted, split_delayed
 from holdfast.node.refusal import NOT_PERMITTED, Rejection
-from holdfast.node.rights import is_reserved, may_write
+from holdfast.node.rights import acting_for, is_reserved, may_write
 from holdfast.node.routing.routing import look_up, resolved
 from holdfast.node.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
 from holdfast.node.session.message import Message
@@ -85,8 +87,16 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         publish.properties,
         publish.payload,
     )
+    if publish.retain:
+        name_user(record, retaining_user(state, True, _user_of(connection)))
     if accept(state, connection, session, publish, record, None):
         _store(state, connection, publish, record, route)
+
+
+def _user_of(connection: Connection) -> str | None:
+    """The user in whose name a client publishes."""
+    acts_for = acting_for(connection)
+    return connection.username if acts_for is None else acts_for[0]
 
 
 def _handle_special(
@@ -200,6 +210,7 @@ def _publish_qos0(
         state.wall_us,
         session.key,
     )
+    message.user = retaining_user(state, publish.retain, _user_of(connection))
     reader = connection.reader
     assert reader is not None
     is_plain = reader.first == 0x30 and not publish.properties and not publish.topic_alias

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import Final
 
 _PLAIN: Final = 0x01
+_USER: Final = 0x03
+"""The first byte of a field that names a user. Its message is for all subscribers."""
 _SEPARATOR: Final = "\0"
 """The character between groups; MQTT allows it in no filter."""
 
@@ -46,3 +48,13 @@ def decode_audience(data: bytes) -> Audience:
         raise ValueError("an audience of no bytes")
     groups = data[1:].decode()
     return Audience(data[0] & _PLAIN != 0, groups.split(_SEPARATOR) if groups else ())
+
+
+def encode_user(user: bytes) -> bytes:
+    """The bytes, in place of an audience, that name the user who retains a message for all."""
+    return bytes((_USER,)) + user
+
+
+def user_in(data: bytes) -> bytes:
+    """The user in bytes that `encode_user` has made; b"": it is an audience."""
+    return data[1:] if data and data[0] == _USER else b""

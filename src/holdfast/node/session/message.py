@@ -13,7 +13,7 @@ from typing import Final
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.session.additions import Additions
-from holdfast.node.session.audience import Audience
+from holdfast.node.session.audience import Audience, encode_audience, encode_user
 from holdfast.protocol.mqtt.errors import MalformedPacket
 from holdfast.protocol.mqtt.fields import VARINT_MAX, string_field, varint
 from holdfast.protocol.mqtt.properties import USER_PROPERTY, expiry_of, without_user_properties
@@ -50,6 +50,8 @@ class Message:
         self.offset = -1
         # None: all subscribers.
         self.audience: Audience | None = None
+        # The user whose share of the retained store it needs; b"": its client has one.
+        self.user = b""
         # Shared frames for receivers with no subscription id, alias or expiry of their own.
         self._frame_v3: bytes | None = None
         self._frame_v5: bytes | None = None
@@ -91,7 +93,14 @@ class Message:
         )
         kept.partition = self.partition
         kept.offset = self.offset
+        kept.user = self.user
         return kept
+
+    def audience_field(self) -> bytes:
+        """The field `audience` of its record; b"": it has none."""
+        if self.audience is not None:
+            return encode_audience(self.audience)
+        return encode_user(self.user) if self.user else b""
 
     def is_expired(self, wall_us: int) -> bool:
         """Whether the message has waited for its expiry interval."""
@@ -205,9 +214,9 @@ def _user_property(name: str, value: int) -> bytes:
     return bytes((USER_PROPERTY,)) + string_field(name) + string_field(str(value))
 
 
-RETAINED_OVERHEAD_BYTES: Final = 600
-"""The memory in bytes of a retained message beside its content: objects, and slots of two
-tables."""
+RETAINED_OVERHEAD_BYTES: Final = 800
+"""The memory in bytes of a retained message beside its content: objects, and slots of four tables,
+two of them by owner."""
 
 
 def retained_size(entry: Message) -> int:
@@ -219,6 +228,7 @@ def retained_size(entry: Message) -> int:
         + len(entry.payload)
         + len(entry.properties)
         + len(entry.publisher)
+        + len(entry.user)
     )
 
 

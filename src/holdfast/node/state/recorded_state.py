@@ -22,7 +22,7 @@ from holdfast.node.effects import Effect, Note
 from holdfast.node.groups.queue_keeper import Keeper
 from holdfast.node.publish.delayed_table import DelayedTable
 from holdfast.node.publish.producers import ProducerTable
-from holdfast.node.session.message import Message, retained_size
+from holdfast.node.session.message import Message
 from holdfast.node.session.session import (
     FEDERATION,
     FEDERATION_KEY,
@@ -34,9 +34,9 @@ from holdfast.node.session.session import (
     Subscription,
 )
 from holdfast.node.state.member_values import MemberValues
+from holdfast.node.state.retained_store import RetainedTable
 from holdfast.node.stats import Stats
 from holdfast.protocol.topics.names import is_shared, split_shared
-from holdfast.protocol.topics.retained import RetainedTrie
 
 CANCELLED: Final = 0
 KEEP_ALIVE: Final = 1
@@ -95,9 +95,7 @@ class RecordedState:
         self.filters = Shares()
         # The keepers of queues by key, see `node.groups.queue_keeper`.
         self.queues: dict[str, Keeper] = {}
-        self.retained: RetainedTrie[Message] = RetainedTrie(retained_size)
-        # The retained messages of this node's own $SYS tree, which `retained_max` does not count.
-        self.own_retained = 0
+        self.retained = RetainedTable()
         self.delayed = DelayedTable()
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
         self.bans = BanTable()
@@ -312,22 +310,6 @@ class RecordedState:
             self.retained.set(topic, message)
         else:
             self.retained.set(topic, message.without_frames())
-
-    def retained_bytes(self, topic: str) -> int:
-        """The memory of the retained message of a topic, or 0 without one."""
-        message = self.retained.get(topic)
-        return 0 if message is None else retained_size(message)
-
-    def has_retained_room(self, bytes_more: int, topics_more: int) -> bool:
-        """Whether the limits of the retained store allow it to grow by this much."""
-        config = self.config
-        if self.retained.size_bytes + bytes_more > config.retained_bytes_max:
-            return False
-        return topics_more <= 0 or self.retained_topics() + topics_more <= config.retained_max
-
-    def retained_topics(self) -> int:
-        """The number of retained messages of clients."""
-        return len(self.retained) - self.own_retained
 
     def note_retained_limit(self, topic: str) -> None:
         """Counts a message that found no room in the retained store."""

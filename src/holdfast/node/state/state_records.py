@@ -234,16 +234,19 @@ def append_state(
 def retained_entry(message: Message) -> bytes:
     """The content of a SNAPSHOT_RETAINED entry."""
     builder = BatchBuilder(message.partition, message.offset)
+    audience = message.audience_field()
+    flags = message.qos | log_record.FLAG_RETAIN
     builder.add(
         Record(
             builder.partition,
             log_record.MESSAGE,
-            flags=message.qos | log_record.FLAG_RETAIN,
+            flags=flags | log_record.FLAG_AUDIENCE if audience else flags,
             timestamp_us=message.timestamp_us,
             topic=message.topic,
             client_id=message.publisher,
             properties=message.properties,
             payload=message.payload,
+            audience=audience,
         )
     )
     return builder.build(0)

@@ -10,7 +10,6 @@ one range, but `a` itself is not beside them.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from holdfast.protocol.topics.names import has_wildcard
@@ -41,11 +40,7 @@ class RetainedTrie(Generic[T]):
     Invariant: the chunks, joined, are the keys of `entries` in string order.
     """
 
-    def __init__(self, size_of: Callable[[T], int] | None = None) -> None:
-        """`size_of` returns the bytes of an entry, for `size_bytes`."""
-        self._size_of = size_of
-        # The bytes of all entries: the sum of their sizes.
-        self.size_bytes = 0
+    def __init__(self) -> None:
         # topic -> entry; read only, for scans
         self.entries: dict[str, T] = {}
         # The same topics, sorted, cut into chunks so that an insertion moves few of them.
@@ -60,25 +55,17 @@ class RetainedTrie(Generic[T]):
         """The entry of a topic, or None."""
         return self.entries.get(topic)
 
-    def set(self, topic: str, entry: T, size_bytes: int = 0) -> None:
-        """Adds or replaces the entry of a topic. `size_bytes` is its size, if known."""
-        before = self.entries.get(topic)
-        if before is None:
+    def set(self, topic: str, entry: T) -> None:
+        """Adds or replaces the entry of a topic."""
+        if topic not in self.entries:
             self._insert(topic)
         self.entries[topic] = entry
-        if self._size_of is not None:
-            self.size_bytes += size_bytes or self._size_of(entry)
-            if before is not None:
-                self.size_bytes -= self._size_of(before)
 
     def remove(self, topic: str) -> T | None:
         """Removes the entry of a topic and returns it, or None."""
         entry = self.entries.pop(topic, None)
         if entry is not None:
             self._cut(topic)
-            if self._size_of is not None:
-                self.size_bytes -= self._size_of(entry)
-                assert self.size_bytes >= 0, "fewer bytes are retained than none"
         return entry
 
     def check(self) -> None:
@@ -86,8 +73,6 @@ class RetainedTrie(Generic[T]):
         topics = [topic for chunk in self._chunks for topic in chunk]
         assert topics == sorted(self.entries), "the chunks are not the topics in order"
         assert self._lasts == [chunk[-1] for chunk in self._chunks], "the ends of the chunks"
-        if self._size_of is not None:
-            assert self.size_bytes == sum(map(self._size_of, self.entries.values()))
 
     def scan(self, filter: str, after: str = "") -> "RetainedScan[T]":
         """All entries whose topic a valid plain filter matches. With wildcards, only topics behind
