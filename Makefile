@@ -11,10 +11,11 @@ SEEDS ?= 5000
 STALLS ?= 200
 # Containers set it, and hundreds of processes that the tests start would each compile their source.
 unexport PYTHONDONTWRITEBYTECODE
-# More than the cores: tests of real processes mostly wait. Two runs share them.
+# More than the cores: tests of real processes mostly wait. Three runs share them.
 WORKERS ?= 4
 INTERPRETED_WORKERS ?= 2
-SPARK_WORKERS ?= 2
+# Each has a Java of its own, which uses all cores.
+SPARK_WORKERS ?= 1
 # Each test runs in one form. These run the source: tests of modules that are not compiled, and tests
 # that replace a part of a compiled class. They share the machine with the compiler.
 INTERPRETED := model/test_*planted* model/test_cluster_retention* model/test_cluster_stopped_partition* \
@@ -72,21 +73,33 @@ help:
 	@echo "make release   all tests, all packages and their tests, then the tag; before: tools/release.py prepare X.Y.Z"
 	@echo "make setup     only the set-up the others share"
 
-setup: $(VENV)/.installed compile
+# Two at a time: pip mostly waits, and the compiler needs little of what it installs.
+setup:
+	$(MAKE) --jobs 2 $(VENV)/.installed build/compiled.stamp
 
-$(VENV)/.installed: pyproject.toml setup.py tools/system_packages.sh
+$(VENV)/.made: tools/system_packages.sh
 	tools/system_packages.sh $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.installed: pyproject.toml setup.py $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
 	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet --no-compile -e '.[dev,spark]'
 	touch $@
 
-# The compiled form lies beside the source, where the import system prefers it.
-compile: $(VENV)/.installed build/compiled.stamp
-
-build/compiled.stamp: $(HOT_SOURCES) setup.py tools/compile.sh
+# An environment with what setup.py compiles with, and nothing else, as pip makes one for a user.
+build/compiler/.installed: setup.py $(VENV)/.made
 	mkdir -p build
-	tools/compile.sh $(BIN)/python
+	$(BIN)/python -m venv --clear build/compiler
+	build/compiler/bin/python -m pip install --quiet 'setuptools>=77' \
+	  $$(sed -n 's/^COMPILER_REQUIRES = \[\(.*\)\]$$/\1/p' setup.py | tr -d '",')
+	touch $@
+
+# The compiled form lies beside the source, where the import system prefers it.
+compile: build/compiled.stamp
+
+build/compiled.stamp: $(HOT_SOURCES) setup.py tools/compile.sh build/compiler/.installed
+	tools/compile.sh build/compiler/bin/python
 	touch $@
 
 lint: $(VENV)/.installed
@@ -120,12 +133,10 @@ test-interpreted: build/tests.stamp
 	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(INTERPRETED_WORKERS) --dist worksteal \
 	  $(sort $(wildcard $(INTERPRETED:%=tests/%) $(BOTH:%=tests/%))) -m "not spark and not long"
 
-# Each worker starts a Java of its own, so there are few, and a file's tests stay together. The
-# interpreted tests come before, because three runs at once are too many for two cores.
-test-spark: setup | test-interpreted
+test-spark: $(VENV)/.installed build/compiled.stamp build/tests.stamp
 	$(BIN)/python tools/run_tests.py spark -n $(SPARK_WORKERS) --dist loadfile tests/spark tests/e2e/test_readme.py -m "spark and not long"
 
-test-compiled: setup build/tests.stamp
+test-compiled: $(VENV)/.installed build/compiled.stamp build/tests.stamp
 	@$(BIN)/python tools/is_compiled.py || echo "no C compiler here: all is tested in the interpreted form"
 	$(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests --ignore tests/spark \
 	  -m "not spark and not long" $(INTERPRETED:%=--ignore-glob 'tests/%')
@@ -135,9 +146,10 @@ test-workers: setup
 	HOLDFAST_IO_WORKERS=$(IO_WORKERS) $(BIN)/python tools/run_tests.py workers -n $(WORKERS) --dist worksteal \
 	  tests/e2e tests/interop tests/conformance -m "not spark and not long"
 
-# Two at a time: the interpreted tests run while the compiler does, then Spark's beside the compiled.
-test: $(VENV)/.installed
-	$(MAKE) --jobs 2 test-all
+# Three at a time: the interpreted tests run while the compiler does. Those of processes, which mostly
+# wait, begin after it, beside Spark's, which do not.
+test:
+	$(MAKE) --jobs 3 test-all
 
 test-all: test-compiled test-interpreted test-spark
 

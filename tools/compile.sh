@@ -7,7 +7,7 @@ find src -maxdepth 1 -name '*__mypyc*.so' -delete
 echo "compiling the hot modules with mypyc (a minute or two)"
 log=build/compile.log
 if HOLDFAST_COMPILE=1 "$python" setup.py -q build_ext --inplace >"$log" 2>&1; then
-  "$python" tools/is_compiled.py
+  PYTHONPATH=src "$python" tools/is_compiled.py
 elif grep -q '^HOLDFAST_COMPILE=1, but .* is missing$' "$log"; then
   echo "the hot modules run interpreted: $(tail -n 1 "$log")"
 else
