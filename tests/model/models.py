@@ -30,6 +30,8 @@ MODELS: Final[dict[str, Model]] = {
     "queues": Model("tests.model.test_queue_sessions:run"),
     "delayed": Model("tests.model.test_delayed_messages:run"),
     "replay": Model("tests.model.test_replay_sessions:run"),
+    "mixed-qos": Model("tests.model.test_mixed_qos_order:mix"),
+    "mixed-qos-repeated": Model("tests.model.test_mixed_qos_order:repeat"),
     "replay-qos0": Model("tests.model.test_replay_qos0:run"),
     "producers": Model("tests.model.test_producer_sequences:run"),
     "pubqueue": Model("tests.model.test_pubqueue_model:walk"),

@@ -14,7 +14,7 @@ from tests.sim.schedule import Violation
 from tests.sim.world import World
 from tests.support.seeds import block_of_seeds
 
-SEEDS = 24
+SEEDS = 12
 BLOCKS = 2
 DURATION_S = 4.0
 FIRST_PLANTED, LAST_PLANTED = 17, 60

@@ -13,7 +13,7 @@ from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import Weather, World, random_edges
 from tests.support.sim_federation_member import node_id
 
-SEEDS = 64
+SEEDS = 32
 """How many graphs, an eighth of them for each fault and weather; a failure names its seed."""
 EVERY_S = 0.02
 """Between messages."""

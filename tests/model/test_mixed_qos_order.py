@@ -12,7 +12,7 @@ from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.test_node_publish import publish, subscribe
 
-SEEDS = 200
+SEEDS = 80
 """The number of histories; a failure names its seed."""
 BLOCKS = 4
 TOPICS = ["a", "b"]

@@ -288,7 +288,7 @@ def run(seed: int) -> None:
     world.check()
 
 
-SEEDS = 160
+SEEDS = 80
 """How many worlds; A failure names its seed; `tests.model` runs more."""
 BLOCKS = 4
 

@@ -212,7 +212,7 @@ def run(seed: int) -> None:
     world.check()
 
 
-SEEDS = 96
+SEEDS = 48
 BLOCKS = 8
 
 

@@ -316,7 +316,7 @@ def run(seed: int) -> None:
     world.check()
 
 
-SEEDS = 96
+SEEDS = 48
 """How many worlds; A failure names its seed; `tests.model` runs more."""
 BLOCKS = 8
 

@@ -15,7 +15,7 @@ from tests.model.test_sessions import TOPICS, Subscriber, World
 from tests.support.planted import is_found
 from tests.support.seeds import block_of_seeds, run_seeds
 
-SEEDS = 64
+SEEDS = 32
 PLANTED_SEEDS = 150
 GROUP = "$share/g/#"
 

@@ -15,7 +15,7 @@ from tests.transcripts.seeds import compare_forms, differences
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "transcripts.md"
 BYTES_MAX = 300_000
 """The size of all files together: they are for readers."""
-SEEDS = 24
+SEEDS = 12
 """The number of scripts of chance that are compared; `tests.model` compares more."""
 BLOCKS = 4
 WRITE = "python -m tests.transcripts --write"

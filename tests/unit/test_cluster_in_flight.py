@@ -7,7 +7,7 @@ one after the other, and every reply must be true of the session that the log ha
 
 import random
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import permutations
 from typing import Final, NamedTuple
 
@@ -485,6 +485,7 @@ def begin(state: str) -> Bench:
     return bench
 
 
+@cache
 def serial(state: str, inputs: tuple[str, ...]) -> dict[str, object]:
     bench = begin(state)
     for name in inputs:

@@ -255,7 +255,7 @@ VALUE_TEXT = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(values=st.lists(VALUE_TEXT, min_size=1, max_size=4))
 def test_any_value_is_stored_or_refused_with_0x99(values: list[str]) -> None:
     bench = Bench()
@@ -340,7 +340,7 @@ ONCE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(PROPERTY, max_size=4), ONCE, st.randoms(use_true_random=False))
 def test_the_property_is_found_just_where_the_decoder_finds_it(
     repeated: list[bytes], once: dict[int, object], random: object
@@ -1034,7 +1034,7 @@ def test_users_count_and_not_their_clients() -> None:
     assert table.holders[b"uattacker"].position_count == 6
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(
