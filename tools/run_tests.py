@@ -8,8 +8,8 @@ bad luck and are not tried again.
     python tools/run_tests.py NAME -n 4 tests -m "not spark"
 
 NAME names the run, so that several runs do not mistake each other's failures for theirs. Each line
-begins with it, because `make test` has two runs at a time. At the end come the files that took the
-longest, in seconds of a worker; build/tests-NAME/junit.xml has the seconds of each test.
+begins with it, because `make test` has three runs at a time. At the end come the files that took
+the longest, in seconds of a worker; build/tests-NAME/junit.xml has the seconds of each test.
 """
 
 import json

@@ -260,7 +260,7 @@ PLANTED = {
         truncation_to_the_watermark, settings("kill", "pause"), "replica_diverged", 21
     ),
     "no epoch check at the follower": in_cluster(
-        no_epoch_check_at_the_follower, settings("pause", "late", mean_s=0.3), "the log ends at", 27
+        no_epoch_check_at_the_follower, settings("pause", "late", mean_s=0.3), "the log ends at", 41
     ),
     "releases are not logged": in_cluster(
         releases_are_not_logged, settings("kill"), "which is not committed", 0

@@ -244,7 +244,7 @@ def follower_that_trusts_names() -> AbstractContextManager[object]:
     return changed(JournalFollower, "_require_newest", lambda follower: None)
 
 
-PLANTED: dict[str, tuple[Plant, Faults, int]] = {
+BUGS: dict[str, tuple[Plant, Faults, int]] = {
     "no check before a promise": (no_check_before_a_promise, PAUSES, 0),
     "check before sync": (check_before_sync, SYNCS_STALL, 39),
     "end read before the claim": (end_read_before_the_claim, CLAIMS_STALL, 14),
@@ -265,7 +265,12 @@ def play(faults: Faults, seed: int) -> None:
         World(seed, faults).play()
 
 
+PLANTED = {
+    name: Planted(plant, partial(play, faults), seed=first, seeds=400, finds=(Wrong,))
+    for name, (plant, faults, first) in BUGS.items()
+}
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name: str) -> None:
-    plant, faults, first = PLANTED[name]
-    Planted(plant, partial(play, faults), seed=first, seeds=400, finds=(Wrong,)).check()
+    PLANTED[name].check()

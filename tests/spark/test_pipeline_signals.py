@@ -56,9 +56,21 @@ def has_session(process: PipelineProcess) -> bool:
     return ports(process) > 1
 
 
-@pytest.mark.parametrize("moment", [has_child, has_java, has_gateway, has_session])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("to_all", [False, True])
+STOPS = [
+    # Each pair of two of them; the rest is long.
+    pytest.param(
+        moment,
+        number,
+        to_all,
+        marks=pytest.mark.long if (at + (number == signal.SIGINT) + to_all) % 2 else (),
+    )
+    for at, moment in enumerate([has_child, has_java, has_gateway, has_session])
+    for number in (signal.SIGTERM, signal.SIGINT)
+    for to_all in (False, True)
+]
+
+
+@pytest.mark.parametrize(("moment", "number", "to_all"), STOPS)
 def test_a_start_that_is_stopped(
     tmp_path: Path,
     moment: Callable[[PipelineProcess], bool],

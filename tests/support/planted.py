@@ -4,6 +4,7 @@ finds each of them and says what is wrong. Without the mistake the same run is w
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
@@ -80,5 +81,19 @@ def fails_with(plant: Plant, test: Callable[[], object]) -> None:
     assert "tests" in Path(found.traceback[-1].path).parts, found.value
 
 
+def print_searches() -> None:
+    """Print each planted bug of the clusters and the lease that more than two seeds were played
+    for: the first, and the one that finds it."""
+    for module in ("cluster_planted_bugs", "cluster_wider_planted_bugs", "lease_planted_bugs"):
+        for name, search in import_module(f"tests.model.test_{module}").PLANTED.items():
+            seed = search.find()
+            if seed > search.seed + 1:
+                print(f"{module}: {name}: {search.seed} -> {seed}", flush=True)
+
+
 def changed(target: object, name: str, value: object) -> AbstractContextManager[object]:
     return patch.object(target, name, value)
+
+
+if __name__ == "__main__":
+    print_searches()
