@@ -274,7 +274,8 @@ def retained_bounds_are_of_each_node() -> AbstractContextManager[object]:
     set_retained = RecordedState.set_retained
 
     def set_if_there_is_room(state: RecordedState, topic: str, message: Message) -> None:
-        if not message.payload or state.has_retained_room(len(message.payload), 1):
+        more = (len(message.payload), 1)
+        if not message.payload or not state.retained.refusal(state.config, "", more, more, (0, 0)):
             set_retained(state, topic, message)
 
     return patch.object(RecordedState, "set_retained", set_if_there_is_room)
