@@ -99,9 +99,11 @@ class MemberSite:
 
 
 @pytest.fixture
-def member_site(tmp_path: Path) -> Iterator[MemberSite]:
-    """One for each test: a link that was lost several times in a minute is used again later."""
-    cluster = ClusterProcesses(tmp_path / "cluster")
+def member_site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MemberSite]:
+    """One for each test: a link that was lost several times in a minute is used again later. The
+    parameter: the names of gateways besides."""
+    gateways = getattr(request, "param", ())
+    cluster = ClusterProcesses(tmp_path / "cluster", 3 + len(gateways), gateways=gateways)
     member = Member(tmp_path, "b")
     addresses = []
     for node in cluster.nodes.values():
@@ -362,6 +364,7 @@ async def visitor(name: str, port: int) -> AsyncIterator[Client]:
         yield client
 
 
+@pytest.mark.parametrize("member_site", [("n4",)], indirect=True, ids=["with a gateway"])
 def test_clients_at_every_node_are_clients_of_the_member(member_site: MemberSite) -> None:
     """Sessions that end with their connection, a shared group, QoS 0 and retained messages, at all
     nodes; then again with another node that runs the member."""

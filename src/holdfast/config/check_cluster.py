@@ -124,8 +124,5 @@ def _member_problems(config: Config) -> Iterator[Problem]:
         yield "cluster.witness", " = true: needs cluster.join, the nodes it votes with"
     elif cluster.role != "data" and not others:
         yield "cluster.role", f" = {shown(cluster.role)}: needs cluster.join, the other nodes"
-    if cluster.role == "gateway" and config.federation is not None:
-        text = ' = "gateway": [federation] is for nodes with data: choose one of the two'
-        yield "cluster.role", text
     if cluster.witness and cluster.role == "gateway":
         yield "cluster.witness", " = true: a gateway votes on nothing: choose one of the two"

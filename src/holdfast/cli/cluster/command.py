@@ -95,7 +95,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parsers["init"].add_argument(
         "--wait",
-        type=cluster_commands.wait_argument,
+        type=cluster_commands.number_argument("seconds", cluster_commands.WAIT_MAX_S),
         default=cluster_commands.INIT_WAIT_S,
         metavar="SECONDS",
         help="how long a node that has just been started has to open its admin port"
@@ -114,7 +114,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     for name in ("drain", "rebalance"):
         parsers[name].add_argument(
             "--clients-per-s",
-            type=cluster_commands.pace_argument,
+            type=cluster_commands.number_argument("clients a second", cluster_commands.PACE_MAX),
             metavar="N",
             help="clients that a node sends away in a second (default: cluster.drain_clients_per_s)"
             + ("; 0: all at once" if name == "drain" else "; 0: stop"),

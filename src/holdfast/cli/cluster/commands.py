@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -97,41 +98,32 @@ def show_status(port: AdminPort, args: argparse.Namespace) -> int:
     """Prints a verdict on the cluster and its nodes. The exit code is the verdict's level."""
     status, values = port.status_as_sent()
     found = verdict(status)
-    if args.json:
-        _print_json(values | {"healthy": found.is_healthy, "verdict": found.text})
-    else:
-        heading = [found.text, summary(status)] if status.initialised else [found.text]
-        _print_lines(*heading, *node_table(status))
-    return _exit_code(status)
+    body = values | {"healthy": found.is_healthy, "verdict": found.text}
+    heading = [found.text, summary(status)] if status.initialised else [found.text]
+    _print(args, body, *heading, *node_table(status))
+    return found.level
 
 
 def show_nodes(port: AdminPort, args: argparse.Namespace) -> int:
     """Prints the nodes of the cluster."""
     status, values = port.status_as_sent()
-    if args.json:
-        _print_json(values["nodes"])
-    else:
-        _print_lines(verdict(status).text, *node_table(status))
-    return _exit_code(status)
+    _print(args, values["nodes"], verdict(status).text, *node_table(status))
+    return verdict(status).level
 
 
 def show_partitions(port: AdminPort, args: argparse.Namespace) -> int:
     """Prints all partitions, or the one of a topic."""
     status = port.status()
     partitions = status.partitions
+    heading = verdict(status).text
     if args.topic is not None:
-        _initialised(status)
+        require_cluster(status)
         partitions = [partitions[partition_of(args.topic.encode(), len(partitions))]]
-    if args.json:
-        _print_json(msgspec.to_builtins(partitions))
-    else:
-        heading = verdict(status).text
-        if args.topic is not None:
-            leader = partitions[0].leader
-            led = f"led by {leader}" if leader else "which has no leader"
-            heading = f"{args.topic} is in partition {partitions[0].partition}, {led}"
-        _print_lines(heading, *partition_table(partitions))
-    return _exit_code(status)
+        leader = partitions[0].leader
+        led = f"led by {leader}" if leader else "which has no leader"
+        heading = f"{args.topic} is in partition {partitions[0].partition}, {led}"
+    _print(args, msgspec.to_builtins(partitions), heading, *partition_table(partitions))
+    return verdict(status).level
 
 
 def topic_argument(text: str) -> str:
@@ -144,22 +136,26 @@ def topic_argument(text: str) -> str:
     return text
 
 
-def wait_argument(text: str) -> float:
-    """Parses a number of seconds up to WAIT_MAX_S. For argparse."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= WAIT_MAX_S:
-        raise argparse.ArgumentTypeError(f"{text!r}: give seconds, from 0 to {WAIT_MAX_S:g}")
-    return seconds
+def number_argument(what: str, most: float) -> Callable[[str], float]:
+    """Parses a number from 0. For argparse."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: give {what}, from 0 to {most:g}")
+        return number
+
+    return parse
 
 
 def make_cluster(port: AdminPort, args: argparse.Namespace) -> int:
     """Initialises a cluster with the requested node."""
-    _init(port, args.wait, _quiet if args.json else _progress)
+    _init(port, args.wait, progress_of(args))
     status = port.status()
-    _report(
+    report(
         args,
         f"cluster {status.cluster_id} made, {status.node} is its first node; those that name it"
         " in --join come to it",
@@ -192,26 +188,15 @@ def _init(port: AdminPort, wait_s: float, progress: Callable[[str], None]) -> No
         time.sleep(POLL_S)
 
 
-def pace_argument(text: str) -> float:
-    """Parses a number of clients a second. For argparse."""
-    try:
-        pace = float(text)
-    except ValueError:
-        pace = -1.0
-    if not 0 <= pace <= PACE_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r}: give clients a second, 0 to {PACE_MAX:g}")
-    return pace
-
-
 def rebalance(port: AdminPort, args: argparse.Namespace) -> int:
     """Asks for the preferred leaders. The cluster moves them as their replicas come in sync."""
-    _initialised(port.status())
+    require_cluster(port.status())
     if args.connections:
         return _rebalance_connections(port, args)
     if args.clients_per_s is not None:
         raise AdminError("--clients-per-s goes with --connections")
     port.change("rebalance")
-    _report(
+    report(
         args,
         "accepted: every partition goes back to its first replica as soon as that is in sync",
         {"accepted": True},
@@ -222,7 +207,7 @@ def rebalance(port: AdminPort, args: argparse.Namespace) -> int:
 def _rebalance_connections(port: AdminPort, args: argparse.Namespace) -> int:
     """Sends the clients above each node's share to other nodes, and waits for that."""
     query = "" if args.clients_per_s is None else f"?clients_per_s={args.clients_per_s:g}"
-    progress = _quiet if args.json else _progress
+    progress = progress_of(args)
     found = port.exchange("POST", f"{CLIENTS}/balance{query}")
     shown = ""
     while moving := [each for each in found["nodes"] if each["leaving"]]:
@@ -238,17 +223,17 @@ def _rebalance_connections(port: AdminPort, args: argparse.Namespace) -> int:
     clients = {each["node"]: each["clients"] for each in found["nodes"]}
     text = ", ".join(f"{node} {count}" for node, count in clients.items())
     state = "stopped" if args.clients_per_s == 0 else "no node has clients to send away"
-    _report(args, f"{state}; clients now: {text}", {"clients": clients})
+    report(args, f"{state}; clients now: {text}", {"clients": clients})
     return 0
 
 
 def pause(port: AdminPort, args: argparse.Namespace) -> int:
     """Pauses the moves of replicas, or resumes them."""
-    _initialised(port.status())
+    require_cluster(port.status())
     is_paused = args.cluster_command == "pause"
     port.change(args.cluster_command)
     waiting = "no replica is made or moved, not even for a node that is lost"
-    _report(args, waiting if is_paused else "replicas are moved", {"paused": is_paused})
+    report(args, waiting if is_paused else "replicas are moved", {"paused": is_paused})
     return 0
 
 
@@ -258,14 +243,14 @@ def undrain(port: AdminPort, args: argparse.Namespace) -> int:
     if node.state != "draining":
         raise AdminError(f"{node.node} is not being drained, it is {node.state}")
     port.change("undrain", node.node)
-    _report(args, f"{node.node} takes part again", {"node": node.node})
+    report(args, f"{node.node} takes part again", {"node": node.node})
     return 0
 
 
 def remove(port: AdminPort, args: argparse.Namespace) -> int:
     """Removes a node for good."""
     port.change("remove", args.node)
-    _report(args, f"{args.node} removed", {"node": args.node, "removed": True})
+    report(args, f"{args.node} removed", {"node": args.node, "removed": True})
     return 0
 
 
@@ -277,7 +262,7 @@ def unsafe_recover(port: AdminPort, args: argparse.Namespace) -> int:
             " it does not have are lost for good: say so with --accept-loss"
         )
     port.change("unsafe-recover", args.node, accept_loss="true")
-    _report(
+    report(
         args, f"accepted: {args.node} leads the partitions that had no leader", {"accepted": True}
     )
     return 0
@@ -296,13 +281,13 @@ def drain(port: AdminPort, args: argparse.Namespace) -> int:
         pace = said["clients_per_s"] = found["clients_per_s"]
         sent = f": its clients are sent away {f'at {pace:g} a second' if pace else 'at once'}"
     if args.no_wait:
-        _report(args, f"{args.node} is being drained{sent}", {**said, "done": False})
+        report(args, f"{args.node} is being drained{sent}", {**said, "done": False})
         return 0
-    progress = _quiet if args.json else _progress
+    progress = progress_of(args)
     if sent:
         progress(f"{args.node}{sent}")
-    left = _await_drained(port, args.node, args.timeout, progress)
-    _report(
+    left = await_end(partial(_left_to_drain, port, args.node), "drained", args.timeout, progress)
+    report(
         args,
         left or f"{args.node} is drained: it leads nothing and holds no replica, and has no client",
         {**said, "done": not left, "left": left},
@@ -310,37 +295,44 @@ def drain(port: AdminPort, args: argparse.Namespace) -> int:
     return EXIT_DEGRADED if left else 0
 
 
-def _await_drained(
-    port: AdminPort, name: str, timeout_s: float, progress: Callable[[str], None]
+def _left_to_drain(port: AdminPort, name: str) -> str:
+    """What a node still has that it is to give away, or ""."""
+    status = port.status()
+    node = _known(status, name)
+    found = _clients_of(port, name)
+    # A node that is down, or is asked in vain, has none that could be waited for.
+    clients = 0 if found is None else int(found["clients"])
+    if not node.leaders and not node.held and not clients:
+        return ""
+    text = (
+        f"{name} leads {count_text(node.leaders, 'partition')},"
+        f" holds {count_text(node.held, 'replica')}"
+    )
+    if clients:
+        text += f", has {count_text(clients, 'client')}"
+    return text + "; moves are paused, see `holdfast cluster resume`" * status.paused
+
+
+def await_end(
+    left: Callable[[], str], done: str, timeout_s: float, progress: Callable[[str], None]
 ) -> str:
-    """Waits until the node is drained. Returns "", or what is left after `timeout_s`."""
+    """Waits until nothing is left, and shows each change. Returns "", or what is left after
+    `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     shown = ""
     while True:
         try:
-            status = port.status()
-            node = _known(status, name)
-            found = _clients_of(port, name)
-            # A node that is down, or is asked in vain, has none that could be waited for.
-            clients = 0 if found is None else int(found["clients"])
-            if not node.leaders and not node.held and not clients:
-                return ""
-            text = (
-                f"{name} leads {count_text(node.leaders, 'partition')},"
-                f" holds {count_text(node.held, 'replica')}"
-            )
-            if clients:
-                text += f", has {count_text(clients, 'client')}"
-            if status.paused:
-                text += "; moves are paused, see `holdfast cluster resume`"
+            text = left()
         except NoAnswer as error:
             # The node may be unreachable only for a moment, and `timeout_s` limits the wait.
             text = str(error)
+        if not text:
+            return ""
         if text != shown:
             progress(text)
             shown = text
         if time.monotonic() >= deadline:
-            return f"not drained within {timeout_s:g} s, and still at it: {text}"
+            return f"not {done} within {timeout_s:g} s, and still at it: {text}"
         time.sleep(POLL_S)
 
 
@@ -356,17 +348,13 @@ def _clients_of(port: AdminPort, name: str) -> dict[str, Any] | None:
     return next((each for each in nodes if each["node"] == name), None)
 
 
-def _exit_code(status: ClusterStatus) -> int:
-    return verdict(status).level
-
-
-def _initialised(status: ClusterStatus) -> None:
+def require_cluster(status: ClusterStatus) -> None:
     if not status.initialised:
         raise AdminError(verdict(status).text)
 
 
 def _known(status: ClusterStatus, name: str) -> NodeStatus:
-    _initialised(status)
+    require_cluster(status)
     node = status.node_status(name)
     if node is None:
         names = ", ".join(each.node for each in status.nodes)
@@ -374,21 +362,19 @@ def _known(status: ClusterStatus, name: str) -> NodeStatus:
     return node
 
 
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=1))
+def _print(args: argparse.Namespace, value: object, *lines: str) -> None:
+    print(json.dumps(value, indent=1) if args.json else "\n".join(lines))
 
 
-def _print_lines(*lines: str) -> None:
-    print("\n".join(lines))
-
-
-def _report(args: argparse.Namespace, text: str, body: dict[str, object]) -> None:
+def report(args: argparse.Namespace, text: str, body: dict[str, object]) -> None:
     print(json.dumps(body) if args.json else text)
 
 
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def progress_of(args: argparse.Namespace) -> Callable[[str], None]:
+    """Prints progress to people, and none beside JSON."""
 
+    def show(text: str) -> None:
+        if not args.json:
+            print(text, file=sys.stderr, flush=True)
 
-def _quiet(text: str) -> None:
-    pass
+    return show

@@ -1,22 +1,26 @@
 """`holdfast cluster resize`: other numbers of replicas while the cluster serves."""
 
 import argparse
-import json
 import sys
-import time
+from functools import partial
 from typing import Any, Final
 
 from msgspec import convert
 
+from holdfast.cli.cluster.commands import (
+    EXIT_DEGRADED,
+    await_end,
+    progress_of,
+    report,
+    require_cluster,
+)
 from holdfast.cli.cluster.http import AdminPort
 from holdfast.cli.cluster.plan import AUTO, PlannedMoves, ask_plan, plan_lines
-from holdfast.cli.cluster.status import ClusterStatus, verdict
-from holdfast.client.admin_connection import AdminError, NoAnswer
+from holdfast.cli.cluster.status import ClusterStatus
+from holdfast.client.admin_connection import AdminError
 from holdfast.numbers import whole_number
 
 REPLICAS_MAX: Final = 7
-EXIT_UNFINISHED: Final = 1
-POLL_S: Final = 0.2
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +60,7 @@ def _count(text: str) -> int:
 def resize(port: AdminPort, args: argparse.Namespace) -> int:
     """Shows the plan and carries it out. The exit code 1 means that the time was too short."""
     status = port.status()
-    if not status.initialised:
-        raise AdminError(verdict(status).text)
+    require_cluster(status)
     if status.replication is None:
         raise AdminError(f"the version of {status.node} cannot resize: upgrade the nodes first")
     given = _given(args)
@@ -66,11 +69,10 @@ def resize(port: AdminPort, args: argparse.Namespace) -> int:
     lines = _described(status, args, plan, factor, least)
     if args.dry_run:
         body = {"replication_factor": factor, "min_insync": least, "plan": plan}
-        print(json.dumps(body) if args.json else "\n".join(lines))
+        report(args, "\n".join(lines), body)
         return 0
-    progress = (lambda text: None) if args.json else _progress
     for line in lines:
-        progress(line)
+        progress_of(args)(line)
     _ask(status, factor, least, args)
     port.change("resize", **given)
     left = "" if args.no_wait else _await(port, (factor, least), args)
@@ -82,8 +84,8 @@ def resize(port: AdminPort, args: argparse.Namespace) -> int:
         "done": not left and not args.no_wait,
         "left": left,
     }
-    print(json.dumps(body) if args.json else text)
-    return EXIT_UNFINISHED if left else 0
+    report(args, text, body)
+    return EXIT_DEGRADED if left else 0
 
 
 def _given(args: argparse.Namespace) -> dict[str, str]:
@@ -151,34 +153,26 @@ def _ask(status: ClusterStatus, factor: int, least: int, args: argparse.Namespac
         raise AdminError("nothing was changed")
 
 
+class Overtaken(AdminError):
+    """Another operator has asked for other settings meanwhile."""
+
+
+def _left(port: AdminPort, aim: tuple[int, int], args: argparse.Namespace) -> str:
+    """What is left to do, or "". Raises `Overtaken`."""
+    status = port.status()
+    wanted = status.replication
+    if (
+        args.mode != AUTO
+        and wanted is not None
+        and (wanted.replication_factor, wanted.min_insync) != aim
+    ):
+        raise Overtaken(f"replication factor {aim[0]} and min_insync {aim[1]} are wanted no more")
+    return status.resizing
+
+
 def _await(port: AdminPort, aim: tuple[int, int], args: argparse.Namespace) -> str:
     """Waits until the replication is reached. Returns "", or what is left after the time."""
-    deadline = time.monotonic() + args.timeout
-    shown = ""
-    while True:
-        try:
-            status = port.status()
-            text = status.resizing
-            wanted = status.replication
-            if (
-                args.mode != AUTO
-                and wanted is not None
-                and (wanted.replication_factor, wanted.min_insync) != aim
-            ):
-                # Another operator has changed it.
-                return f"replication factor {aim[0]} and min_insync {aim[1]} are wanted no more"
-            if not text:
-                return ""
-        except NoAnswer as error:
-            # The node may be unreachable only for a moment, and the time limits the wait.
-            text = str(error)
-        if text != shown and not args.json:
-            _progress(text)
-        shown = text
-        if time.monotonic() >= deadline:
-            return f"not done within {args.timeout:g} s, and still at it: {text}"
-        time.sleep(POLL_S)
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    try:
+        return await_end(partial(_left, port, aim, args), "done", args.timeout, progress_of(args))
+    except Overtaken as error:
+        return str(error)
