@@ -158,17 +158,9 @@ def settled(cluster: ClusterProcesses) -> None:
 def load(cluster: ClusterProcesses, rate: float, measure_s: float) -> Cost:
     nodes = list(cluster.nodes.values())
     gateways = [node for node in nodes if node.is_gateway]
+    window, lag_max = (100, 900) if rate else (WINDOW, 50)
     scenario = Scenario(
-        "scale",
-        "",
-        Figure.CPU,
-        0.0,
-        1,
-        PAIRS,
-        lag_max=50,
-        window=WINDOW,
-        rate=rate,
-        batch=bool(rate),
+        "scale", "", Figure.CPU, 0.0, 1, PAIRS, lag_max=lag_max, window=window, batch=bool(rate)
     )
     loop = Loop()
     made = open_flows(scenario, [node.port for node in gateways or nodes], loop)

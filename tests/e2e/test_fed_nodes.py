@@ -5,18 +5,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import paho.mqtt.client as mqtt
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from holdfast.client.log import LogClient
 from tests.e2e import wire
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.e2e.wire import Wire
+from tests.support import mqttjs
 from tests.support.api_client import Api
 from tests.support.waiting import until
 
 WAIT_S = 90.0
 EXPIRY_S = 600
 PIECE = 200
+ROUNDS = 15
 
 
 def stored(node: ClusterNode) -> set[int]:
@@ -87,28 +91,104 @@ def test_each_partition_is_in_the_logs_of_its_replicas(cluster: ClusterProcesses
     assert max(counts) <= 7, counts
 
 
-@pytest.mark.parametrize("qos", [0, 1, 2])
-def test_every_client_receives_everything_in_order(cluster: ClusterProcesses, qos: int) -> None:
+MQTTJS = """
+const mqtt = require(process.argv[2]);
+for (const port of process.argv.slice(3)) {
+  const client = mqtt.connect(`mqtt://127.0.0.1:${port}`, { protocolVersion: 5 });
+  client.on("error", (error) => { console.error(String(error)); process.exit(1); });
+  client.on("connect", () => client.subscribe("all/#", { qos: 2 }));
+  client.on("message", (topic, payload) => console.log(`${port} ${topic} ${payload}`));
+}
+"""
+
+
+class Readers:
+    """Subscribers of `all/#` at all nodes: paho, mosquitto_sub, and MQTT.js if npm has it."""
+
+    def __init__(self, stack: ExitStack, ports: list[int], directory: Path) -> None:
+        self._paho: dict[int, list[str]] = {}
+        self._files: dict[tuple[str, int], Path] = {}
+        self._names = [("paho", port) for port in ports]
+        for port in ports:
+            found = self._paho[port] = []
+            client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+            client.on_message = lambda _client, _data, message, found=found: found.append(
+                f"{message.topic} {message.payload.decode()}"
+            )
+            client.connect("127.0.0.1", port)
+            client.subscribe("all/#", 2)
+            client.loop_start()
+            stack.callback(client.loop_stop)
+            stack.callback(client.disconnect)
+            command = ["mosquitto_sub", "-p", str(port), "-V", "5", "-q", "2", "-t", "all/#"]
+            self._start(stack, "mosquitto_sub", port, [*command, "-F", "%t %p"], directory)
+        if mqttjs.NODE and mqttjs.NPM and (library := mqttjs.find(directory / "npm")):
+            script = directory / "readers.cjs"
+            script.write_text(MQTTJS)
+            command = [mqttjs.NODE, str(script), str(library), *map(str, ports)]
+            self._start(stack, "MQTT.js", 0, command, directory)
+            self._names += [("MQTT.js", port) for port in ports]
+
+    def _start(
+        self, stack: ExitStack, name: str, port: int, command: list[str], directory: Path
+    ) -> None:
+        path = self._files[name, port] = directory / f"{name}-{port}"
+        process = stack.enter_context(subprocess.Popen(command, stdout=path.open("w")))
+        stack.callback(process.terminate)
+        if port:
+            self._names.append((name, port))
+
+    def received(self) -> dict[tuple[str, int], list[str]]:
+        """By client and port the topic and payload of each message, in order."""
+        texts = {key: path.read_text().splitlines() for key, path in self._files.items()}
+        found = {key: texts[key] for key in texts if key[1]}
+        found |= {("paho", port): list(each) for port, each in self._paho.items()}
+        for line in texts.get(("MQTT.js", 0), []):
+            port, _, text = line.partition(" ")
+            found.setdefault(("MQTT.js", int(port)), []).append(text)
+        return {key: found.get(key, []) for key in self._names}
+
+
+def test_every_client_receives_everything_in_order(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
     """Publishers and subscribers are at all nodes, so most of them are at one without the log."""
     settle(cluster)
-    nodes = list(cluster.nodes.values())
+    ports = [node.port for node in cluster.nodes.values()]
     with ExitStack() as stack:
-        readers = [stack.enter_context(Wire(node.port, 5, WAIT_S)) for node in nodes]
-        for number, reader in enumerate(readers):
-            reader.connect(f"all-{qos}-{number}")
-            reader.subscribe((f"all/{qos}/#", qos))
-        writers = [stack.enter_context(Wire(node.port, 5, WAIT_S)) for node in nodes]
+        readers = Readers(stack, ports, tmp_path)
+        writers = [stack.enter_context(Wire(port, 5, WAIT_S)) for port in ports]
         for number, writer in enumerate(writers):
-            writer.connect(f"all-writer-{qos}-{number}")
-        for number in range(40):
+            writer.connect(f"all-writer-{number}")
+
+        def have_begun() -> bool:
+            writers[0].publish("all/begin", b"0", 1)
+            return all(readers.received().values())
+
+        until(have_begun, "all readers have subscribed", WAIT_S)
+        for number in range(ROUNDS):
             for place, writer in enumerate(writers):
-                writer.publish(f"all/{qos}/{place}", b"%d" % number, qos)
-        for reader in readers:
+                for qos in range(3):
+                    writer.publish(f"all/{qos}/{place}", b"%d" % number, qos)
+        for writer in writers:
+            writer.publish("all/end", b"0", 1)
+        count = ROUNDS * len(writers) * 3
+        until(
+            lambda: all(
+                sum(not text.startswith("all/begin") for text in texts) >= count + len(writers)
+                for texts in readers.received().values()
+            ),
+            "all messages",
+            WAIT_S,
+        )
+        for client, texts in readers.received().items():
             found: dict[str, list[int]] = {}
-            for _ in range(40 * len(writers)):
-                message = reader.message()
-                found.setdefault(message.topic, []).append(int(message.payload))
-            assert found == {f"all/{qos}/{place}": list(range(40)) for place in range(5)}
+            for text in texts:
+                topic, _, payload = text.partition(" ")
+                if topic.count("/") == 2:
+                    found.setdefault(topic, []).append(int(payload))
+            topics = [f"all/{qos}/{place}" for qos in range(3) for place in range(len(writers))]
+            assert found == {topic: list(range(ROUNDS)) for topic in topics}, client
 
 
 def test_what_was_stored_before_is_read_at_every_node(cluster: ClusterProcesses) -> None:

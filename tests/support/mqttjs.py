@@ -12,12 +12,18 @@ VERSION = "5.10.4"
 INSTALL_S = 60
 
 
-def installed(directory: Path) -> Path:
-    """Install the package below `directory` and return its folder. Without a registry: skip."""
+def find(directory: Path) -> Path | None:
+    """Install the package below `directory` and return its folder. None: without a registry."""
     command = [str(NPM), "install", "--prefix", str(directory), "--prefer-offline", "--no-audit"]
     done = subprocess.run(
         [*command, f"mqtt@{VERSION}"], capture_output=True, timeout=INSTALL_S, check=False
     )
-    if done.returncode != 0:
+    return directory / "node_modules" / "mqtt" if done.returncode == 0 else None
+
+
+def installed(directory: Path) -> Path:
+    """As `find`. Without a registry: skip."""
+    library = find(directory)
+    if library is None:
         pytest.skip("npm cannot install mqtt here")
-    return directory / "node_modules" / "mqtt"
+    return library

@@ -26,6 +26,7 @@ from holdfast.node.metadata.commands import (
 )
 from holdfast.node.metadata.model import (
     EPOCH_MAX,
+    GATEWAY,
     WITNESS,
     AgreedUsers,
     ClusterMetadata,
@@ -454,6 +455,9 @@ def test_whether_all_nodes_vote_that_will() -> None:
     assert not lacks_voters(metadata.with_voters(("n1", "n2", "n3")))
     down = {**metadata.nodes, "n3": replace(metadata.nodes["n3"], state=NodePhase.DOWN)}
     assert not lacks_voters(replace(metadata.with_voters(("n1", "n2", "n3")), nodes=down))
+    gateways = {name: replace(node(name), role=GATEWAY) for name in ("n4", "n5")}
+    more = replace(metadata, nodes={**metadata.nodes, **gateways})
+    assert not lacks_voters(more.with_voters(("n1", "n2", "n3")))
 
 
 def in_sync(*nodes: str, adding: tuple[str, ...] = ()) -> ClusterMetadata:

@@ -366,7 +366,7 @@ def _print(args: argparse.Namespace, value: object, *lines: str) -> None:
     print(json.dumps(value, indent=1) if args.json else "\n".join(lines))
 
 
-def report(args: argparse.Namespace, text: str, body: dict[str, object]) -> None:
+def report(args: argparse.Namespace, text: str, body: object) -> None:
     print(json.dumps(body) if args.json else text)
 
 

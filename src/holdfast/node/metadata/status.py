@@ -9,6 +9,7 @@ from holdfast.node.failure.health import Health
 from holdfast.node.metadata.model import (
     CAPACITY_DEFAULT,
     DATA,
+    GATEWAY,
     VOTERS_MAX,
     ClusterMetadata,
     NodePhase,
@@ -198,9 +199,11 @@ def stop_effect(
 
 def lacks_voters(metadata: ClusterMetadata) -> bool:
     """True if fewer nodes vote than could. That is normal shortly after nodes have joined. One
-    voter is right for two nodes. For three it is too few, because its node may fail."""
-    up = sum(info.state == NodePhase.UP for info in metadata.nodes.values())
-    wanted = min(up, VOTERS_MAX)
+    voter is right for two nodes. For three it is too few, because its node may fail. A gateway
+    never votes."""
+    nodes = metadata.nodes.values()
+    able = sum(info.state == NodePhase.UP and info.role != GATEWAY for info in nodes)
+    wanted = min(able, VOTERS_MAX)
     return len(metadata.voters) < wanted - (wanted % 2 == 0)
 
 
