@@ -12,8 +12,7 @@ from holdfast.node.connections.session_open import finish_open
 from holdfast.node.context import UNAVAILABLE_S, ClusterContext
 from holdfast.node.effects import Note
 from holdfast.node.node import Node
-from holdfast.node.node_state import ClusterPort, NodeState, Promise
-from holdfast.node.publish.completion import ReplyPromise
+from holdfast.node.node_state import ClusterPort, NodeState, Promise, ReplyPromise
 from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.listener_rules import ListenerRules

@@ -20,7 +20,7 @@ from holdfast.node.delivery.replay_pace import ReplayPace
 from holdfast.node.effects import Cut, ResumeInput
 from holdfast.node.publish.trace_context import PublishTracer
 from holdfast.node.refusal import Rejection
-from holdfast.node.session.connection import Connection, Deadline
+from holdfast.node.session.connection import CLOSED, Connection, Deadline
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Group, Inflight, Session, Subscription
 from holdfast.node.state.recorded_state import PROGRESS, WORK, RecordedState
@@ -86,6 +86,24 @@ class CallbackPromise(Promise):
 
     def refuse(self, state: "NodeState", refusal: Rejection) -> None:
         self.done(refusal.text or "refused")
+
+
+class ReplyPromise(Promise):
+    """The promise of bytes for a client, kept behind the earlier promises to it."""
+
+    def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
+        super().__init__(connection)
+        self.data = data
+        self.acknowledges = acknowledges
+
+    def release(self, state: "NodeState") -> None:
+        connection = self.connection
+        assert connection is not None
+        if self.acknowledges:
+            connection.note_acknowledged()
+        # Nothing follows a DISCONNECT.
+        if connection.state != CLOSED and not connection.closing:
+            connection.send(self.data, state.dirty)
 
 
 class Work:

@@ -15,7 +15,7 @@ from holdfast.node.delivery.delivery import FETCH_RECORDS_MAX, pump_group, send_
 from holdfast.node.delivery.live_lane import open_lane_behind, read_lane
 from holdfast.node.delivery.transmission import READ_BYTES_MAX, finish_inflight, resend
 from holdfast.node.effects import FetchInflight, ReadLog
-from holdfast.node.node_state import NodeState, Promise, Work
+from holdfast.node.node_state import NodeState, ReplyPromise, Work
 from holdfast.node.rights import may_read
 from holdfast.node.session.audience import Audience, decode_audience, user_in
 from holdfast.node.session.connection import OPEN, Connection
@@ -216,33 +216,17 @@ def resend_passed(state: NodeState, session: Session) -> None:
     send_unsent(state, session)
 
 
-class PubrelPromise(Promise):
-    """A PUBREL of a durable session. The log must contain that the client has the message, or after
-    a crash the broker would send it as a new one."""
-
-    def __init__(self, connection: Connection, packet_id: int) -> None:
-        super().__init__(connection)
-        self.packet_id = packet_id
-
-    def release(self, state: NodeState) -> None:
-        connection = self.connection
-        assert connection is not None
-        if connection.state == OPEN:
-            connection.send(
-                encode_ack(PUBREL, self.packet_id, reasons.SUCCESS, connection.version),
-                state.dirty,
-            )
-
-
 def _pubrel_promise(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
-) -> PubrelPromise:
-    """The promise of a PUBREL. The caller gives it once the log has the state of the entry.
+) -> ReplyPromise:
+    """The promise of a PUBREL. The caller gives it once the log says that the client has the
+    message, or after a crash the broker would send it as a new one.
 
     A member of a shared group keeps the id until the log says that the group has finished with the
     message. With neither in the log, another member would receive it.
     """
-    promise = PubrelPromise(connection, packet_id)
+    reply = encode_ack(PUBREL, packet_id, reasons.SUCCESS, connection.version)
+    promise = ReplyPromise(connection, reply, False)
     if entry.group_tag and session.expiry_s > 0:
         state.cluster.groups.await_finish(promise, session, entry)
     return promise

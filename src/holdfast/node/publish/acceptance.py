@@ -4,10 +4,9 @@ from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.admission.throttle import refusal_of
 from holdfast.node.connections.client_notes import note_publish_denied
-from holdfast.node.node_state import NodeState
+from holdfast.node.node_state import NodeState, ReplyPromise
 from holdfast.node.publish.completion import (
     RefusalPromise,
-    ReplyPromise,
     acknowledgement,
     encode_refusal,
 )

@@ -6,7 +6,7 @@ from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.delivery.delivery import deliver
 from holdfast.node.features import RETAINED_USERS
-from holdfast.node.node_state import NodeState, Promise, Route
+from holdfast.node.node_state import NodeState, Promise, ReplyPromise, Route
 from holdfast.node.publish.producer_dedup import note_refused
 from holdfast.node.refusal import Rejection
 from holdfast.node.routing.routing import find_route
@@ -182,24 +182,6 @@ class Qos0Promise(PrecedingPromise):
 
     def refuse(self, state: NodeState, refusal: Rejection) -> None:
         hand_out_qos0(state, self.route, self.message)
-
-
-class ReplyPromise(Promise):
-    """The promise of bytes for a client, kept behind the earlier promises to it."""
-
-    def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
-        super().__init__(connection)
-        self.data = data
-        self.acknowledges = acknowledges
-
-    def release(self, state: NodeState) -> None:
-        connection = self.connection
-        assert connection is not None
-        if self.acknowledges:
-            connection.note_acknowledged()
-        # Nothing follows a DISCONNECT.
-        if connection.state != CLOSED and not connection.closing:
-            connection.send(self.data, state.dirty)
 
 
 class RefusalPromise(ReplyPromise):

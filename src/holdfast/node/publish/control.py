@@ -9,9 +9,9 @@ from typing import Final
 
 from holdfast.node.delivery.transmission import send_qos0
 from holdfast.node.effects import ResumeInput, RunCommands
-from holdfast.node.node_state import NodeState, Route
+from holdfast.node.node_state import NodeState, ReplyPromise, Route
 from holdfast.node.publish.acceptance import is_repeated
-from holdfast.node.publish.completion import ReplyPromise, acknowledgement
+from holdfast.node.publish.completion import acknowledgement
 from holdfast.node.rights import may_command, may_read
 from holdfast.node.routing.routing import merge, subscriptions_of
 from holdfast.node.session.connection import OPEN, Connection

@@ -11,7 +11,7 @@ from holdfast.log.record import Record
 from holdfast.node.admission.observer import ClientObserver
 from holdfast.node.admission.throttle import charge_publish
 from holdfast.node.delivery.delivery import deliver
-from holdfast.node.node_state import NodeState, Route
+from holdfast.node.node_state import NodeState, ReplyPromise, Route
 from holdfast.node.publish.acceptance import (
     accept,
     refuse,
@@ -19,7 +19,6 @@ from holdfast.node.publish.acceptance import (
 )
 from holdfast.node.publish.completion import (
     PublishPromise,
-    ReplyPromise,
     TracedPromise,
     follow_qos0,
     name_user,
