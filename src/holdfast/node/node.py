@@ -199,7 +199,8 @@ class Node:
     def handle_resumed(self, connection: Connection) -> None:
         """Reads from the connection again. Bytes that have arrived already are processed first."""
         is_throttled = throttled_until(connection) > self.state.now
-        if is_throttled or connection.is_subscribing or is_waiting(connection):
+        is_asking = connection.proof is not None and is_waiting(connection)
+        if is_throttled or connection.is_subscribing or is_asking:
             return
         connection.input_paused = False
         reader = connection.reader

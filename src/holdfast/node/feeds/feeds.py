@@ -113,8 +113,6 @@ class Feeds:
 
     def _hold_of_session(self, asking: PendingOpen, filters: list[str]) -> bool:
         """Announces the filters of a session that is resumed. True: it has to wait."""
-        if not self._context.unstored:
-            return False
         if asking.hold is None:
             waiting, number = self._acquisition.asking, asking.number
             asking.hold = self.holds.hold(

@@ -109,7 +109,8 @@ class SessionAcquisition:
         self.live = LiveSessions(state, context, coordinator, self._of_clients)
         # Per home partition: the highest epoch of a leader that has requested a report, and when.
         self._reported_in: dict[int, tuple[int, float]] = {}
-        # Announces the filters of a session before it begins. True: it has to wait. Feeds sets it.
+        # Announces the filters of a session before it begins, at a node that is fed. True: it has
+        # to wait. Feeds sets it.
         self.holds_filters: Callable[[PendingOpen, list[str]], bool] = lambda asking, filters: False
 
     def seed_ids_at(self, number: int) -> None:
@@ -393,7 +394,11 @@ class SessionAcquisition:
             self._refuse(asking)
             return
         resumed = image if answer.present else None
-        if resumed is not None and self.holds_filters(asking, list(resumed.subscriptions)):
+        if (
+            resumed is not None
+            and self._context.unstored
+            and self.holds_filters(asking, list(resumed.subscriptions))
+        ):
             return
         self._done(asking)
         self.live.end(asking.client_id)

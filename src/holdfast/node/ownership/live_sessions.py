@@ -15,7 +15,6 @@ from holdfast.node.ownership.releases import FEATURE
 from holdfast.node.session.rare_fields import OwedRetained
 from holdfast.node.session.session import Inflight, Replay, Session, Subscription, new_subscription
 from holdfast.node.session.state import complete_inflight
-from holdfast.node.state.session_records import subscription_row
 from holdfast.node.state.snapshot_entries import first_starts
 from holdfast.node.topic_rights.kept_subscriptions import checksum_of
 from holdfast.protocol.mqtt import reasons
@@ -181,7 +180,18 @@ def live_session(state: NodeState, recorded: Session) -> Session:
 def _subscribe(
     state: NodeState, session: Session, recorded: Subscription, *, is_replayed: bool
 ) -> None:
-    subscription = new_subscription(session, *subscription_row(recorded))
+    subscription = new_subscription(
+        session,
+        recorded.filter,
+        recorded.qos,
+        recorded.no_local,
+        recorded.retain_as_published,
+        recorded.retain_handling,
+        0,
+    )
+    # A client may have thousands, so none is packed as a row and unpacked.
+    subscription.additions = recorded.additions
+    subscription.reads_log, subscription.drains = recorded.reads_log, recorded.drains
     start, replay = recorded.start, recorded.replay
     subscription.start = None if start is None else list(start)
     if is_replayed and start is not None and replay is not None:

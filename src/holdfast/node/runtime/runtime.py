@@ -535,9 +535,14 @@ class Runtime:
     # Effects
 
     def _carry_out(self, effect: Effect) -> None:
+        cluster_node = self.cluster_node
         if not isinstance(effect, (ReadLog, FetchInflight, FindStarts)):
             self.clients.carry_out(effect)
-        elif effect.done is None and self.cluster_node.remote_reads.take(effect):
+        elif (
+            cluster_node.context.unstored
+            and effect.done is None
+            and cluster_node.remote_reads.take(effect)
+        ):
             # Another node, or this one with others, has the records.
             return
         elif isinstance(effect, ReadLog):

@@ -66,8 +66,6 @@ def new_asked_rules(state: NodeState, connection: Connection) -> AskedRules | No
 
 def is_waiting(connection: Connection) -> bool:
     """Whether an answer is awaited, so that no packet of the client may be read."""
-    if connection.rights is None:
-        return False
     rules = asked_rules(connection)
     return rules is not None and rules.is_asking
 
