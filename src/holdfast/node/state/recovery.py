@@ -247,12 +247,12 @@ class Recovery(SenderPacketIds):
             session.will = None
 
     def _move_cursor(self, record: Record) -> None:
-        cursor = cursor_in(record, self.state.config.partitions)
         key = record.client_id.decode()
         if is_shared(key):
             if not self._is_of_misnamed(record):
-                self._move_group(key, cursor)
+                self._move_group(key, record)
             return
+        cursor = cursor_in(record, self.state.config.partitions)
         session = self.state.sessions.get(key)
         if session is None:
             return
@@ -267,7 +267,8 @@ class Recovery(SenderPacketIds):
             return record.sequence != 0
         return record.sequence == self._misnamed.get(record.client_id.decode(), -1)
 
-    def _move_group(self, key: str, cursor: CursorState) -> None:
+    def _move_group(self, key: str, record: Record) -> None:
+        cursor = cursor_in(record, self.state.config.partitions)
         known = self.group_positions.setdefault(key, [0] * self.state.config.partitions)
         for partition, offset in cursor.positions:
             known[partition] = offset

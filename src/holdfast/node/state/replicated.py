@@ -264,11 +264,8 @@ class ReplicatedState(ReplicatedPacketIds):
             if kind == SNAPSHOT_GROUP:
                 self.groups.restore(decode_group(data, self.state.config.partitions))
 
-    def _move_cursor(self, record: Record) -> None:
-        if not is_shared(record.client_id.decode()):
-            super()._move_cursor(record)
-        elif not self._is_of_misnamed(record):
-            self.groups.apply(record)
+    def _move_group(self, key: str, record: Record) -> None:
+        self.groups.apply(record)
 
     def _advance(self, session: Session, cursor: CursorState) -> None:
         """Applies a cursor record.
