@@ -42,6 +42,8 @@ class ReplicaDisk:
         self.synced = 0
         self.start_offsets = [0] * partitions
         self.watermarks = [0] * partitions
+        # The offsets at which a log on it was cut.
+        self.cuts: list[int] = []
 
     def write(self, entry: Entry) -> None:
         entry.position = len(self.entries)
@@ -121,6 +123,7 @@ class SimReplicaLog:
 
     def truncate(self, partition: int, offset: int) -> None:
         require(self.high_watermark[partition] <= offset, "what is committed is cut")
+        self.disk.cuts.append(offset)
         require(offset <= self.next_offset[partition], "a cut beyond the end")
         self._open.pop(partition, None)
         batches = self.batches[partition]

@@ -25,7 +25,6 @@ from holdfast.node.replicate.effects import (
     ProposeInSync,
     ReadBatches,
     Restarted,
-    Truncated,
 )
 from holdfast.node.replicate.log_matching import compare, cut_offset
 from holdfast.node.replicate.progress import IDLE, LedPartition, Peer, Progress
@@ -54,7 +53,7 @@ def test_a_deposed_leader_cuts_what_the_new_one_does_not_have() -> None:
     cores.tell("a")
     cores.settle()
     assert cores.numbers("a") == [1, 4]
-    assert [effect.offset for effect in cores["a"].of(Truncated)] == [1]
+    assert cores["a"].log.disk.cuts == [1]
     assert [cores.watermark(name) for name in "abc"] == [2, 2, 2]
 
 
@@ -70,7 +69,7 @@ def test_what_is_above_the_own_watermark_stays_if_the_leader_has_it() -> None:
     cores.cut("a", "b")
     cores.connect("ab")
     assert cores.numbers("b") == [1, 2]
-    assert not cores["b"].of(Truncated)
+    assert not cores["b"].log.disk.cuts
 
 
 def test_a_log_of_several_lost_epochs_is_cut_step_by_step() -> None:

@@ -49,14 +49,6 @@ class Committed(ReplicationEffect):
         self.offset = offset
 
 
-class Truncated(ReplicationEffect):
-    """The log was cut at `offset`. No record from there on was ever committed."""
-
-    def __init__(self, partition: int, offset: int) -> None:
-        self.partition = partition
-        self.offset = offset
-
-
 class Restarted(ReplicationEffect):
     """The partition now begins at `offset`, because the leader no longer has the records below it.
     The replicated state from those records must come from another node; see

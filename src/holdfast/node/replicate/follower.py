@@ -33,7 +33,7 @@ from holdfast.node.replicate.codec import (
     encode_ack,
     encode_follow,
 )
-from holdfast.node.replicate.effects import Diverged, ProposeInSync, Restarted, Send, Truncated
+from holdfast.node.replicate.effects import Diverged, ProposeInSync, Restarted, Send
 from holdfast.node.replicate.log_matching import cut_offset
 from holdfast.node.replicate.state import ReplicaState
 
@@ -234,7 +234,6 @@ class FollowerSide:
             self._take_over(followed, info)
             return
         log.truncate(partition, offset)
-        self._state.effects.append(Truncated(partition, offset))
 
     def _reset(self, followed: FollowedPartition, offset: int) -> None:
         partition = followed.partition

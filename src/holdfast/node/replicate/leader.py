@@ -26,7 +26,7 @@ from holdfast.node.replicate.codec import (
     FollowEntry,
     OffsetEntry,
 )
-from holdfast.node.replicate.effects import BecameLeader, LeadershipEnded, Send, Truncated
+from holdfast.node.replicate.effects import BecameLeader, LeadershipEnded, Send
 from holdfast.node.replicate.in_sync import InSync
 from holdfast.node.replicate.log_matching import compare
 from holdfast.node.replicate.progress import (
@@ -164,7 +164,6 @@ class LeaderSide:
         self._state.effects.append(LeadershipEnded(partition, led.epoch))
         if log.next_offset[partition] > led.end:
             log.truncate(partition, led.end)
-            self._state.effects.append(Truncated(partition, led.end))
 
     def _count(self, led: LedPartition, now: float) -> None:
         for progress in led.counted:
