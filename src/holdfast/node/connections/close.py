@@ -131,7 +131,6 @@ def handle_disconnect(
     if packet.reason == reasons.SUCCESS:
         # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
         session.will = None
-    connection.clean_disconnect = True
     name = NORMAL if packet.reason == reasons.SUCCESS else reason_name(packet.reason)
     _detach(state, connection, reason=name)
 

@@ -120,14 +120,6 @@ class Feeds:
             )
         return not asking.hold.is_over
 
-    def unfed(self) -> tuple[int, str] | None:
-        """The first partition that is neither stored nor fed, and its leader; None: there is
-        none."""
-        for partition in range(len(self._context.leading)):
-            if not self._context.is_stored(partition) and not self.receiver.is_live(partition):
-                return partition, self._context.leader(partition)
-        return None
-
     def flush(self) -> None:
         """Sends what has gathered, at the end of a turn. The filters have left before."""
         self.holds.advance()

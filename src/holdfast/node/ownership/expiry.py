@@ -170,7 +170,7 @@ class Endings:
         it decides for a partition.
         """
         if kind == DELAYED:
-            publish_due(self._state, self._replicated.state, self._decides)
+            publish_due(self._state, self._decides)
         elif isinstance(subject, Session):
             self.due(subject, kind)
 

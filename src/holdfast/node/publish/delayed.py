@@ -40,7 +40,7 @@ from holdfast.node.routing.routing import find_route, look_up
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message, stored_message
 from holdfast.node.session.session import Session
-from holdfast.node.state.recorded_state import DELAYED, RecordedState
+from holdfast.node.state.recorded_state import DELAYED
 from holdfast.protocol.mqtt.publish import Publish
 from holdfast.protocol.topics.names import InvalidTopic
 
@@ -107,15 +107,10 @@ def delayed_refusal(state: NodeState, record: Record) -> Rejection | None:
     return None
 
 
-def publish_due(
-    state: NodeState,
-    recorded: RecordedState,
-    is_ours: Callable[[int], bool],
-    *,
-    least_s: float = 0.0,
-) -> None:
+def publish_due(state: NodeState, is_ours: Callable[[int], bool]) -> None:
     """Publishes the delayed messages that are due in the partitions that are this node's to
-    publish, and starts the timer again, `least_s` from now or later. `recorded` has the table."""
+    publish, and starts the timer again."""
+    recorded = state.recorded
     table = recorded.delayed
     if table.armed_at > state.now:
         return
@@ -130,7 +125,7 @@ def publish_due(
         return
     if state.disk_full or due_us <= state.wall_us:
         # The rest in the next turn. Other nodes publish theirs meanwhile.
-        table.armed_at = recorded.now + (0.001 if count == PER_TURN else max(least_s, RECHECK_S))
+        table.armed_at = recorded.now + (0.001 if count == PER_TURN else RECHECK_S)
         recorded.arm(table.armed_at, DELAYED, table)
         return
     recorded.arm_delayed()

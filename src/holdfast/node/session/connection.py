@@ -195,7 +195,6 @@ class Connection:
         # The node accepts no input now; the driver stops reading the socket.
         self.input_paused = False
         self.problem_information = True
-        self.clean_disconnect = False
         # The client numbers its QoS 2 messages, too.
         self.numbers_qos2 = False
 

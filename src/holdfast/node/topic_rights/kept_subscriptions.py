@@ -131,6 +131,5 @@ def _proceed(
         return
     # A client that is refused leaves no will behind.
     session.will = None
-    connection.clean_disconnect = True
     _refuse(state, connection)
     handle_connection_lost(state, connection)
