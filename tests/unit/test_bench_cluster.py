@@ -1,5 +1,7 @@
 """What the cluster's benchmark makes of its figures."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench.cluster import COUNTS, QUICK_COUNTS, misses, parse
@@ -120,6 +122,9 @@ def test_what_is_out_of_line_when_nodes_are_added() -> None:
     assert Scale(usual, joined).faults() == []
     slow = [*usual[:2], cost(5, 36.5, 430)]
     assert Scale(slow, joined).faults() == ["each node from 3 to 5 costs 8.2 µs, target < 8 µs"]
+    disturbed = Scale([replace(slow[0], others_busy=1.5), *slow[1:]], joined)
+    assert disturbed.is_disturbed()
+    assert disturbed.faults() == []
     full = [*usual[:2], cost(5, 24, 700, missing=2)]
     assert len(Scale(full, joined).faults()) == 2
     assert len(Scale(usual, Join(5, 100e6, 50e6, 1.5)).faults()) == 2
