@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 HOT_SOURCES := $(shell find src/holdfast -name '*.py')
 SECONDS ?= 60
 ROUNDS ?= 20
-IO_WORKERS ?= 1
+PROCESSES ?= 2
 SEEDS ?= 5000
 STALLS ?= 200
 # Containers set it, and hundreds of processes that the tests start would each compile their source.
@@ -49,13 +49,13 @@ BOTH := conformance/test_server* model/test_transcripts* unit/test_formats* unit
   unit/test_log_journal* unit/test_log_record* unit/test_mqtt_* unit/test_topics_* \
   unit/test_websocket_frames*
 
-.PHONY: help setup compile check lint tidy format test test-all test-fast test-interpreted test-spark test-compiled test-workers demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
+.PHONY: help setup compile check lint tidy format test test-all test-fast test-interpreted test-spark test-compiled test-processes demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
 	@echo "               OPTIONS='--stay --screenshots DIR': it goes on until Ctrl-C, pictures of the console"
 	@echo "make test      set up, then all tests but the long ones, each in one form, interpreted or compiled"
-	@echo "make test-workers  the tests of real processes with I/O workers (IO_WORKERS=1); make chaos, too, with HOLDFAST_IO_WORKERS=2"
+	@echo "make test-processes  the tests of brokers with several processes each (PROCESSES=2): an hour; make chaos, too, with HOLDFAST_PROCESSES=2"
 	@echo "make check     format, lint, types, tidy, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
@@ -141,9 +141,9 @@ test-compiled: $(VENV)/.installed build/compiled.stamp build/tests.stamp
 	$(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests --ignore tests/spark \
 	  -m "not spark and not long" $(INTERPRETED:%=--ignore-glob 'tests/%')
 
-# What starts brokers, once more with their sockets in processes of their own.
-test-workers: setup
-	HOLDFAST_IO_WORKERS=$(IO_WORKERS) $(BIN)/python tools/run_tests.py workers -n $(WORKERS) --dist worksteal \
+# What starts brokers, once more with several processes each.
+test-processes: setup
+	HOLDFAST_PROCESSES=$(PROCESSES) $(BIN)/python tools/run_tests.py processes -n $(WORKERS) --dist worksteal \
 	  tests/e2e tests/interop tests/conformance -m "not spark and not long"
 
 # Three at a time: the interpreted tests run while the compiler does. Those of processes, which mostly

@@ -26,8 +26,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     "admin_lists": (),
     "console": (),
     "processes": ("--quick",),
-    "io_workers": ("--quick",),
-    "io_workers_full": ("--quick",),
     "worst_packet": ("--rounds", "2"),
     "spark": (),
     "log_client": (),

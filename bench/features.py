@@ -14,8 +14,6 @@ def settings(feature: str, directory: Path) -> str:
         # The topics of the measurement are the last rule's.
         (directory / "acl").write_text("\n".join([*lines, "pattern readwrite #", ""]))
         return f'[security]\nallow_anonymous = true\nacl_file = "{directory}/acl"\n'
-    if feature.startswith("io-workers-"):
-        return f"[server]\nio_workers = {feature.rpartition('-')[2]}\n"
     if feature.startswith("processes-"):
         return f"[server]\nprocesses = {feature.rpartition('-')[2]}\n"
     assert feature == "hooks"

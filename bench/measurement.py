@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from bench.process import cpu_s, machine_busy_s, process_cpu_s, rss_bytes
+from bench.process import cpu_s, machine_busy_s, rss_bytes
 
 OTHERS_BUSY_MAX = 0.25
 """Cores; above it another process was at work and the figures are worth little."""
@@ -18,8 +18,6 @@ class Measurement:
     duration_s: float = 0.0
     broker_cpu_s: float = 0.0
     """The CPU time of all processes of the broker."""
-    core_cpu_s: float = 0.0
-    """That of the broker's first process, without its I/O workers."""
     generator_cpu_s: float = 0.0
     others_busy: float = 0.0
     """Cores kept busy by anything but the broker and the generator."""
@@ -33,16 +31,6 @@ class Measurement:
     def cpu_us(self) -> float:
         """Broker CPU a delivered message."""
         return self.broker_cpu_s / self.messages * 1e6 if self.messages else 0.0
-
-    @property
-    def core_us(self) -> float:
-        """CPU of the broker's first process a delivered message."""
-        return self.core_cpu_s / self.messages * 1e6 if self.messages else 0.0
-
-    @property
-    def others_us(self) -> float:
-        """CPU of the broker's other processes a delivered message."""
-        return self.cpu_us - self.core_us
 
     @property
     def rate(self) -> float:
@@ -65,7 +53,6 @@ class Sample:
         self.broker_pid = broker_pid
         self.delivered = delivered
         self.broker_cpu_s = cpu_s(broker_pid)
-        self.core_cpu_s = process_cpu_s(broker_pid)
         self.generator_cpu_s = time.process_time()
         self.machine_busy_s = machine_busy_s()
         self.at = time.monotonic()
@@ -79,7 +66,6 @@ class Sample:
             messages=later.delivered - self.delivered,
             duration_s=duration_s,
             broker_cpu_s=broker_cpu_s,
-            core_cpu_s=later.core_cpu_s - self.core_cpu_s,
             generator_cpu_s=generator_cpu_s,
             others_busy=max(0.0, others_s / duration_s),
             broker_rss_bytes=rss_bytes(self.broker_pid),

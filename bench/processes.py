@@ -24,15 +24,22 @@ from pathlib import Path
 from typing import Final
 
 from bench import brokers
-from bench.connection import Connection
-from bench.io_workers import PAIRS, RATES, WARM_UP_S, Traffic
+from bench.connection import Connection, Loop
+from bench.flows import Publisher, Qos1Publisher, Qos1Subscriber, Subscriber
 from bench.options import new_parser, write_json
 from bench.process import descendants, process_cpu_s, rss_bytes
+from bench.scenarios import PAYLOAD_BYTES
+from bench.wire import Frame
 
 MODELLED: Final = (1, 2, 4, 8, 16, 32)
 IDLE: Final = 2000
 """The idle connections whose memory is measured."""
 READY_S: Final = 120.0
+RATES: Final = {"tcp": {0: 10_000, 1: 4_000}, "tls": {0: 5_000, 1: 2_000}}
+"""Messages a second by transport and QoS, which the generator keeps up with."""
+PAIRS: Final = {0: 100, 1: 50}
+WARM_UP_S: Final = 1.0
+WINDOW: Final = 2000
 
 
 @dataclass
@@ -47,6 +54,52 @@ class Cost:
     busiest_us: float
     connection_bytes: int
     missing: int
+
+
+class Traffic:
+    """Pairs of a publisher and its subscriber."""
+
+    def __init__(self, port: int, transport: str, qos: int) -> None:
+        self.loop = Loop()
+        self.sent = 0
+        self.sinks: list[Subscriber] = []
+        self.sources: list[Publisher] = []
+        for index in range(PAIRS[qos]):
+            frame = Frame(f"bench/{index:04}", qos, PAYLOAD_BYTES)
+            sink = Connection(port, f"sub-{index:04}", transport)
+            sink.subscribe(f"bench/{index:04}", qos)
+            self.sinks.append(Qos1Subscriber(sink, frame) if qos else Subscriber(sink, frame))
+            self.loop.add(sink, self.sinks[-1].handle)
+            connection = Connection(port, f"pub-{index:04}", transport)
+            source = Publisher(connection, frame)
+            if qos:
+                source = Qos1Publisher(connection, frame, WINDOW)
+            self.loop.add(connection, source.handle)
+            self.sources.append(source)
+
+    def run(self, rate: int, duration_s: float) -> None:
+        """Send at this rate."""
+        start = time.monotonic()
+        sent = 0
+        while (now := time.monotonic()) < start + duration_s:
+            while sent < (now - start) * rate:
+                self._send()
+                sent += 1
+            self.loop.run_once(0.0005)
+
+    def _send(self) -> None:
+        self.sources[self.sent % len(self.sources)].publish(1)
+        self.sent += 1
+
+    def received(self) -> int:
+        return sum(sink.received for sink in self.sinks)
+
+    def drain(self) -> int:
+        """Wait for what is on its way, at most 5 s. The messages that are missing."""
+        deadline = time.monotonic() + 5
+        while self.received() < self.sent and time.monotonic() < deadline:
+            self.loop.run_once(0.05)
+        return self.sent - self.received()
 
 
 def await_ready(broker: brokers.Broker, processes: int) -> None:

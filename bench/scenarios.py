@@ -119,17 +119,6 @@ SCENARIOS = (
         transport="tls",
     ),
     Scenario(
-        "tls-io-workers-2",
-        "QoS 0 over TLS, 100 to 100 on 100 topics, two I/O workers over none",
-        Figure.RATE,
-        1.3,
-        topics=100,
-        lag_max=50,
-        batch=1,
-        transport="tls",
-        feature="io-workers-2",
-    ),
-    Scenario(
         "websocket-qos0-100to100",
         "QoS 0 over WebSocket, 100 to 100 on 100 topics, one message a write",
         Figure.CPU,

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forking import SOURCE, launch
-from tests.support.ports import free_port
+from tests.support.ports import free_port, free_ports
 
 START_S = 60.0
 STOP_S = 20.0
-IO_WORKERS = int(os.environ.get("HOLDFAST_IO_WORKERS", "0"))
-"""The I/O workers of every broker whose settings do not name a number. `make test-workers` runs
-the same tests with one."""
+PROCESSES = int(os.environ.get("HOLDFAST_PROCESSES", "1"))
+"""The processes of every broker whose settings go with several. `make test-processes` runs the same
+tests with two."""
+ALONE = ("server", "cluster", "federation")
+"""The tables of settings that go with one process only, or that choose the number."""
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
@@ -42,9 +44,10 @@ def toml(tables: dict[str, dict[str, Any]]) -> str:
 
 
 def broker_toml(tables: dict[str, dict[str, Any]]) -> str:
-    """The settings of a broker, with IO_WORKERS: also those for a reload have them."""
-    if IO_WORKERS:
-        tables = {"server": {"io_workers": IO_WORKERS}, **tables}
+    """The settings of a broker, with PROCESSES: also those for a reload have them."""
+    is_alone = tables.get("node", {}).get("standby") or any(each in tables for each in ALONE)
+    if PROCESSES > 1 and not is_alone:
+        tables = {"server": {"processes": PROCESSES}, **tables}
     return toml(tables)
 
 
@@ -112,7 +115,7 @@ class Broker:
         return code
 
     def children(self) -> list[int]:
-        """The process ids of what the broker has started, its I/O workers."""
+        """The process ids of what the broker has started: its processes, and a spare one."""
         assert self.process is not None
         parent = self.process.pid
         text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
@@ -137,7 +140,7 @@ class Holdfast(Broker):
         data: Path | None = None,
     ) -> None:
         super().__init__(directory)
-        self.admin_port = free_port()
+        self.admin_port = free_ports(PROCESSES)
         self.data = data or directory / "data"
         self.settings = settings or {}
 

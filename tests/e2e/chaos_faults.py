@@ -121,12 +121,13 @@ def kill_all(scene: Scene) -> Iterator[float]:
     yield from _kill_and_launch(scene, *scene.nodes)
 
 
-def kill_workers(scene: Scene) -> Iterator[float]:
-    """One of a node's I/O workers or all of them; the node goes on and starts others."""
+def kill_processes(scene: Scene) -> Iterator[float]:
+    """One of a broker's processes or all of them, the spare one included; its supervisor starts
+    others."""
     name = scene.busy_leader()
-    workers = scene.hit(name).children()
-    assert workers, f"{name} has no I/O worker: set HOLDFAST_IO_WORKERS"
-    for process_id in scene.rng.sample(workers, scene.rng.choice((1, len(workers)))):
+    processes = scene.hit(name).children()
+    assert processes, f"{name} has one process: set HOLDFAST_PROCESSES"
+    for process_id in scene.rng.sample(processes, scene.rng.choice((1, len(processes)))):
         os.kill(process_id, signal.SIGKILL)
     yield scene.hold_s()
 
@@ -368,7 +369,7 @@ def wait_whole(scene: Scene, timeout_s: float) -> Iterator[float]:
 
 OF_ONE_NODE: Final[dict[str, Fault]] = {
     "kill -9": kill_leader,
-    "kill -9 workers": kill_workers,
+    "kill -9 processes": kill_processes,
     "SIGSTOP": pause_leader,
     "host lost": lose_host,
     "full disk": fill_disk,
@@ -387,7 +388,7 @@ OF_A_CLUSTER: Final[dict[str, Fault]] = {
     "kill -9 metadata leader": kill_metadata_leader,
     "kill -9 two": kill_two,
     "kill -9 all": kill_all,
-    "kill -9 workers": kill_workers,
+    "kill -9 processes": kill_processes,
     "SIGSTOP": pause_leader,
     "partition": part_from_peers,
     "host lost": lose_host,

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from holdfast.log.partition import partition_of
 from holdfast_lab.targets.namespaces import Host, Network
-from tests.e2e.brokers import IO_WORKERS, Holdfast
+from tests.e2e.brokers import PROCESSES, Holdfast
 from tests.e2e.chaos_parties import Server
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.support.faulty_disk import IMAGE_BYTES, FaultyDisk, faulty_disk
@@ -108,7 +108,7 @@ class Site:
     def unplayable(self) -> set[str]:
         """The faults that this machine and these settings have no means for."""
         found = set() if self.disks else NEED_DISKS
-        return found if IO_WORKERS else found | {"kill -9 workers"}
+        return found if PROCESSES > 1 else found | {"kill -9 processes"}
 
     def whole_since(self, moment: float) -> bool:
         """Whether it was found whole in a look that began after that moment."""

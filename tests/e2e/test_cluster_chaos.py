@@ -4,7 +4,6 @@ acknowledged stays, once and in order. For `make chaos` alone.
 `HOLDFAST_CHAOS_ROUNDS` faults, `HOLDFAST_CHAOS_SEED` to repeat their choice,
 `HOLDFAST_CHAOS_FAULTS` to play only those (their names, separated by commas; KIND@SEED, as the
 report names a round, to play that round again),
-`HOLDFAST_IO_WORKERS` of each node (default 0: none, and none is killed),
 `HOLDFAST_CHAOS_REPORT` names a file for the report.
 """
 

@@ -87,12 +87,10 @@ def printed(text: str) -> Callable[[str], bool]:
     return lambda output: text in output
 
 
-@pytest.mark.parametrize(("io_workers", "children"), [(0, 0), (2, 2)])
-def test_a_broker(tmp_path: Path, io_workers: int, children: int) -> None:
-    options = ("-p", "0" if not io_workers else str(free_port()), "--admin", "off")
-    file = tmp_path / "holdfast.toml"
-    file.write_text(f"[server]\nio_workers = {io_workers}\n")
-    command = (*HOLDFAST, "serve", "-c", str(file), "--data", str(tmp_path / "data"), *options)
+@pytest.mark.parametrize(("processes", "children"), [(1, 0), (2, 3)])
+def test_a_broker(tmp_path: Path, processes: int, children: int) -> None:
+    options = ("-p", str(free_port()), "--admin", "off", "--processes", str(processes))
+    command = (*HOLDFAST, "serve", "--data", str(tmp_path / "data"), *options)
     ended = Interrupted(tmp_path, command, printed(" ready "))
     assert (ended.code, ended.children) == (0, children)
 

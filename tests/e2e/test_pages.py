@@ -128,7 +128,6 @@ RUN = {
         ),
     ),
     "docs/install.md": Page(replace=(("passwords meter", "passwords meter <<<secret"),)),
-    "docs/io-workers.md": Page(after="until_ready"),
     "docs/lab.md": Page(),
     "docs/listeners.md": Page(
         before="""
@@ -277,7 +276,6 @@ SKIPPED: dict[str, dict[str, str]] = {
         "pip install 'dist": PACKAGES + "test_a_wheel",
         "apt install": PACKAGES + "test_the_debian_package",
     },
-    "docs/io-workers.md": {"HOLDFAST_IO_WORKERS=2 HOLDFAST_CHAOS": HOURS},
     "docs/lab.md": {"holdfast lab report ": "needs a finished run; tests/e2e/test_lab.py"},
     "docs/listeners.md": {
         "mosquitto_pub -p 8883 --psk": "needs Python 3.13; tests/unit/test_security_psk.py"

@@ -303,7 +303,6 @@ def test_a_start_that_fails_ends_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"server": {"io_workers": 1}}, "server.io_workers"),
         ({"node": {"standby": True}}, "node.standby"),
         ({"federation": {"name": "f", "secret_file": "s"}}, "federation"),
         ({"cluster": {"peer_bind": "127.0.0.1"}}, "cluster.peer_bind"),

@@ -17,15 +17,13 @@ pytestmark = pytest.mark.skipif(
 KEY = "0a0b0c0d0e0f10111213141516171819"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_devices_with_keys(tmp_path: Path, workers: int) -> None:
+def test_devices_with_keys(tmp_path: Path) -> None:
     port, keys, rights = free_port(), tmp_path / "psk", tmp_path / "acl"
     keys.write_text(f"dev-1:{KEY}\ndev-2:{KEY[::-1]}\n")
     keys.chmod(0o600)
     rights.write_text("user dev-1\ntopic write t\nuser dev-2\ntopic read t\n")
     table = {"port": port, "psk_file": str(keys), "psk_hint": "site", "acl_file": str(rights)}
-    settings = {"server": {"io_workers": workers}}
-    broker = ListenersBroker(tmp_path / "broker", [table], settings)
+    broker = ListenersBroker(tmp_path / "broker", [table])
     broker.start()
 
     def publish(identity: str, key: str, *more: str) -> int:

@@ -15,7 +15,6 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
 from tests.e2e import wire
-from tests.e2e.brokers import IO_WORKERS
 from tests.e2e.test_garbage import AFTER_CONNECT
 from tests.e2e.test_reload import until
 from tests.e2e.websocket_wire import (
@@ -216,9 +215,6 @@ def answered(port: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(
-    IO_WORKERS > 0, reason="a worker upgrades a client before the broker refuses it"
-)
 def test_connections_max_counts_upgrades(tmp_path: Path) -> None:
     with websocket_broker(tmp_path, listener={"max_connections": 2}) as broker:
         port = broker.websocket_port

@@ -35,3 +35,12 @@ def free_port() -> int:
                 continue
             return port
     raise OSError("no free port")
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row, each like that of `free_port`."""
+    found = [free_port()]
+    while len(found) < count:
+        following = free_port()
+        found = [*found, following] if following == found[-1] + 1 else [following]
+    return found[0]

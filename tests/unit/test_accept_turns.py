@@ -28,7 +28,7 @@ class CountedReception(Reception):
     """A reception that counts the turns of the loop until the last client."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop, TIMEOUT_S)
+        self.loop, self.connect_timeout_s = loop, TIMEOUT_S
         self.accepted = 0
         self.turns = 0
         self.all = asyncio.Event()
@@ -38,7 +38,7 @@ class CountedReception(Reception):
         if not self.all.is_set():
             self.loop.call_soon(self.count_turn)
 
-    def new_connection(self, remote: str = "") -> Silent:
+    def new_connection(self, remote: str = "") -> Silent:  # type: ignore[override]
         self.accepted += 1
         if self.accepted == CLIENTS:
             self.all.set()

@@ -204,9 +204,6 @@ OF_OTHERS: Final = {
     "federation/sidecar/deliveries.py",
     "federation/sidecar/edge_mqtt/edge.py",
     "federation/sidecar/federator.py",
-    # Frames between the broker and its I/O workers, below MQTT.
-    "io/workers/channel.py",
-    "io/workers/relays.py",
 }
 WRITE_WAYS: Final = {
     # Its record is never appended.

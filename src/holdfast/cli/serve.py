@@ -57,15 +57,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     text = "store messages of QoS 0 on these topics, too (log.qos0); may be given again"
     parser.add_argument("--log-qos0", action="append", metavar="FILTER", help=text)
     parser.add_argument(
-        "--io-workers",
-        metavar="N",
-        help="processes that hold the sockets of clients, or auto (default 0: the broker's own)",
-    )
-    parser.add_argument(
         "--processes",
         metavar="N",
         help="nodes of this machine, or auto for as many as it has cores (default 1)",
     )
+    # Replaced by --processes: the check of the configuration says by which number.
+    parser.add_argument("--io-workers", help=argparse.SUPPRESS)
     # The place of a process that a supervisor starts.
     parser.add_argument("--process", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -315,5 +312,3 @@ async def _serve(
         logging.getLogger("holdfast").critical("start_failed error=%r", str(error))
         await server.stop()
         return EXIT_FAILED
-    finally:
-        server.workers.close()

@@ -85,7 +85,6 @@ def _process_problems(config: Config) -> Iterator[Problem]:
     if processes == 1:
         return
     others = (
-        (config.server.io_workers != 0, "server.io_workers: each process has its own sockets"),
         (config.node.standby, "node.standby: a shared data directory has one process"),
         (config.federation is not None, "[federation]: it needs one process"),
         (

@@ -45,9 +45,6 @@ class Processes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     processes: Annotated[int, Meta(ge=1, le=64)] | Literal["auto"] = 1
     """The number of processes, each of which is a node; "auto": as many as the machine has
     cores."""
-    io_workers: Annotated[int, Meta(ge=0, le=64)] | Literal["auto"] = 0
-    """The number of processes that hold the sockets of clients, with TLS and WebSocket; 0: the
-    broker's own process does. "auto": one less than the cores, and none on two or fewer."""
     lame_duck_s: Annotated[float, Meta(ge=0, le=600)] = 0.0
     """The seconds after SIGTERM for which the listeners stay open and `/readyz` replies 503, so
     that load balancers send new clients to other nodes."""

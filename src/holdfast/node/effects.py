@@ -125,17 +125,6 @@ class AskRights(Effect):
         self.extra = extra
 
 
-class DrainOlder(Effect):
-    """The order to read first what the client has sent on the older connection of its session,
-    which another process may not have passed on yet; the driver replies with
-    `connect.handle_drained`. `extra`: properties for the CONNACK of the newer one."""
-
-    def __init__(self, connection: Connection, older: Connection, extra: Properties | None) -> None:
-        self.connection = connection
-        self.older = older
-        self.extra = extra
-
-
 Proceed = Callable[[object, Connection], None]
 """The continuation of what waits for answers. The first argument is the NodeState."""
 

@@ -12,8 +12,6 @@ class Stats:
 
     topics: TopicSamples | None = None
     """Samples of publishes, only while an operator looks at the busiest topics."""
-    io_workers_replaced: int = 0
-    """I/O workers that ended; their clients had to connect again."""
 
     topic_questions_failed: int = 0
     """Topics that the service which decides about them did not decide about."""

@@ -46,8 +46,7 @@ from holdfast.io.settings.security_files import (
     load_listeners,
     load_security,
 )
-from holdfast.io.sockets.listeners import OpenListener, may_wait, reserve, when_free
-from holdfast.io.workers.pool import IoWorkers
+from holdfast.io.sockets.listeners import OpenListener, reserve, when_free
 from holdfast.node import federation_session
 from holdfast.node.lease.tenure import LeaseLost
 from holdfast.node.metadata.model import WITNESS
@@ -112,7 +111,6 @@ class Server:
         self._clustering: ClusterMembership | None = None
         self.audit = audit_of(self)
         self.listeners: list[OpenListener] = []
-        self.workers = IoWorkers()
         self._admin_socket: socket.socket | None = None
         self.admin_port = 0
         self._completed: dict[str, object] = {}
@@ -157,7 +155,9 @@ class Server:
             # a start that fails leaves no data directory.
             for settings, one in zip(config.listeners, files, strict=True):
                 if config.cluster.node_role() != WITNESS:
-                    sockets = await when_free(partial(reserve, settings, config), may_wait(config))
+                    sockets = await when_free(
+                        partial(reserve, settings, config), config.node.standby
+                    )
                     self.listeners.append(OpenListener(settings, one, sockets))
             if config.admin.enabled:
                 self._admin_socket = await when_free(
@@ -173,7 +173,6 @@ class Server:
             except OSError as error:
                 raise StartError(f"cannot listen, {table}: {error.strerror or error}") from error
         await asyncio.to_thread(report_files, config)
-        self.workers.start(config.server.io_workers if self.listeners else 0)
         if config.node.standby:
             self.sharing = self._share()
             await self._start_admin()
@@ -326,7 +325,6 @@ class Server:
         apply_limits(broker.node.state, node_config(self.config))
         apply_security(broker, self._security)
         broker.node.start()
-        broker.workers = self.workers if self.workers.count else None
         try:
             for listener in self.listeners:
                 await listener.open(broker)

@@ -45,7 +45,6 @@ NODE_COUNTERS: Final = _table(COUNTER, "node", {
     "connections_opened": "CONNECT packets accepted.",
     "connections_refused": "CONNECT packets refused, and sockets closed because of a limit.",
     "handshakes_failed": "TLS handshakes, WebSocket upgrades and PROXY headers that failed.",
-    "io_workers_replaced": "I/O workers that ended; their clients had to connect again.",
     "connections_displaced": "Connections closed before CONNECT to make room for others.",
     "sessions_expired": "Sessions ended by their expiry interval.",
     "sessions_taken_over": "Connections replaced by another one with the same client id.",

@@ -32,14 +32,12 @@ from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.segment_reader import Damage
 from holdfast.node.cluster_node import ClusterNode
-from holdfast.node.connections.connect import handle_drained
 from holdfast.node.effects import (
     AskRights,
     AskSources,
     AskTopics,
     CheckPassword,
     Cut,
-    DrainOlder,
     Effect,
     Note,
     ResumeInput,
@@ -128,8 +126,6 @@ class Broker:
             None
         )
         """Puts the changes by commands into the audit, then calls back. None: there is no audit."""
-        # A ListenerHost (server.sockets.reception); None: clients' sockets are in this process.
-        self.workers: object | None = None
         self.notes = NoteRing()
         self.turn_scheduled = False
         self.has_failed = False
@@ -232,8 +228,6 @@ class Broker:
                 transport.cut()
         elif isinstance(effect, AskSources):
             self.identities.ask(effect)
-        elif isinstance(effect, DrainOlder):
-            self._drain(effect)
         elif isinstance(effect, AskRights):
             self.identities.ask_rights(effect)
         elif isinstance(effect, AskTopics):
@@ -247,18 +241,6 @@ class Broker:
         else:
             assert isinstance(effect, CheckPassword)
             self.passwords.check(effect)
-
-    def _drain(self, effect: DrainOlder) -> None:
-        older = effect.older.transport
-        newer = effect.connection.transport
-        if isinstance(older, ClientTransport) and isinstance(newer, ClientTransport):
-            older.drain(newer, partial(self._drained, effect))
-        else:
-            self._drained(effect)
-
-    def _drained(self, effect: DrainOlder) -> None:
-        self.touch()
-        handle_drained(self.node.state, effect)
 
     # The journal's writer
 

@@ -26,19 +26,14 @@ from holdfast.io.sockets.bound_sockets import (
 from holdfast.io.sockets.driver import ListenerCount
 from holdfast.io.sockets.listener_files import ListenerFiles
 from holdfast.io.sockets.proxy import Proxies
-from holdfast.io.sockets.reception import (
-    BrokerReception,
-    ListenerHost,
-    Reception,
-    RelayedListener,
-)
+from holdfast.io.sockets.reception import Reception
 from holdfast.io.sockets.websocket import UpgradeAdmission, WebSocketConnection
 from holdfast.node.session.listener_rules import ListenerRules
 
 logger = logging.getLogger("holdfast")
 
 T = TypeVar("T")
-Listening: TypeAlias = asyncio.Server | AcceptLoop | RelayedListener
+Listening: TypeAlias = asyncio.Server | AcceptLoop
 
 ACCEPTS_PER_TURN: Final = 4
 """The most connections that a plain listener accepts in one turn of the loop. uvloop accepts one a
@@ -47,14 +42,7 @@ of many clients that connect at once costs a turn: 35 µs in place of 25 (`bench
 With eight, a client that connects alone would cost a quarter more."""
 PORT_WAIT_S: Final = 5.0
 PORT_PAUSE_S: Final = 0.1
-"""The time in seconds that a standby, or a broker with I/O workers, waits for an occupied port, and
-the pause between checks."""
-
-
-def may_wait(config: Config) -> bool:
-    """Whether the ports of listeners may be occupied for a moment. Those of a broker with I/O
-    workers are, when it was killed and its workers have yet to end."""
-    return config.node.standby or config.server.io_workers != 0
+"""The time in seconds that a standby waits for an occupied port, and the pause between checks."""
 
 
 async def when_free(take: Callable[[], T], waits: bool) -> T:
@@ -176,8 +164,7 @@ def stop_accepting(servers: Sequence[Listening], *, keeps_handshakes: bool) -> N
     for server in servers:
         if isinstance(server, AcceptLoop):
             server.close(keeps_handshakes=keeps_handshakes)
-        elif not (keeps_handshakes and isinstance(server, RelayedListener)):
-            # Workers have put the sockets of now in place of those of before.
+        else:
             server.close()
 
 
@@ -191,13 +178,10 @@ async def _listen(
     sockets_max = descriptors.for_clients()
     count.connections_max = listener.max_connections
     count.certificate_user = listener.certificate_user
-    if isinstance(broker.workers, ListenerHost):
-        count.sockets_max = sockets_max
-        return [broker.workers.listen(broker, listener, sockets, count)]
     # A connection of an AcceptLoop is already counted when this check runs.
     count.sockets_max = sockets_max + needs_accept_loop(listener, context, broker.loop)
-    reception = BrokerReception(broker, count, sockets_max)
-    return [*await accept_on(reception, listener, context, sockets)]
+    reception = Reception(broker, count, sockets_max)
+    return await accept_on(reception, listener, context, sockets)
 
 
 def needs_accept_loop(
@@ -213,7 +197,7 @@ async def accept_on(
     listener: Listener,
     context: ssl.SSLContext | None,
     sockets: list[socket.socket],
-) -> list[asyncio.Server | AcceptLoop]:
+) -> list[Listening]:
     """Accepts a listener's connections on these sockets. Raises `OSError`."""
     admission = UpgradeAdmission(listener)
     proxies = Proxies(listener.proxies) if listener.proxies else None

@@ -1,7 +1,5 @@
 """Interface between the broker's loop and a client's socket."""
 
-from collections.abc import Callable
-
 from holdfast.node.session.connection import AddressSource, Connection
 
 
@@ -18,11 +16,6 @@ class ClientTransport(AddressSource):
     def has_left(self) -> bool:
         """Returns True if the peer has closed the connection, unnoticed while reading is paused."""
         return False
-
-    def drain(self, newer: "ClientTransport", then: Callable[[], None]) -> None:
-        """Calls `then` once the node has what the peer had sent before it opened `newer`. At once,
-        if this process reads both sockets: what came first is read first."""
-        then()
 
     def pause_reading(self) -> None:
         raise NotImplementedError

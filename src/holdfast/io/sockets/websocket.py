@@ -16,7 +16,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from holdfast.config.listener import LOOPBACK_ORIGINS, Listener
-from holdfast.io.sockets.reception import ReceivedConnection, Reception
+from holdfast.io.sockets.reception import Reception
+from holdfast.io.sockets.tcp import TcpConnection
 from holdfast.protocol.websocket.errors import WebSocketError
 from holdfast.protocol.websocket.stream import OPENING, WebSocketStream
 
@@ -60,7 +61,7 @@ class WebSocketConnection(WebSocketStream):
 
     def __init__(
         self,
-        connection: ReceivedConnection,
+        connection: TcpConnection,
         admission: UpgradeAdmission,
         reception: Reception,
     ) -> None:

@@ -27,10 +27,9 @@ from holdfast.node.connections.client_notes import (
     reason_name,
 )
 from holdfast.node.delivery.subscriptions import leave_groups, remove_subscription
-from holdfast.node.effects import DrainOlder
 from holdfast.node.node_state import NodeState, Work
 from holdfast.node.refusal import Rejection
-from holdfast.node.session.connection import AUTHENTICATING, CLOSED, NEW, OPEN, Connection
+from holdfast.node.session.connection import CLOSED, NEW, OPEN, Connection
 from holdfast.node.session.session import Session
 from holdfast.node.state.session_records import CloseRecord, EndRecord
 from holdfast.node.state.state_records import append_change, log_session, note_progress
@@ -254,24 +253,6 @@ def drop_session(state: NodeState, session: Session) -> None:
         state.ended[session] = None
         state.change_routes()
         state.start_work(work)
-
-
-def waits_for_older(
-    state: NodeState, connection: Connection, older: Connection, extra: Properties | None
-) -> bool:
-    """Whether another process must first pass on what it has read from the older connection. The
-    driver replies with `connect.handle_drained`. `extra`: properties for the CONNACK.
-
-    Counter-example without it: a client publishes, sends DISCONNECT and connects again. Its CONNECT
-    comes through another process, and overtakes both. The message is lost, and the will is
-    published.
-    """
-    if not older.is_remote:
-        return False
-    connection.state = AUTHENTICATING
-    connection.input_paused = True
-    state.effects.append(DrainOlder(connection, older, extra))
-    return True
 
 
 def take_over(state: NodeState, session: Session) -> None:

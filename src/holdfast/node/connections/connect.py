@@ -8,7 +8,7 @@ from holdfast.node.admission.control import Proof
 from holdfast.node.connections.close import close_connection, is_refused, refuse
 from holdfast.node.connections.exchange import offered_methods, start_exchange
 from holdfast.node.connections.session_open import admit, open_session, proved_connections
-from holdfast.node.effects import AskSources, CheckPassword, DrainOlder, ResumeInput
+from holdfast.node.effects import AskSources, CheckPassword, ResumeInput
 from holdfast.node.node_state import NodeState
 from holdfast.node.refusal import Rejection
 from holdfast.node.rights import may_be_anonymous
@@ -189,15 +189,6 @@ def handle_rights(
         connection.proof = Proof(identity, timer, proves_name=before is not None)
     open_session(state, connection, extra)
     _resume_if_open(state, connection)
-
-
-def handle_drained(state: NodeState, effect: DrainOlder) -> None:
-    """Opens the session of a client whose older connection has no input left. The client may have
-    gone meanwhile."""
-    connection = effect.connection
-    if connection.state == AUTHENTICATING:
-        open_session(state, connection, effect.extra, effect.older)
-        _resume_if_open(state, connection)
 
 
 def handle_identity_end(state: NodeState, connection: Connection) -> None:

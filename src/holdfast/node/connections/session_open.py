@@ -13,7 +13,7 @@ from holdfast.node.admission.throttle import (
 )
 from holdfast.node.connections.accepted_connect import AcceptedConnect
 from holdfast.node.connections.client_notes import note_connected
-from holdfast.node.connections.close import is_refused, refuse, waits_for_older
+from holdfast.node.connections.close import is_refused, refuse
 from holdfast.node.connections.keep_alive import start_keep_alive
 from holdfast.node.delivery.acknowledgements import proceed
 from holdfast.node.delivery.log_replay import open_groups, resume
@@ -135,10 +135,9 @@ def open_session(
     state: NodeState,
     connection: Connection,
     extra: Properties | None = None,
-    drained: Connection | None = None,
 ) -> None:
     """Finds or makes the session of an authenticated client, and replies with CONNACK.
-    [MQTT-3.2.0-1] `drained`: an older connection whose input is processed, see `waits_for_older`.
+    [MQTT-3.2.0-1]
 
     The checks of rights and of CONNACK's size come before the takeover, and so do the questions to
     a service. Otherwise a client that is refused could still close the connection of the session's
@@ -175,14 +174,6 @@ def open_session(
         and is_proved
         and not packet.clean_start
         and waits_before_takeover(state, connection, known, partial(_reopen, extra))
-    ):
-        connection.connect = packet
-        return
-    if (
-        session is not None
-        and session.connection is not None
-        and session.connection is not drained
-        and waits_for_older(state, connection, session.connection, extra)
     ):
         connection.connect = packet
         return

@@ -182,8 +182,6 @@ class Connection:
         self.is_bridge = False
         # The broker's own, without a socket: see broker.federation_session.
         self.is_internal = False
-        # Another process reads the socket, in its own time.
-        self.is_remote = False
         self.dirty = False
         # The socket takes no more data for now: the driver leaves `out` alone.
         self.congested = False
