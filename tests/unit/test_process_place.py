@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.config.listener import Listener
+from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config, Limits, Node, Rates, ScopeRates
 from holdfast.node.metadata.commands import InitCluster, PutNode, Resize, apply
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase
@@ -34,7 +35,12 @@ def test_limits_hold_over_all_processes(tmp_path: Path) -> None:
     assert sum(each.rates.listener.connects_per_s for each in made) == 30.0
     # A user may have one connection only, so each process allows the whole rate.
     assert [each.rates.user.messages_per_s for each in made] == [5, 5, 5]
+    # The limit of a Unix socket that all processes accept on is divided, too.
     assert [len(each.listeners) for each in made] == [2, 1, 1]
+    unix = {str(tmp_path / "mqtt.sock"): 7}
+    shared = [ProcessPlace(index, 3, "s", unix=unix).applied(config) for index in range(3)]
+    assert [len(each.listeners) for each in shared] == [2, 2, 2]
+    assert [each.server.processes for each in shared] == [1, 1, 1]
     assert [each.node.id for each in made] == ["n1", "n1-1", "n1-2"]
     assert [each.admin.port for each in made] == [18083, 18084, 18085]
     # Read again for a reload, it is the same.
@@ -49,10 +55,19 @@ def test_a_surplus_process_has_no_clients(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 63])
 def test_names_and_places_are_read_back(index: int) -> None:
-    place = ProcessPlace(index, 64, "/a:b/c", 7)
+    place = ProcessPlace(index, 64, "/a:b/\n c", 7, {"/a:b,c": 4}, (1883, 1884))
     assert ProcessPlace.parse(place.argument.removeprefix("--process=")) == place
     assert index_of("n-1", node_name("n-1", index)) == index
     assert index_of("n", "m-1") is None
+
+
+def test_the_processes_share_a_port_that_the_system_has_chosen(tmp_path: Path) -> None:
+    config = replace(config_of(tmp_path), listeners=[Listener(port=0), Listener(port=1)])
+    place = ProcessPlace(1, 2, "s", ports=(4711,))
+    assert [each.port for each in place.applied(config).listeners] == [4711, 1]
+    further = replace(config, listeners=[Listener(port=0), Listener(port=0)])
+    with pytest.raises(ConfigError, match="give its number, or restart"):
+        place.applied(further)
 
 
 def cluster(*nodes: str) -> ClusterMetadata:

@@ -173,6 +173,7 @@ def run(args: argparse.Namespace) -> int:
         print("holdfast: python -O removes the checks of invariants: omit -O", file=sys.stderr)
         return EXIT_CONFIG
 
+    from holdfast.io.sockets.bound_sockets import INHERITED
     from holdfast.process.place import SPARE, ProcessPlace, is_supervised
 
     def read() -> Config:
@@ -191,6 +192,8 @@ def run(args: argparse.Namespace) -> int:
         place.take()
     elif args.process is not None:
         place = ProcessPlace.parse(args.process)
+    if place is not None:
+        INHERITED.update(place.unix)
     try:
         config = read()
     except ConfigError as error:

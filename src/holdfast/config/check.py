@@ -95,10 +95,6 @@ def _process_problems(config: Config) -> Iterator[Problem]:
             config.admin.enabled and not 0 < config.admin.port <= 65535 - PROCESSES_MAX,
             "this admin.port: the processes have the ports from there on, one each",
         ),
-        (
-            any(not each.port and not each.socket for each in config.listeners),
-            "a listener on port 0: the processes share one port, so give its number",
-        ),
     )
     for is_set, text in others:
         if is_set:

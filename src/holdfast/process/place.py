@@ -9,14 +9,17 @@ gives each process its place as an argument. The configuration is the same for a
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.addresses import UNIX, join_address, split_address
 from holdfast.config.listener import Listener
+from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Admin, Cluster, Config, Log, Node, ScopeRates
 from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
 from holdfast.log.files.filesystem import OsFileSystem
@@ -50,16 +53,19 @@ class ProcessPlace:
     """The directory of the Unix sockets between the processes."""
     restarts: int = 0
     """The number of processes before this one at the same place, since the supervisor started."""
+    unix: dict[str, int] = field(default_factory=dict)
+    """The descriptors of the Unix sockets of listeners by path, which all processes inherit."""
+    ports: tuple[int, ...] = ()
+    """The ports that the system has chosen for listeners on port 0, in their order."""
 
     @classmethod
     def parse(cls, text: str) -> "ProcessPlace":
         """Reverses `text`."""
-        index, count, restarts, sockets = text.split(":", 3)
-        return cls(int(index), int(count), sockets, int(restarts))
+        return msgspec.json.decode(text, type=cls)
 
     @property
     def text(self) -> str:
-        return f"{self.index}:{self.count}:{self.restarts}:{self.sockets}"
+        return msgspec.json.encode(self).decode()
 
     @property
     def argument(self) -> str:
@@ -105,10 +111,13 @@ class ProcessPlace:
             cluster = replace(cluster, partitions=own_partitions)
         # Node 0 has the name and the number of partitions that the data directory has.
         config = with_directory(replace(config, cluster=cluster))
-        listeners = [] if self.is_surplus else [self._listener(each) for each in config.listeners]
+        ports = iter(self.ports)
+        listeners = [self._listener(each, ports) for each in config.listeners]
+        if self.is_surplus:
+            listeners = []
         if self.index:
-            # The path of a Unix socket belongs to one process.
-            listeners = [each for each in listeners if not each.socket]
+            # Process 0 alone serves a path that a reload adds.
+            listeners = [each for each in listeners if not each.socket or each.socket in self.unix]
             name, data = config.node.id, Path(config.node.data)
             node = replace(
                 config.node,
@@ -118,7 +127,8 @@ class ProcessPlace:
             config = replace(config, node=node, admin=self._admin(config.admin))
         return replace(
             config,
-            server=replace(config.server, processes=self.count),
+            # Not `count`: a reload has to notice that the configuration wants another number.
+            server=replace(config.server, processes=count_of(config)),
             listeners=listeners,
             rates=replace(config.rates, listener=_divided(config.rates.listener, self.count)),
             limits=replace(config.limits, connections=self._share(config.limits.connections)),
@@ -132,10 +142,17 @@ class ProcessPlace:
             advertised = join_address(host, port + self.index)
         return replace(admin, port=admin.port + self.index, advertise=advertised, console=False)
 
-    def _listener(self, listener: Listener) -> Listener:
-        if listener.socket:
-            return listener
+    def _listener(self, listener: Listener, ports: Iterator[int]) -> Listener:
+        """The listener of this process. `ports`: those in place of 0. Raises `ConfigError`."""
         listener = replace(listener, max_connections=self._share(listener.max_connections))
+        if not listener.port and not listener.socket and self.count > 1:
+            port = next(ports, 0)
+            if not port:
+                raise ConfigError(
+                    "listeners: one more is on port 0, and the processes share a port: give its"
+                    " number, or restart"
+                )
+            listener = replace(listener, port=port)
         return _divided(listener, self.count)
 
     def _share(self, limit: int) -> int:

@@ -197,6 +197,7 @@ class Server:
             self.siblings = [node_name(own, each) for each in range(1, place.count)]
         node, operations = clustering.cluster_node, clustering.operations
         siblings = SiblingNodes(place, node, operations, self._end_removed)
+        clustering.broker.runtime.on_news = siblings.changed.set
         self._arranging = watched(siblings.run())
 
     def _load(self) -> Config:

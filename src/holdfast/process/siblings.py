@@ -8,6 +8,7 @@ the metadata says that it stores nothing.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from holdfast.api.cluster_operations import ClusterError, ClusterOperations, planned
@@ -19,8 +20,8 @@ from holdfast.process.place import ProcessPlace, index_of
 
 logger = logging.getLogger("holdfast")
 
-LOOK_S: Final = 0.2
-"""The interval in seconds between two looks at the metadata."""
+AGAIN_S: Final = 1.0
+"""The seconds until another attempt, if the metadata does not change before."""
 
 
 def next_step(metadata: ClusterMetadata, first: str, count: int) -> tuple[str, str] | None:
@@ -73,31 +74,43 @@ class SiblingNodes:
         self._cluster = cluster
         self._on_removed = on_removed
         self._refused = ""
+        self._is_first = True
+        self.changed = asyncio.Event()
+        """Set when the metadata has changed, or this node was removed."""
 
     async def run(self) -> None:
-        """Looks every LOOK_S, until cancelled or removed."""
-        is_first = True
+        """Looks at each change of the metadata, until cancelled or removed."""
+        again = True
         while True:
-            await asyncio.sleep(LOOK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S if again else None):
+                    await self.changed.wait()
+            self.changed.clear()
             figures = self._cluster.figures()
             if figures.is_removed and not figures.set_aside:
                 self._on_removed()
                 return
             metadata = self._cluster_node.context.metadata
-            if metadata is None or self._place.index or not figures.has_majority:
-                continue
-            try:
-                if is_first:
-                    await self._undrain(metadata)
-                    is_first = False
-                step = next_step(metadata, figures.node, self._place.count)
-                if step is not None:
-                    await self._carry_out(*step)
-            except ClusterError as error:
-                # The metadata has changed meanwhile, or a node is not met yet.
-                if str(error) != self._refused:
-                    logger.info("processes_wait reason=%r", str(error))
-                self._refused = str(error)
+            again = self._place.index == 0
+            if again and metadata is not None and figures.has_majority:
+                again = await self._advance(metadata, figures.node)
+
+    async def _advance(self, metadata: ClusterMetadata, own: str) -> bool:
+        """Carries out the next operation. True: another attempt is needed."""
+        try:
+            if self._is_first:
+                await self._undrain(metadata)
+                self._is_first = False
+            step = next_step(metadata, own, self._place.count)
+            if step is not None:
+                await self._carry_out(*step)
+        except ClusterError as error:
+            # The metadata has changed meanwhile, or a node is not met yet.
+            if str(error) != self._refused:
+                logger.info("processes_wait reason=%r", str(error))
+            self._refused = str(error)
+            return True
+        return False
 
     async def _carry_out(self, action: str, node: str) -> None:
         logger.info("processes_change action=%s node=%s", action, node)

@@ -26,12 +26,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from holdfast.config.schema import Config
-from holdfast.io.sockets.bound_sockets import reserve_tcp
+from holdfast.io.sockets.bound_sockets import identity, remove_unix, reserve_tcp, reserve_unix
 from holdfast.log.files.layout import PROCESSES
 from holdfast.process.children import Child
 from holdfast.process.place import (
@@ -105,8 +106,9 @@ class _Process:
 class _Spare:
     """A process that has loaded the broker, and waits for its place."""
 
-    def __init__(self, arguments: Sequence[str], lock: int) -> None:
-        """Raises `OSError` if it cannot be started."""
+    def __init__(self, arguments: Sequence[str], inherited: Sequence[int]) -> None:
+        """`inherited`: the descriptors that it has, too. Raises `OSError` if it cannot be
+        started."""
         environ = dict(os.environ)
         environ.pop("WATCHDOG_PID", None)
         self.output, writing = os.pipe()
@@ -117,7 +119,7 @@ class _Spare:
             environ["JOURNAL_STREAM"] = _stream(writing)
         try:
             argument = f"--process={SPARE}"
-            self.child = Child(SPARE, [*arguments, argument], writing, environ, (lock,), source)
+            self.child = Child(SPARE, [*arguments, argument], writing, environ, inherited, source)
         except OSError:
             os.close(self.output)
             os.close(self.source)
@@ -155,6 +157,11 @@ class Supervisor:
         self._spare: _Spare | None = None
         self._lock = -1
         self._sockets = ""
+        self._unix: dict[str, socket.socket] = {}
+        """The sockets of listeners by path, on which all processes accept."""
+        self._files: dict[str, tuple[int, int]] = {}
+        self._reserved: list[list[socket.socket]] = []
+        """The sockets that keep a port that the system has chosen, for each listener on port 0."""
         self._signals: list[int] = []
         self._reloading: set[int] = set()
         self._is_stopping = self._is_announced = False
@@ -162,9 +169,19 @@ class Supervisor:
 
     def run(self) -> int:
         """Runs until a signal, and returns the exit code. Raises `SupervisorError`, `OSError`."""
-        if self._count > 1:
-            self._check_ports()
-        self._take_directory()
+        # Nobody's end is awaited in a new directory, and a start that fails does not make it.
+        is_new = not (self._data / PROCESSES).exists()
+        try:
+            for step in (self._bind, self._take_directory)[:: 1 if is_new else -1]:
+                step()
+            self._run()
+        finally:
+            for path, own in self._files.items():
+                remove_unix(Path(path), own)
+        logger.info("supervisor_stopped")
+        return self._code
+
+    def _run(self) -> None:
         wake_in, wake_out = os.pipe()
         for end in (wake_in, wake_out):
             os.set_blocking(end, False)
@@ -178,22 +195,28 @@ class Supervisor:
             self._add(index)
         while self._processes:
             self._turn(wake_in)
-        logger.info("supervisor_stopped")
-        return self._code
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
     # The directory
 
-    def _check_ports(self) -> None:
-        """Checks that no other program has the ports. The processes share them, so each would bind
-        the port of another broker with several processes without an error."""
-        config = self._config
-        wanted = [(each.bind, each.port) for each in config.listeners if not each.socket]
-        for bind, port in wanted:
-            for one in reserve_tcp(bind, port):
-                one.close()
+    def _bind(self) -> None:
+        """Binds what the processes share: the paths of Unix sockets, and ports that the system
+        chooses. No other program may have the other ports: each process would bind the port of
+        another broker with several processes without an error."""
+        for each in self._config.listeners if self._count > 1 else ():
+            if each.socket:
+                path = Path(each.socket)
+                self._unix[each.socket] = reserve_unix(path, int(each.socket_mode, 8))
+                self._files[each.socket] = identity(path)
+            else:
+                bound = reserve_tcp(each.bind, each.port, is_shared=not each.port)
+                if each.port:
+                    for one in bound:
+                        one.close()
+                else:
+                    self._reserved.append(bound)
 
     def _take_directory(self) -> None:
         """Creates what the processes need to find each other, and locks it."""
@@ -235,16 +258,23 @@ class Supervisor:
     # Processes
 
     def _add(self, index: int) -> None:
-        process = _Process(ProcessPlace(index, self._count, self._sockets))
+        unix = {path: one.fileno() for path, one in self._unix.items()}
+        ports = tuple(int(each[0].getsockname()[1]) for each in self._reserved)
+        place = ProcessPlace(index, self._count, self._sockets, unix=unix, ports=ports)
+        process = _Process(place)
         self._processes[index] = process
         self._selector.register(process.notices, selectors.EVENT_READ, process)
+
+    def _new_spare(self) -> _Spare:
+        unix = [one.fileno() for one in self._unix.values()]
+        return _Spare(self._arguments, [self._lock, *unix])
 
     def _start(self, process: _Process) -> None:
         spare, self._spare = self._spare, None
         if spare is not None and not spare.child.is_alive():
             spare.end()
             spare = None
-        made = spare or _Spare(self._arguments, self._lock)
+        made = spare or self._new_spare()
         made.place(process.place)
         process.child, process.output = made.child, made.output
         process.tail = process.rest = b""
@@ -286,8 +316,7 @@ class Supervisor:
         elif process.place.restarts:
             process.delay_s = min(max(DELAY_S_MIN, 2 * process.delay_s), DELAY_S_MAX)
         process.start_at = now + process.delay_s
-        place = process.place
-        process.place = ProcessPlace(index, place.count, place.sockets, place.restarts + 1)
+        process.place = replace(process.place, restarts=process.place.restarts + 1)
         logger.error(
             "process_ended process=%d pid=%d how=%r lived_s=%.1f again_in_s=%s last_words=%r",
             index, child.pid, child.end_text(), lived_s, process.delay_s, process.last_words(),
@@ -386,7 +415,7 @@ class Supervisor:
         send(self._manager, "READY=1", f"STATUS={status}, {self._count} processes")
         if self._spare is None and not self._is_stopping:
             try:
-                self._spare = _Spare(self._arguments, self._lock)
+                self._spare = self._new_spare()
             except OSError as error:
                 logger.warning("spare_process_not_started error=%r", str(error))
 

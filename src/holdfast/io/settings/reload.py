@@ -316,7 +316,7 @@ async def apply_listeners(
     kept = [one for one, _, _ in made.listeners]
     for one in present:
         if one not in kept:
-            one.close()
+            one.close(is_removed=True)
     failed: list[str] = []
     for one, settings, files in made.listeners:
         try:

@@ -7,6 +7,11 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+INHERITED: Final[dict[str, int]] = {}
+"""The Unix sockets that this process shares with others, because the one that started them has
+bound them: descriptors by path."""
 
 
 def reserve_tcp(bind: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import os
 import socket
 import ssl
 import time
@@ -17,6 +18,7 @@ from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.loop import is_uvloop
 from holdfast.io.sockets.acceptor import BACKLOG, AcceptLoop
 from holdfast.io.sockets.bound_sockets import (
+    INHERITED,
     identity,
     remove_unix,
     reserve_tcp,
@@ -67,6 +69,8 @@ async def when_free(take: Callable[[], T], waits: bool) -> T:
 def reserve(listener: Listener, config: Config) -> list[socket.socket]:
     """Binds the listener's addresses, which the processes of one machine share. Raises
     `OSError`."""
+    if listener.socket in INHERITED:
+        return [socket.socket(fileno=os.dup(INHERITED[listener.socket]))]
     if listener.socket:
         return [reserve_unix(Path(listener.socket), int(listener.socket_mode, 8))]
     is_shared = config.server.processes not in (1, "auto")
@@ -148,11 +152,13 @@ class OpenListener:
             await self.open(broker)
             stop_accepting(before, keeps_handshakes=True)
 
-    def close(self) -> None:
-        """Refuses new connections and ends handshakes. Open connections stay."""
+    def close(self, *, is_removed: bool = False) -> None:
+        """Refuses new connections and ends handshakes. Open connections stay. `is_removed`: the
+        configuration has no such listener any more, so other processes do not accept either."""
         stop_accepting(self._servers, keeps_handshakes=False)
         self._servers = []
-        if self.settings.socket and self._sockets:
+        is_shared = self.settings.socket in INHERITED and not is_removed
+        if self.settings.socket and self._sockets and not is_shared:
             remove_unix(Path(self.settings.socket), self._file)
         for one in self._sockets:
             one.close()

@@ -157,6 +157,8 @@ class Runtime:
         self._begins_anew = False
         self._recovers = cluster_node.attendance.is_recovering
         self._reviewed: ClusterMetadata | None = None
+        self.on_news: Callable[[], None] = lambda: None
+        """Called when the metadata has changed, or this node was removed."""
         # The time at which the cluster's timers are due.
         self._cluster_at = 0.0
         self._watermarks_at = 0.0
@@ -271,6 +273,7 @@ class Runtime:
             or effects.outcomes
             or self._is_watched
             or self._has_news
+            or self._reviewed is not cluster_node.context.metadata
             or self.state.has_stopped_partition != self._has_stopped_partition
             or cluster_node.transfer.needs_save()
         ):
@@ -304,6 +307,7 @@ class Runtime:
         if self._reviewed is not metadata:
             self._reviewed = metadata
             self.links.review()
+        self.on_news()
         self.redirection.review()
         if fitness.is_damaged and self.replacement.step(metadata, cluster_node.is_dispensable()):
             self._process.set_aside(keep=effects.has_diverged)
