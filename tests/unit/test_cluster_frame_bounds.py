@@ -105,7 +105,7 @@ def test_qos_0() -> None:
     for size in (QOS0_BYTES_MAX - 200_000, LARGE_BYTES, LARGE_BYTES):
         message = Message(FIELD, bytes(size), 0, True, b"", 0, 0, FIELD)
         interest.spread(message, FIELD.decode(), 0)
-    interest.flush()
+    interest.send_gathered()
     assert len(sizes(context)) == 2
     assert max(sizes(context)) <= LARGE_BYTES + ROOM_BYTES
     assert interest.dropped == 1

@@ -14,6 +14,7 @@ from holdfast.log.batch import Batch
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.record import FLAG_PRODUCER, Record
 from holdfast.node import frame_kinds as kinds
+from holdfast.node.admission.usage import SharedUsage
 from holdfast.node.alone import Alone
 from holdfast.node.attendance import Attendance
 from holdfast.node.connections.accepted_connect import AcceptedConnect
@@ -79,6 +80,8 @@ class ClusterNode(Parts):
         # a node that follows it knows the generation. Counter-example: this node takes the QoS 2
         # messages of clients whose packet ids are still those of the copy.
         self.awaits_generation = False
+        self.usage: SharedUsage | None = None
+        """Shares the use of limits with the other processes of the machine, if there are any."""
         self._tidy_at = now
         self._is_late = False
         self._is_resting = False
@@ -224,6 +227,8 @@ class ClusterNode(Parts):
             self.fetch_server.handle(node, payload)
         elif kind == kinds.FETCHED:
             self.remote_reads.handle(node, payload)
+        elif kind == kinds.USAGE and self.usage is not None:
+            self.usage.handle(node, payload)
         elif not self.feeds.handle_frame(node, kind, payload):
             raise BadFrame(f"a frame of kind {kind}, which this version does not know")
 
@@ -397,6 +402,10 @@ class ClusterNode(Parts):
         self.effects.run()
         self.feeds.server.flush()
         self.effects.reads += self.feeds.server.pop_reads()
+        if self.usage is not None:
+            self.usage.step()
+        if not is_alone:
+            self.interest.send_gathered()
         self.applier.end_turn()
         if not (self.attendance.is_held or self.attendance.is_recovering):
             self.alone.review()
@@ -438,6 +447,18 @@ class ClusterNode(Parts):
         for when in timers:
             if when is not None and when < due:
                 due = when
+        return due
+
+    def end_timer(self) -> float:
+        """Returns the time of the next `end_turn` for which no timer of the cluster is due."""
+        due = NEVER
+        gathered = self.interest.gather_timer()
+        if gathered is not None:
+            due = gathered
+        if self.usage is not None:
+            reported = self.usage.timer()
+            if reported is not None and reported < due:
+                due = reported
         return due
 
     def handle_timers(self, now: float) -> None:

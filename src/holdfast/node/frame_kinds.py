@@ -90,6 +90,10 @@ RELAYED: Final = 56
 """A frame for a third node, or from one (`runtime.relayed_links`). Only nodes that announce the
 feature receive it."""
 
+USAGE: Final = 57
+"""Failed authentications, and what clients have taken from their allowances, to the other processes
+of the machine (`admission.usage`). Only nodes that announce the feature receive it."""
+
 
 class BadFrame(Exception):
     """The error of a payload that does not fit its kind. Its text says what is wrong. The link is

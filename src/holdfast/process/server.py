@@ -48,6 +48,7 @@ from holdfast.io.settings.security_files import (
 )
 from holdfast.io.sockets.listeners import OpenListener, reserve, when_free
 from holdfast.node import federation_session
+from holdfast.node.admission.usage import SharedUsage
 from holdfast.node.lease.tenure import LeaseLost
 from holdfast.node.metadata.model import WITNESS
 from holdfast.node.state.replicated import ReplicatedState
@@ -192,13 +193,18 @@ class Server:
 
     def _join_siblings(self, place: ProcessPlace, clustering: ClusterMembership) -> None:
         """Serves with the other processes of this machine."""
+        own = self.config.node.id
+        first = own.removesuffix(f"-{place.index}") if place.index else own
+        others = [each for each in range(place.count) if each != place.index]
+        siblings = [node_name(first, each) for each in others]
         if place.index == 0:
-            own = self.config.node.id
-            self.siblings = [node_name(own, each) for each in range(1, place.count)]
+            self.siblings = siblings
+        state, context = clustering.cluster_node.state, clustering.cluster_node.context
+        clustering.cluster_node.usage = SharedUsage(state, context, frozenset(siblings))
         node, operations = clustering.cluster_node, clustering.operations
-        siblings = SiblingNodes(place, node, operations, self._end_removed)
-        clustering.broker.runtime.on_news = siblings.changed.set
-        self._arranging = watched(siblings.run())
+        nodes = SiblingNodes(place, node, operations, self._end_removed)
+        clustering.broker.runtime.on_news = nodes.changed.set
+        self._arranging = watched(nodes.run())
 
     def _load(self) -> Config:
         """Reads the configuration again, with what the start has found out."""

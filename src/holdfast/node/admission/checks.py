@@ -158,21 +158,35 @@ def note_failure(state: NodeState, connection: Connection, username: str = "") -
         client_id = connect.client_id
         username = username or connect.username or ""
     names = names_of(client_id, username, address_of(connection.remote), connection.listener.name)
-    now = state.now
-    failures = state.admission.failures
     for scope in limits.lockout_scopes:
         name = names[scope]
         if not name:
             continue
-        if failures.add(scope, name, limits.lockout_window_s, now) >= limits.lockout_failures:
-            failures.forget(scope, name)
-            text = f"{limits.lockout_failures} failed authentications"
-            state.admission.lockouts.add(LockedName(scope, name, now + limits.lockout_s, text))
+        if state.admission.meters.charged is not None:
+            state.admission.reported.append((scope, name))
+        lockout = count_failure(state, scope, name)
+        if lockout is not None:
             state.stats.lockouts += 1
             fields: dict[str, object] = {
                 "scope": scope,
                 "name": name,
                 "duration_s": round(limits.lockout_s),
-                "reason": text,
+                "reason": lockout.reason,
             }
             state.note("warning", "locked_out", fields)
+
+
+def count_failure(state: NodeState, scope: str, name: str) -> LockedName | None:
+    """Counts a failed authentication of a name, at this process or another one of the machine.
+    Returns the lock-out that follows from it, or None."""
+    limits, now = state.admission.limits, state.now
+    failures = state.admission.failures
+    if limits.lockout_failures <= 0 or scope not in limits.lockout_scopes:
+        return None
+    if failures.add(scope, name, limits.lockout_window_s, now) < limits.lockout_failures:
+        return None
+    failures.forget(scope, name)
+    text = f"{limits.lockout_failures} failed authentications"
+    lockout = LockedName(scope, name, now + limits.lockout_s, text)
+    state.admission.lockouts.add(lockout)
+    return lockout

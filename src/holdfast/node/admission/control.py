@@ -74,11 +74,17 @@ class AdmissionControl:
         self.meters = MeterTable(limits)
         self.lockouts = LockoutTable()
         self.failures = FailureCount()
+        # (scope, name) of the failures to report to the other processes of the machine.
+        self.reported: list[tuple[str, str]] = []
         # None: sessions are not counted.
         self.users: UserSessions | None = None
         self.counts_messages = False
         self.counts_connects = False
         self.replace(limits)
+
+    def share(self) -> None:
+        """Gathers what is to be reported to the other processes of the machine, from now on."""
+        self.meters.charged = []
 
     def replace(self, limits: AdmissionLimits) -> None:
         """Uses other limits. The connections keep their meters until they are given others."""

@@ -61,6 +61,9 @@ class Meter:
         # The time until which the client's input waits, and whether a timer ends that.
         self.throttled_until = 0.0
         self.is_throttled = False
+        # The table's list of what was charged since its last report; None: nobody shares it.
+        self.charged: list[tuple[Meter, list[SharedBucket]]] | None = None
+        self.is_charged = False
 
     def state(self, now: float) -> int:
         """Whether the next message is within all limits: WITHIN, OVER_RATE or OVER_QUOTA."""
@@ -81,13 +84,16 @@ class Meter:
         was called for the present time."""
         is_used_up = False
         for bucket in self.messages:
-            bucket.tokens -= messages
+            bucket.take(messages)
             is_used_up = is_used_up or bucket.tokens <= EMPTY
         for bucket in self.bytes:
-            bucket.tokens -= size_bytes
+            bucket.take(size_bytes)
             is_used_up = is_used_up or bucket.tokens <= EMPTY
         if self.quota is not None:
-            self.quota.tokens -= size_bytes
+            self.quota.take(size_bytes)
+        if self.charged is not None and not self.is_charged:
+            self.is_charged = True
+            self.charged.append((self, self.shared))
         return is_used_up
 
     def wait_s(self) -> float:
@@ -110,6 +116,9 @@ class MeterTable:
         self._in_use: dict[tuple[str, str, str], SharedBucket] = {}
         # Without a connection, the longest unused first.
         self._idle: dict[tuple[str, str, str], SharedBucket] = {}
+        # The meters charged since the last report to the other processes, with their buckets, which
+        # a meter that is released meanwhile has no more. None: there is no other process.
+        self.charged: list[tuple[Meter, list[SharedBucket]]] | None = None
 
     def __len__(self) -> int:
         """The number of buckets."""
@@ -142,6 +151,7 @@ class MeterTable:
         if name and limits.bytes_per_user > 0:
             per_s = limits.bytes_per_user / limits.period_s
             meter.quota = self._use(meter, (scope, _QUOTA, name), per_s, now, limits.bytes_per_user)
+        meter.charged = self.charged
         return meter if meter.shared else None
 
     def release(self, meter: Meter, now: float) -> None:
@@ -170,7 +180,47 @@ class MeterTable:
             shared = SharedBucket(key, self._bucket(per_s, now, 0.0))
         shared.bucket.refill(now)
         shared.bucket.take(1.0)
+        if self.charged is not None:
+            self.charged.append((Meter(), [shared]))
         self._keep(shared, now)
+
+    def take_charged(self) -> list[tuple[tuple[str, str, str], float]]:
+        """What was taken from each bucket since the last call, by its key."""
+        if self.charged is None:
+            return []
+        found = []
+        for meter, buckets in self.charged:
+            meter.is_charged = False
+            for shared in buckets:
+                if shared.bucket.taken:
+                    found.append((shared.key, shared.bucket.taken))
+                    shared.bucket.taken = 0.0
+        self.charged.clear()
+        return found
+
+    def debit(self, key: tuple[str, str, str], amount: float, now: float) -> None:
+        """Takes from a bucket what another process has reported."""
+        shared = self._in_use.get(key) or self._idle.pop(key, None)
+        if shared is None:
+            scope, kind, name = key
+            rates, limits = self.limits.rates_of(scope, name), self.limits
+            per_s, burst = 0.0, 0.0
+            if kind == _MESSAGES:
+                per_s = rates.messages_per_s
+            elif kind == _BYTES:
+                per_s = rates.bytes_per_s
+            elif kind == _CONNECTS:
+                per_s = rates.connects_per_s
+            elif kind == _QUOTA:
+                burst = float(limits.bytes_per_user)
+                per_s = burst / limits.period_s
+            if per_s <= 0:
+                return
+            shared = SharedBucket(key, self._bucket(per_s, now, burst))
+        shared.bucket.refill(now)
+        shared.bucket.tokens -= amount
+        if not shared.users:
+            self._keep(shared, now)
 
     def _bucket(self, per_s: float, now: float, burst: float) -> TokenBucket:
         return TokenBucket(per_s, burst or max(1.0, per_s * self.limits.burst_s), now)

@@ -21,6 +21,8 @@ class TokenBucket:
         self.burst = burst
         self.tokens = burst
         self.at = now
+        # Of it, what was not reported to the other processes yet.
+        self.taken = 0.0
 
     def refill(self, now: float) -> None:
         """Adds the tokens gained until `now`. An earlier time changes nothing."""
@@ -42,6 +44,7 @@ class TokenBucket:
     def take(self, amount: float) -> None:
         """Removes tokens as of the last `refill`, into debt if there are fewer."""
         self.tokens -= amount
+        self.taken += amount
 
     def wait_s(self) -> float:
         """The seconds from the last `refill` until the bucket is not empty; 0.0: it is not."""

@@ -229,6 +229,7 @@ class Runtime:
             when = flush_at
         cluster_at = self._cluster_at = self.cluster_node.timer()
         cluster_at = min(cluster_at, self.links.relayed.timer(self.state.now))
+        cluster_at = min(cluster_at, self.cluster_node.end_timer())
         if cluster_at < FOREVER and (when is None or cluster_at < when):
             when = cluster_at
         if self.state.journal.committed_sequence != self._looked_at_sequence:
