@@ -170,6 +170,7 @@ HOT = [
     "node/ownership/coordinator.py",
     "node/ownership/decisions.py",
     "node/routing/peer_filters.py",
+    "node/routing/qos0_frames.py",
     "node/routing/qos0_routing.py",
     "node/leadership_changes.py",
     "node/cluster_node.py",

@@ -26,7 +26,8 @@ from holdfast.node.replicate.config import ReplicationConfig
 from holdfast.node.replicate.effects import Send
 from holdfast.node.replicate.progress import Peer
 from holdfast.node.replicate.state import ReplicaState
-from holdfast.node.routing.qos0_routing import QOS0_BYTES_MAX, Qos0Routing
+from holdfast.node.routing.qos0_frames import QOS0_BYTES_MAX
+from holdfast.node.routing.qos0_routing import Qos0Routing
 from holdfast.node.session.message import Message
 from holdfast.node.state.replicated import ReplicatedState
 from holdfast.node.state.transfer import PIECE_BYTES, entries
@@ -105,10 +106,10 @@ def test_qos_0() -> None:
     for size in (QOS0_BYTES_MAX - 200_000, LARGE_BYTES, LARGE_BYTES):
         message = Message(FIELD, bytes(size), 0, True, b"", 0, 0, FIELD)
         interest.spread(message, FIELD.decode(), 0)
-    interest.send_gathered()
+    interest.frames.flush(0.0)
     assert len(sizes(context)) == 2
     assert max(sizes(context)) <= LARGE_BYTES + ROOM_BYTES
-    assert interest.dropped == 1
+    assert interest.frames.dropped == 1
 
 
 def test_replicate() -> None:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from holdfast.node.admission import usage
 from holdfast.node.admission.limits import AdmissionLimits, RateLimits
-from holdfast.node.admission.usage import REPORT_S, SharedUsage, Usage
+from holdfast.node.admission.usage import REPORT_S, SharedUsage, UsageReport
 from holdfast.node.config import NodeConfig
-from holdfast.node.context import ClusterContext
+from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.features import SHARED_USAGE
 from holdfast.node.frame_kinds import USAGE, BadFrame
 from holdfast.protocol.mqtt import packets as m
@@ -161,14 +161,14 @@ def test_reports_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is left, so nothing is sent.
     machine.advance(REPORT_S)
     assert machine.frames == 3
-    assert machine.shared["n1"].timer() is None
+    assert machine.shared["n1"].timer() == NEVER
 
 
 def test_a_stranger_takes_nothing_and_garbage_is_refused() -> None:
     machine = Machine(lockout_failures=1, lockout_scopes=["user"])
     shared = machine.shared["n1"]
     report = usage.json.encode(
-        Usage([("user", "u"), ("no-such", "x")], [("user", "no-such", "u", 1.0)])
+        UsageReport([("user", "u"), ("no-such", "x")], [("user", "no-such", "u", 1.0)])
     )
     shared.handle("n9", report)
     assert len(machine.benches["n1"].node.state.admission.lockouts) == 0

@@ -405,7 +405,7 @@ class ClusterNode(Parts):
         if self.usage is not None:
             self.usage.step()
         if not is_alone:
-            self.interest.send_gathered()
+            self.interest.frames.flush(now)
         self.applier.end_turn()
         if not (self.attendance.is_held or self.attendance.is_recovering):
             self.alone.review()
@@ -451,15 +451,8 @@ class ClusterNode(Parts):
 
     def end_timer(self) -> float:
         """Returns the time of the next `end_turn` for which no timer of the cluster is due."""
-        due = NEVER
-        gathered = self.interest.gather_timer()
-        if gathered is not None:
-            due = gathered
-        if self.usage is not None:
-            reported = self.usage.timer()
-            if reported is not None and reported < due:
-                due = reported
-        return due
+        due = self.interest.frames.timer()
+        return due if self.usage is None else min(due, self.usage.timer())
 
     def handle_timers(self, now: float) -> None:
         if not self.context.is_alone:

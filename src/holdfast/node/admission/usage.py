@@ -16,7 +16,7 @@ from msgspec import Struct, json
 
 from holdfast.node.admission.checks import count_failure
 from holdfast.node.admission.limits import LISTENER
-from holdfast.node.context import ClusterContext
+from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.features import SHARED_USAGE
 from holdfast.node.frame_kinds import USAGE, decode_json
 from holdfast.node.node_state import NodeState
@@ -29,7 +29,7 @@ PART_MAX: Final = 5_000
 """The most entries of one frame."""
 
 
-class Usage(Struct):
+class UsageReport(Struct):
     """The payload of a frame USAGE: (scope, name) of each failed authentication, and (scope, kind
     of allowance, name, amount)."""
 
@@ -37,7 +37,7 @@ class Usage(Struct):
     taken: list[tuple[str, str, str, float]]
 
 
-USAGE_DECODER: Final = json.Decoder(Usage)
+USAGE_DECODER: Final = json.Decoder(UsageReport)
 
 
 class SharedUsage:
@@ -51,16 +51,15 @@ class SharedUsage:
         self._report_at = 0.0
         state.admission.share()
 
-    def timer(self) -> float | None:
-        """The time of the next report; None: there is nothing to report."""
+    def timer(self) -> float:
+        """The time of the next report."""
         admission = self._state.admission
-        return self._report_at if admission.meters.charged or admission.reported else None
+        return self._report_at if admission.meters.charged or admission.reported else NEVER
 
     def step(self) -> None:
         """Reports to the other processes, if it is time."""
         now = self._state.now
-        due = self.timer()
-        if due is None or due > now:
+        if self.timer() > now:
             return
         self._report_at = now + REPORT_S
         admission = self._state.admission
@@ -72,7 +71,7 @@ class SharedUsage:
         ]
         nodes = [each for each in self._siblings if self._context.understands(each, SHARED_USAGE)]
         while failures or taken:
-            frame = json.encode(Usage(failures[:PART_MAX], taken[:PART_MAX]))
+            frame = json.encode(UsageReport(failures[:PART_MAX], taken[:PART_MAX]))
             del failures[:PART_MAX], taken[:PART_MAX]
             for node in nodes:
                 self._context.send(node, USAGE, frame)

@@ -21,11 +21,6 @@ they happen, and a filter that is removed before its slice is left out. So the p
 filters of this node when it has the last frame, which alone has a number. Counter-example: a change
 between two slices is acknowledged, and its SUBACK leaves before the peer has an earlier filter.
 
-Invariant: a frame with messages leaves no later than any other frame that this node sends after it
-took the messages. So gathering them reorders nothing. Counter-example: the valve is opened at QoS 0
-and then closed at QoS 1. The record overtakes the gathered message on the way to a third node, and
-its subscriber believes that the valve is open.
-
 Invariant: a cached route is what its topic would get now. A filter that changes drops the routes
 that it matches. A link that changes drops all of them, because routes contain connected nodes only.
 """
@@ -38,11 +33,10 @@ from msgspec import json
 
 from holdfast.log import record as log_record
 from holdfast.log.batch import Batch, CorruptBatch
-from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
 from holdfast.node.delivery.delivery import deliver, send_group_qos0
-from holdfast.node.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame, decode_json
+from holdfast.node.frame_kinds import INTEREST, INTEREST_ACK, BadFrame, decode_json
 from holdfast.node.node_state import NodeState, Promise, Route
 from holdfast.node.publish.promises import PromiseQueues
 from holdfast.node.publish.retained_updates import RetainedUpdates, is_in_store
@@ -54,6 +48,7 @@ from holdfast.node.routing.interest_frames import (
     InterestAck,
 )
 from holdfast.node.routing.peer_filters import FILTERS_PER_STEP, PeerFilters
+from holdfast.node.routing.qos0_frames import Qos0Frames
 from holdfast.node.routing.routing import find_route
 from holdfast.node.session.message import Message, queued_size, stored_message
 from holdfast.node.sweep import Sweep
@@ -67,13 +62,6 @@ from holdfast.protocol.topics.names import (
 
 WAIT_S: Final = 0.5
 """The longest time in seconds that a SUBACK waits for the peers."""
-GATHER_S: Final = 0.001
-"""The least time in seconds between two frames with messages, unless other frames leave. A message
-behind which no other came within that time waits for nothing. Counter-example without it: each of
-10,000 messages a second has a frame, and wakes the other node up."""
-QOS0_BYTES_MAX: Final = 4 << 20
-"""The size in bytes of QoS 0 messages in one turn for one node. Messages above it are dropped and
-counted."""
 SPREADS_BYTES_MAX: Final = 8 << 20
 """The memory in bytes of the cached routes of topics."""
 SPREAD_BYTES: Final = 500
@@ -167,9 +155,7 @@ class Qos0Routing:
         self._routes: dict[str, _Spread] = {}
         self._routes_bytes = 0
         self._turn = 0
-        self._outbound: dict[str, BatchBuilder] = {}
-        # The time from which the gathered messages may leave.
-        self._gathered_until = 0.0
+        self.frames = Qos0Frames(context)
         # By partition, in the order of arrival.
         self.followers: dict[int, deque[_Follower]] = {}
         self._followers_bytes = 0
@@ -278,7 +264,7 @@ class Qos0Routing:
         """Removes the filters of a node whose link is lost."""
         self._acknowledged.pop(node, None)
         self._announcing.pop(node, None)
-        self._outbound.pop(node, None)
+        self.frames.forget(node)
         self._filters.disconnected(node)
         self._routes = {}
         self.release()
@@ -313,19 +299,6 @@ class Qos0Routing:
             for node in self._context.connected:
                 self._tell_changes(node, added, removed)
 
-    def send_gathered(self) -> None:
-        """Sends the gathered messages before all other frames of the turn, or waits for more."""
-        now = self._state.now
-        outgoing = self._context.outgoing
-        if not self._outbound or (not outgoing and now < self._gathered_until):
-            return
-        self._gathered_until = now + GATHER_S
-        outbound, self._outbound = self._outbound, {}
-        self._context.outgoing = []
-        for node, builder in outbound.items():
-            self._context.send(node, QOS0, builder.build(0))
-        self._context.outgoing += outgoing
-
     def handle_interest(self, node: str, payload: bytes) -> None:
         """Takes the filters of a peer. Raises BadFrame when the frame is malformed."""
         interest = decode_json(INTEREST_DECODER, payload, "an INTEREST")
@@ -354,10 +327,6 @@ class Qos0Routing:
     def timer(self) -> float | None:
         """Returns the time at which the oldest SUBACK is released at the latest, or None."""
         return self._waiting[0].since + WAIT_S if self._waiting else None
-
-    def gather_timer(self) -> float | None:
-        """Returns the time at which gathered messages leave, or None."""
-        return self._gathered_until if self._outbound else None
 
     def watch_peers(self, watch: Callable[[str, bool], None] | None) -> list[str]:
         """Returns the filters of the peers, and reports each that begins or ends from now on."""
@@ -458,20 +427,11 @@ class Qos0Routing:
         nodes without a member that may read it; above 0 the message is for the group alone.
         `behind`: see `spread`; older versions ignore it.
         """
-        builder = self._outbound.get(node)
+        builder = self.frames.builder(node, len(message.payload) + len(message.properties))
         if builder is None:
-            builder = BatchBuilder(0, 0)
-            self._outbound[node] = builder
-        elif builder.body_bytes > QOS0_BYTES_MAX:
-            self.dropped += 1
             return
-        elif len(message.payload) + len(message.properties) > QOS0_BYTES_MAX:
-            # Both together may be larger than the frame that peers accept.
-            self._context.send(node, QOS0, builder.build(0))
-            builder = BatchBuilder(0, 0)
-            self._outbound[node] = builder
         if len(groups) > GROUPS_BYTES_MAX:
-            self.dropped += 1
+            self.frames.dropped += 1
             groups = b""
         flags = log_record.FLAG_RETAIN if message.retain else 0
         if message.partition >= 0:
