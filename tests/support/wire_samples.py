@@ -15,6 +15,7 @@ from holdfast.io.peers import questions
 from holdfast.log.record import MESSAGE
 from holdfast.node import frame_kinds as kinds
 from holdfast.node import frames
+from holdfast.node.admission.usage import USAGE_DECODER, UsageReport
 from holdfast.node.failure.detector import Heartbeat, decode_heartbeat, encode_heartbeat
 from holdfast.node.feeds import frames as feeds
 from holdfast.node.frames import OWNED_DECODER, OwnedSessions
@@ -152,6 +153,8 @@ def _nodes() -> Iterator[Sample]:
     yield _frame("INTEREST", "all", interest, data, INTEREST_DECODER.decode)
     ack = InterestAck(7)
     yield _frame("INTEREST_ACK", "all", ack, msgspec.json.encode(ack), INTEREST_ACK_DECODER.decode)
+    report = UsageReport([("address", "10.1.2.3")], [("user", "bytes", "u", 120.5)])
+    yield _frame("USAGE", "all", report, msgspec.json.encode(report), USAGE_DECODER.decode)
     records = log_records()[:2]
     yield _frame("QOS0", "two", expected(records), batch(records), records_of)
 

@@ -462,7 +462,6 @@ ELSEWHERE = {
     "protocol/mqtt/properties.py:decode_block": "unit/test_mqtt_decode.py",
     "protocol/mqtt/properties.py:decode_properties": "unit/test_mqtt_decode.py",
     "protocol/mqtt/publish.py:decode_publish": "unit/test_mqtt_decode.py",
-    "protocol/relay/frames.py:decode_arrival": "unit/test_relay_frames.py",
     "log/batch_builder.py:parsed": "unit/test_log_record.py",
 }
 
