@@ -105,7 +105,14 @@ def test_every_partition_acknowledges_through_every_node(pair: str, one_way: boo
     stage.until(lambda: all(each.leader == each.replicas[0] for each in partitions(stage)))
 
 
-@pytest.mark.parametrize("pair", list(combinations("abcde", 2)))
+LINKS = [
+    # One of a and one of two later nodes: the others differ in their numbers only, and are long.
+    pytest.param(link, marks=pytest.mark.long if link not in (("a", "b"), ("d", "e")) else ())
+    for link in combinations("abcde", 2)
+]
+
+
+@pytest.mark.parametrize("pair", LINKS)
 def test_five_nodes_go_on_without_a_link(pair: tuple[str, str]) -> None:
     """Each node still hears three of the four others."""
     stage = voting_stage(5)
@@ -115,7 +122,7 @@ def test_five_nodes_go_on_without_a_link(pair: tuple[str, str]) -> None:
     acknowledge_all(stage, 2)
 
 
-@pytest.mark.parametrize("first", list(combinations("abcde", 2)))
+@pytest.mark.parametrize("first", LINKS)
 def test_five_nodes_go_on_without_two_links(first: tuple[str, str]) -> None:
     """With each later link, so that the ten tests have all 45 pairs."""
     links = list(combinations("abcde", 2))
@@ -127,7 +134,7 @@ def test_five_nodes_go_on_without_two_links(first: tuple[str, str]) -> None:
         heal(stage)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_graph_with_a_third_node_for_each_pair(seed: int) -> None:
     """The most links are lost that may be, so most nodes have two that are left."""
     stage = voting_stage(5)
