@@ -440,7 +440,9 @@ PLANTED: dict[str, tuple[Plant, Callable[[], object]]] = {
     ),
     "a stop ends the standing apart": (
         a_stop_ends_the_standing_apart,
-        partial(put_back.test_two_copies_both_wait_for_the_one_that_runs, *put_back.ORDERS[0]),
+        partial(
+            put_back.test_two_copies_both_wait_for_the_one_that_runs, *put_back.ORDERS[0].values
+        ),
     ),
     "a start forgets the disks of others": (
         partial(patch.object, older_copy, "load_memory", lambda *_: None),
