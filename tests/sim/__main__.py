@@ -41,7 +41,6 @@ def main() -> int:
     )
     parser.add_argument("-v", action="store_true", help="print every event; one seed at a time")
     options = parser.parse_args()
-    check_each_turn()
     first = options.seed
     count = options.seeds
     if first is None:
@@ -50,6 +49,7 @@ def main() -> int:
     elif count is None:
         count = 1
     if count == 1 or options.v:
+        check_each_turn()
         results = [run(options, seed, is_told=True) for seed in range(first, first + count)]
         return 0 if all(result.is_well for result in results) else 1
     return _run_many(options, first, count)
@@ -61,7 +61,7 @@ def _run_many(options: argparse.Namespace, first: int, count: int) -> int:
     results: list[Result] = []
     # Each process begins anew: a run is to depend on its seed alone.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(max(1, min(options.jobs, count)), check_each_turn) as pool:
+    with context.Pool(max(1, min(options.jobs, count))) as pool:
         try:
             for result in pool.imap_unordered(partial(run, options), range(first, first + count)):
                 results.append(result)

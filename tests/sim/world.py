@@ -13,6 +13,7 @@ from tests.sim.casts import LOG, parties
 from tests.sim.checks import Checks
 from tests.sim.faults import LAG, RESIZE, SEVER, SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults
 from tests.sim.host import Host
+from tests.sim.invariants import check_invariants
 from tests.sim.network import Network
 from tests.sim.schedule import Schedule, Violation
 from tests.sim.watching import ImagesWatch, OwnersWatch
@@ -185,6 +186,9 @@ class World:
         self._be_quiet()
         if settings.loses_one:
             self._lose_one()
+        for host in self.hosts.values():
+            if host.process is not None:
+                check_invariants(host.process)
         self.checks.same_images()
         self.checks.same_sessions()
         self.checks.sessions.check(self.skew_s)
