@@ -16,6 +16,7 @@ and network carry it all, and connections are divided evenly.
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ MODELLED: Final = (1, 2, 4, 8, 16, 32)
 IDLE: Final = 2000
 """The idle connections whose memory is measured."""
 READY_S: Final = 120.0
+STARTED: Final = re.compile(r"process_started process=(\d+) pid=(\d+)")
 RATES: Final = {"tcp": {0: 10_000, 1: 4_000}, "tls": {0: 5_000, 1: 2_000}}
 """Messages a second by transport and QoS, which the generator keeps up with."""
 PAIRS: Final = {0: 100, 1: 50}
@@ -102,14 +104,26 @@ class Traffic:
         return self.sent - self.received()
 
 
-def await_ready(broker: brokers.Broker, processes: int) -> None:
-    """Waits until all processes serve."""
+def await_ready(broker: brokers.Broker, processes: int) -> list[int]:
+    """Waits until all processes serve, and a spare one has loaded the broker, which would count as
+    their work. Returns the ids of those that serve."""
+    if processes == 1:
+        return [broker.pid]
     deadline = time.monotonic() + READY_S
-    while processes > 1 and "processes_ready" not in broker.log_tail():
+    spare_s = -1.0
+    while True:
         broker.check_running()
+        log = "\n".join(broker.log_lines())
+        found = dict(STARTED.findall(log))
+        nodes = [int(pid) for pid in found.values()]
+        spare = [each for each in descendants(broker.pid)[1:] if each not in nodes]
+        if "processes_ready" in log and len(nodes) == processes and spare:
+            before, spare_s = spare_s, sum(map(process_cpu_s, spare))
+            if spare_s == before:
+                return nodes
         if time.monotonic() > deadline:
             raise TimeoutError("the processes are not ready in time")
-        time.sleep(0.05)
+        time.sleep(0.5)
 
 
 def measure(
@@ -118,8 +132,7 @@ def measure(
     feature = f"processes-{processes}" if processes > 1 else ""
     broker = brokers.start_holdfast(parent, "memory", transport=transport, feature=feature)
     try:
-        await_ready(broker, processes)
-        nodes = [each for each in descendants(broker.pid) if each != broker.pid] or [broker.pid]
+        nodes = await_ready(broker, processes)
         memory_bytes = sum(map(rss_bytes, nodes))
         idle = [Connection(broker.port, f"idle-{index}", transport) for index in range(IDLE)]
         connection_bytes = (sum(map(rss_bytes, nodes)) - memory_bytes) // IDLE
