@@ -24,6 +24,7 @@ from holdfast.node.groups.coordinator import Coordinator
 from holdfast.node.groups.group_state import Coordination
 from holdfast.node.groups.groups import Groups
 from holdfast.node.groups.homes import Home, LedHomes
+from holdfast.node.ownership import lease
 from holdfast.node.ownership.closings import Closings
 from holdfast.node.ownership.lease import FOREVER, OwnershipLease
 from holdfast.node.ownership.owners import EpochReservations
@@ -225,6 +226,11 @@ def ids_are_free_before_the_group_has_finished() -> AbstractContextManager[objec
     return patch.object(Groups, "await_finish", lambda *_: None)
 
 
+def one_silent_node_counts_as_two() -> AbstractContextManager[object]:
+    """The ends of a lost link suspend all sessions before it is relayed."""
+    return patch.object(lease, "ALONE", 1.0)
+
+
 def whom_it_hears_does_not_matter() -> AbstractContextManager[object]:
     """To a node that takes itself for the owner of its sessions."""
     return patch.object(OwnershipLease, "_heard_until", lambda *_: FOREVER)
@@ -405,6 +411,10 @@ PLANTED: dict[str, tuple[Plant, Callable[[], object]]] = {
             group_ended.test_a_qos_2_record_of_a_member_that_unsubscribes_goes_to_nobody_else,
             *(5, "complete"),
         ),
+    ),
+    "one silent node counts as two": (
+        one_silent_node_counts_as_two,
+        partial(lost_link.test_a_lost_link_concerns_those_that_need_it, False),
     ),
     "whom it hears does not matter": (
         whom_it_hears_does_not_matter,

@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from holdfast.node.failure.health import Health, Presence
-from holdfast.node.metadata.dispensable import is_dispensable
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
+from holdfast.node.placement.planning import is_dispensable
 from holdfast.node.raft.log import Membership
 
 VOTERS = Membership(("n1.a", "n2.a", "n3.old"), ("n3.a",))

@@ -24,12 +24,12 @@ from holdfast.node.features import MEMBER_TABLE
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.frames import CLOSE, OPEN, OPENED, decode_frame
 from holdfast.node.leadership_changes import LeadershipChanges
-from holdfast.node.metadata.dispensable import is_dispensable
 from holdfast.node.metadata.model import WITNESS
 from holdfast.node.metadata_proposer import MetadataProposer
 from holdfast.node.node_state import PROMISE_BYTES, ClusterPort, Promise
 from holdfast.node.part_effects import PartEffects
 from holdfast.node.parts import Parts
+from holdfast.node.placement.planning import is_dispensable
 from holdfast.node.position_reports import PositionReports
 from holdfast.node.publish.forward_frames import decode_forward, decode_result
 from holdfast.node.publish.forwarding import PENDING_BYTES_MAX
@@ -301,7 +301,7 @@ class ClusterNode(Parts):
 
     def is_dispensable(self) -> bool:
         """True if the other nodes have everything that is committed, so that this one may lose its
-        disk (`metadata.dispensable`). The caller repeats the question until then."""
+        disk (`placement.planning`). The caller repeats the question until then."""
         metadata = self.context.metadata
         if (
             not self.history.is_current

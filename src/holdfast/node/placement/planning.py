@@ -21,7 +21,9 @@ from holdfast.node.metadata.model import (
     NodePhase,
     PartitionInfo,
 )
+from holdfast.node.metadata.state_machine import peer_id
 from holdfast.node.placement.ring import Assignment, placement
+from holdfast.node.raft.log import Membership
 
 
 @dataclass(frozen=True)
@@ -319,3 +321,38 @@ def _without_unwanted_replicas(
         return changed
     successor = next_leader(replace(changed, leader=""), standing)
     return with_leader(changed, successor) if successor else info
+
+
+def is_dispensable(
+    own: str, metadata: ClusterMetadata, membership: Membership, health: Health
+) -> bool:
+    """True if the node `own` may lose its disk: it is in sync nowhere, agreed not to be up, and the
+    voters that it hears are a majority without it and without damaged nodes.
+
+    Its votes are lost with the disk, so the others must be a majority whatever the leader decides
+    meanwhile. Smallest counter-example: of the voters A, B and C, C has a new disk, so its new peer
+    D is a learner. D finds damage and counts two of three voters without itself. In the same moment
+    A makes D a voter, to replace C. Of A, B, C and D three must agree now, and two remain for ever.
+    The leader makes no node a voter that is agreed not to be up. A membership from before may be on
+    its way here, so a metadata read must pass as well (`ClusterNode.is_dispensable`).
+
+    Of two damaged nodes neither may count on the other. The changes of their states are ordered, so
+    at least one of the two sees the other one down.
+    """
+    info = metadata.nodes.get(own)
+    if (
+        info is None
+        or info.state == NodePhase.UP
+        or info.incarnation != health.present[own].incarnation
+        or any(own in partition.in_sync for partition in metadata.partitions)
+    ):
+        return False
+    others = {
+        peer_id(node, health.present[node].incarnation)
+        for node, other in metadata.nodes.items()
+        if node != own
+        and node in health.present
+        and node not in health.damaged
+        and other.state != NodePhase.DOWN
+    }
+    return len(others.intersection(membership.voters)) >= membership.majority
