@@ -133,8 +133,10 @@ test-interpreted: build/tests.stamp
 	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(INTERPRETED_WORKERS) --dist worksteal \
 	  $(sort $(wildcard $(INTERPRETED:%=tests/%) $(BOTH:%=tests/%))) -m "not spark and not long"
 
+# The first test starts Spark, beside two other runs.
 test-spark: $(VENV)/.installed build/compiled.stamp build/tests.stamp
-	$(BIN)/python tools/run_tests.py spark -n $(SPARK_WORKERS) --dist loadfile tests/spark tests/e2e/test_readme.py -m "spark and not long"
+	$(BIN)/python tools/run_tests.py spark -n $(SPARK_WORKERS) --dist loadfile --timeout 300 \
+	  tests/spark tests/e2e/test_readme.py -m "spark and not long"
 
 test-compiled: $(VENV)/.installed build/compiled.stamp build/tests.stamp
 	@$(BIN)/python tools/is_compiled.py || echo "no C compiler here: all is tested in the interpreted form"
