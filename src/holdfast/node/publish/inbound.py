@@ -209,7 +209,8 @@ def _publish_qos0(
         state.wall_us,
         session.key,
     )
-    message.user = retaining_user(state, publish.retain, _user_of(connection))
+    if publish.retain:
+        message.user = retaining_user(state, True, _user_of(connection))
     reader = connection.reader
     assert reader is not None
     is_plain = reader.first == 0x30 and not publish.properties and not publish.topic_alias
