@@ -258,7 +258,7 @@ def test_a_read_that_was_planned_before(site: PutBack) -> None:
 
     options = parse({"servers": site.address})
     with closing(LogAccess(options)) as access:
-        bounds = access.bounds()
+        bounds = access.log.bounds()
         ranges = access.ranges({}, {p: each.end for p, each in bounds.items()}, bounds)
         [work, *_] = access.plan_tasks(ranges, tasks=1)
     site.put_back()

@@ -15,7 +15,7 @@ from holdfast.client.log.reading.offsets import (
     PartitionBounds,
 )
 from holdfast.client.log.reading.reader_http import RangeReader
-from holdfast.client.log.reading.reader_path import read_pieces
+from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
 from holdfast.log.columns.chunk import Chunk
@@ -23,6 +23,7 @@ from holdfast.log.reading.topic_filter import TopicFilter
 from holdfast.log.reading.topic_postings import TopicChoice
 
 if TYPE_CHECKING:
+    from holdfast.client.log.lake_log import LakeLog
     from holdfast.client.log.reading.lake import LakeRows
 
 WAIT_S: Final = 5.0
@@ -48,6 +49,10 @@ class ReadableLog(Protocol):
 
     def identity(self) -> str:
         """Returns the identity of the log (`offsets.log_identity`), as of the last `bounds`."""
+        ...
+
+    def partitions(self) -> int:
+        """Returns the number of partitions of the log, as of the last `bounds`."""
         ...
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
@@ -105,6 +110,10 @@ class ServedLog:
     def identity(self) -> str:
         """See ReadableLog."""
         return self.servers.identity()
+
+    def partitions(self) -> int:
+        """See ReadableLog."""
+        return self.servers.partitions
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """See ReadableLog. Raises AdminError."""
@@ -177,25 +186,29 @@ class DirectoryLog:
 
     def __init__(self, path: str) -> None:
         """`path`: the directory. Raises DataDirectoryError when it has no log."""
-        self._map = JournalMap(path)
+        self.map = JournalMap(path)
         self._closed = False
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
         """See ReadableLog. Raises DataDirectoryError."""
-        self._map.refresh()
-        return self._map.bounds()
+        self.map.refresh()
+        return self.map.bounds()
 
     def generation(self) -> LogGeneration:
         """See ReadableLog."""
-        return self._map.generation
+        return self.map.generation
 
     def identity(self) -> str:
         """See ReadableLog."""
-        return self._map.identity()
+        return self.map.identity()
+
+    def partitions(self) -> int:
+        """See ReadableLog."""
+        return self.map.partitions
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """See ReadableLog."""
-        return self._map.offsets_at(timestamp_us)
+        return self.map.offsets_at(timestamp_us)
 
     def read(
         self,
@@ -205,14 +218,18 @@ class DirectoryLog:
         columns: Sequence[str] | None = None,
     ) -> Iterator[Chunk]:
         """See ReadableLog."""
+        for chunk in read_pieces(self.pieces(ranges, topics), coverage):
+            if self._closed:
+                raise LogClosed("the cursor was closed")
+            yield chunk
+
+    def pieces(self, ranges: Sequence[OffsetRange], topics: TopicFilter) -> list[Piece]:
+        """Returns the parts of files that have some ranges, narrowed to the topics."""
         choice = None
         if topics:
             clause = topics.narrowest()
             choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
-        for chunk in read_pieces(self._map.pieces(ranges, choice), coverage):
-            if self._closed:
-                raise LogClosed("the cursor was closed")
-            yield chunk
+        return self.map.pieces(ranges, choice)
 
     def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
         """Raises LogOptionError, because nothing announces that files have grown."""
@@ -227,3 +244,28 @@ class DirectoryLog:
     def interrupt(self) -> None:
         """See ReadableLog."""
         self._closed = True
+
+
+def open_log(
+    servers: Sequence[Server],
+    access: AdminAccess,
+    wait_s: float,
+    directory: str,
+    lake: str,
+    topics: TopicFilter,
+    *,
+    is_strict: bool,
+) -> "tuple[ServedLog | DirectoryLog | None, LakeLog | None]":
+    """Returns the log of some servers, or else of a directory, and the same with the lake that has
+    its older part, if one is named. Raises LakeError and DataDirectoryError."""
+    own: ServedLog | DirectoryLog | None = None
+    if servers:
+        own = ServedLog(servers, access, wait_s)
+    elif directory:
+        own = DirectoryLog(directory)
+    if not lake:
+        return own, None
+    # Imported here, because a program that reads no lake needs no pyarrow.
+    from holdfast.client.log.lake_log import LakeLog
+
+    return own, LakeLog(lake, own, topics, is_strict=is_strict)

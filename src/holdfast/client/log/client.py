@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from holdfast.client.admin_access import AdminAccess, AdminAccessError, admin_address, load_access
 from holdfast.client.admin_connection import Server
-from holdfast.client.log.access import DirectoryLog, ReadableLog, ServedLog
+from holdfast.client.log.access import ServedLog, open_log
 from holdfast.client.log.cursor import LogCursor, LogSelection, OnGap
 from holdfast.client.log.errors import LogOptionError
 from holdfast.client.log.groups import GroupOffsets
@@ -72,18 +72,12 @@ class LogLocation:
             raise LogOptionError("follow needs the admin port of a broker, not a directory")
         if group and not self._servers:
             raise LogOptionError("group needs the admin port of a broker, not a directory")
-        access: ReadableLog | None = None
-        offsets = None
-        if self._servers:
-            access = served = ServedLog(self._servers, self._access, self._wait_s)
-            offsets = GroupOffsets(group, served.servers) if group else None
-        elif self._directory:
-            access = DirectoryLog(self._directory)
-        if self._lake:
-            # Imported here, because a program that reads no lake needs no pyarrow.
-            from holdfast.client.log.lake_log import LakeLog
-
-            access = LakeLog(self._lake, access, selection.topics, is_strict=on_gap is None)
+        own, lake = open_log(
+            self._servers, self._access, self._wait_s, self._directory, self._lake,
+            selection.topics, is_strict=on_gap is None,
+        )  # fmt: skip
+        offsets = GroupOffsets(group, own.servers) if group and isinstance(own, ServedLog) else None
+        access = lake or own
         assert access is not None
         try:
             return LogCursor(access, selection, offsets, on_gap)

@@ -26,42 +26,46 @@ class LakeLog:
     ) -> None:
         """`is_strict`: a lake of an earlier generation of the log is refused. Raises LakeError."""
         self._place = place
-        self._lake = LakeRecords(place)
+        self.lake = LakeRecords(place)
         self._log = log
         self._topics = topics
         self._is_strict = is_strict
-        self._seam = Seam({}, {})
+        self.seam = Seam({}, {})
         self._is_closed = False
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
         """See ReadableLog. It pins the newest version of the lake. Raises LakeError."""
-        self._lake.refresh()
-        self._lake.check_topics(self._topics)
-        seen = {p: bound.end for p, bound in self._lake.bounds.items()}
+        self.lake.refresh()
+        self.lake.check_topics(self._topics)
+        seen = {p: bound.end for p, bound in self.lake.bounds.items()}
         seen |= {p: max(end, seen.get(p, 0)) for p, end in (at_least or {}).items()}
         return self._joined(self._log.bounds(seen) if self._log is not None else {})
 
     def _joined(self, log: Bounds) -> Bounds:
-        self._seam = self._lake.seam(
+        self.seam = self.lake.seam(
             log, self.identity(), self.generation(), fail_on_data_loss=self._is_strict
         )
-        return self._seam.bounds()
+        return self.seam.bounds()
 
     def identity(self) -> str:
         """See ReadableLog."""
-        return (self._log or self._lake).identity()
+        return (self._log or self.lake).identity()
 
     def generation(self) -> LogGeneration:
         """See ReadableLog."""
-        return self._log.generation() if self._log is not None else self._lake.generation
+        return self._log.generation() if self._log is not None else self.lake.generation
+
+    def partitions(self) -> int:
+        """See ReadableLog."""
+        return self._log.partitions() if self._log is not None else self.lake.partitions
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """See ReadableLog."""
         if self._log is not None:
             log = self._log.offsets_at(timestamp_us)
         else:
-            log = {p: bound.end for p, bound in self._lake.bounds.items()}
-        return joined_offsets(self._seam, self._lake.offsets_at(timestamp_us), log)
+            log = {p: bound.end for p, bound in self.lake.bounds.items()}
+        return joined_offsets(self.seam, self.lake.offsets_at(timestamp_us), log)
 
     def read(
         self,
@@ -74,10 +78,10 @@ class LakeLog:
         names = SCHEMA.names if columns is None else columns
         left = list(ranges)
         while left:
-            parts = self._seam.divide(left)
+            parts = self.seam.divide(left)
             for item in parts.missing:
                 coverage.note_missing(item, IN_NEITHER)
-            yield from self._rows(self._lake.pieces(parts.lake), coverage, topics, names)
+            yield from self._rows(self.lake.pieces(parts.lake), coverage, topics, names)
             for item in (*parts.lake, *parts.missing):
                 coverage.next[item.partition] = max(coverage.next[item.partition], item.end)
             left = parts.log
@@ -90,7 +94,7 @@ class LakeLog:
         try:
             yield from self._log.read(left, coverage, topics)
         except DataLossError:
-            rest = self._lake.rest_of(coverage)
+            rest = self.lake.rest_of(coverage)
             if rest is None:
                 raise
             yield from self._rows(rest, coverage, topics, names)

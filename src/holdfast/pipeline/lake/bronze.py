@@ -100,7 +100,7 @@ class Bronze:
 
     def target(self) -> Offsets:
         """Returns the current end of the log."""
-        self.end = {p: bound.end for p, bound in self._access.bounds().items()}
+        self.end = {p: bound.end for p, bound in self._access.log.bounds().items()}
         return self.end
 
     def lag(self) -> int:
@@ -120,7 +120,7 @@ class Bronze:
         change = ""
         if step.last is not None:
             change = check_evolution(RECORDS, step.last, columns, PARTITIONS)
-        bounds = self._access.bounds(self.position())
+        bounds = self._access.log.bounds(self.position())
         self._check_log(step)
         self.end = {p: bound.end for p, bound in bounds.items()}
         begin = self._begin(step, bounds)
@@ -182,7 +182,7 @@ class Bronze:
         step = Step(self.engine, RECORDS)
         if step.last is None:
             raise LakeError(f"{RECORDS} has not been written yet: run it first")
-        bounds = self._access.bounds(self.position())
+        bounds = self._access.log.bounds(self.position())
         self._check_log(step)
         if step.last.log and generation_in(step.last.log) != generation_in(step.log):
             raise LakeError(f"the log was restored since the last step: run {RECORDS} first")
@@ -221,8 +221,8 @@ class Bronze:
         Both are needed: a clock that was set back puts a record of Monday behind those of Tuesday,
         and the log finds times by their order. Raises LakeError if the log lacks a part.
         """
-        starts = self._access.offsets_at(days.start_us)
-        ends = self._access.offsets_at(days.end_us) if days.end_us is not None else {}
+        starts = self._access.log.offsets_at(days.start_us)
+        ends = self._access.log.offsets_at(days.end_us) if days.end_us is not None else {}
         there = offsets_in(self.engine.log(RECORDS), removed)
         found = []
         for partition, end in self.position().items():
@@ -248,7 +248,7 @@ class Bronze:
         low, high = 0, time.time_ns() // (1000 * DAY_US) + 1
         while low < high:
             middle = (low + high) // 2
-            at = self._access.offsets_at(middle * DAY_US)
+            at = self._access.log.offsets_at(middle * DAY_US)
             is_whole = all(at.get(p, first + 1) > first for p, first in cut.items())
             low, high = (low, middle) if is_whole else (middle + 1, high)
         if low > time.time_ns() // (1000 * DAY_US):
@@ -258,7 +258,7 @@ class Bronze:
     def _check_log(self, step: Step) -> None:
         """Checks that the log is the one that the table was made from. Raises LakeError."""
         check_same_log(self._access, self.engine.lake, step.log)
-        step.log = self._access.identity() or step.log
+        step.log = self._access.log.identity() or step.log
 
     def _begin(self, step: Step, bounds: Mapping[int, PartitionBounds]) -> Offsets:
         """Returns the position at which the step begins. Raises LakeError."""
@@ -266,7 +266,7 @@ class Bronze:
             return continued(self._access, self.engine.lake, step.last, bounds)
         options = self.options
         if options.starting_timestamp_us is not None:
-            at = self._access.offsets_at(options.starting_timestamp_us)
+            at = self._access.log.offsets_at(options.starting_timestamp_us)
             return {p: min(max(at.get(p, b.first), b.first), b.end) for p, b in bounds.items()}
         return offsets.resolve(options.starting_offsets or offsets.EARLIEST, bounds)
 
@@ -327,7 +327,7 @@ def check_same_log(access: LogAccess, lake: LakePath, before: str) -> None:
     Offsets of two logs are alike. So without this check, rows of one log would follow those of
     another without a word. `continued` compares the generations.
     """
-    now, options = access.identity(), access.options
+    now, options = access.log.identity(), access.options
     if is_other_log(before, now):
         where = options.path or ", ".join(f"{h}:{p}" for h, p, *_ in options.servers)
         raise LakeError(

@@ -127,7 +127,7 @@ def check_log(source: Mapping[str, str], lake: LakePath, *, waits: bool) -> None
     """
     access = LogAccess(parse(source))
     try:
-        bounds = access.bounds()
+        bounds = access.log.bounds()
         last = CommitLog(lake, RECORDS).last()
         if last is not None:
             check_same_log(access, lake, last.log)

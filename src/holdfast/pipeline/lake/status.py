@@ -290,9 +290,9 @@ def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _
     access = None
     try:
         access = LogAccess(parse(source))
-        ends = {p: bound.end for p, bound in access.bounds().items()}
-        before, now = (offsets.generation_in(each) for each in (log, access.identity()))
-        if offsets.is_other_log(log, access.identity()):
+        ends = {p: bound.end for p, bound in access.log.bounds().items()}
+        before, now = (offsets.generation_in(each) for each in (log, access.log.identity()))
+        if offsets.is_other_log(log, access.log.identity()):
             return _LogEnd(problem=f"it has another log ({now[0]}) than this lake ({before[0]})")
         restored = log != "" and before[0] == now[0] and before[1] != now[1]
         own = {p: position.get(str(p), 0) for p in ends}
@@ -303,7 +303,7 @@ def _look(source: Mapping[str, str], position: Mapping[str, int], log: str) -> _
 
         def is_older(age_s: float) -> bool:
             """Returns whether the lake lacks a record of this age."""
-            begins = access.offsets_at(round((now_s - age_s) * 1_000_000))
+            begins = access.log.offsets_at(round((now_s - age_s) * 1_000_000))
             return any(own.get(p, 0) < begin for p, begin in begins.items())
 
         lag_s = _greatest(is_older)

@@ -35,14 +35,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.client.admin_connection import Server
+from holdfast.client.log.access import DirectoryLog, ReadableLog, ServedLog, open_log
 from holdfast.client.log.groups import GroupOffsets
 from holdfast.client.log.reading import offsets
-from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import (
     EARLIEST,
     LATEST,
     DataLossError,
-    LogGeneration,
     OffsetRange,
     Offsets,
     PartitionBounds,
@@ -51,11 +50,10 @@ from holdfast.client.log.reading.offsets import (
 from holdfast.client.log.reading.reader_http import read_ranges
 from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
-from holdfast.client.log.reading.seam import IN_NEITHER, Seam, joined_offsets
+from holdfast.client.log.reading.seam import IN_NEITHER, SeamParts
 from holdfast.client.log.reading.servers import Servers
 from holdfast.log.columns.decode import SCHEMA, decode_rows
 from holdfast.log.reading.topic_filter import TopicFilter
-from holdfast.log.reading.topic_postings import TopicChoice
 from holdfast.pipeline.source.options import (
     DDL_TYPES,
     OptionError,
@@ -68,6 +66,7 @@ from holdfast.pipeline.source.pushdown import PushedFilters, PushFilters
 from holdfast.pipeline.workers import exclude_modules_from_collection
 
 if TYPE_CHECKING:
+    from holdfast.client.log.lake_log import LakeLog
     from holdfast.client.log.reading.lake import LakePiece, LakeRecords
 
 logger = logging.getLogger("holdfast")
@@ -103,60 +102,29 @@ class LogAccess:
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self._map: JournalMap | None = None
-        self._http: Servers | None = None
-        self._lake = open_lake(options)
-        self._seam = Seam({}, {})
         self._group: GroupOffsets | None = None
 
-    def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
-        """Returns the offsets that each partition has now.
+    @cached_property
+    def _opened(self) -> "tuple[ServedLog | DirectoryLog | None, LakeLog | None]":
+        options = self.options
+        return open_log(
+            options.servers, options.access, options.wait_s, options.path or "", options.lake,
+            options.topics, is_strict=options.fail_on_data_loss,
+        )  # fmt: skip
 
-        `at_least` are ends that the query has seen before. The call waits for servers that do not
-        know these records yet, for example after a failover.
-        """
-        if self._lake is None:
-            self._seam = Seam({}, self._log_bounds(at_least))
-            return self._seam.bounds()
-        self._lake.refresh()
-        self._lake.check_topics(self.options.topics)
-        seen = {p: bound.end for p, bound in self._lake.bounds.items()}
-        seen |= {p: max(end, seen.get(p, 0)) for p, end in (at_least or {}).items()}
-        log = self._log_bounds(seen)
-        self._seam = self._lake.seam(
-            log,
-            self.identity(),
-            self.generation(),
-            fail_on_data_loss=self.options.fail_on_data_loss,
-        )
-        return self._seam.bounds()
-
-    def _log_bounds(self, at_least: Mapping[int, int] | None) -> dict[int, PartitionBounds]:
-        if self.options.servers:
-            return self._servers().bounds(at_least)
-        if self.options.path is None:
-            return {}
-        journal = self._journal()
-        journal.refresh()
-        return journal.bounds()
-
-    def _newest(self) -> "Servers | JournalMap | LakeRecords":
-        """The part that has the newest records."""
-        if self.options.servers:
-            return self._servers()
-        if self.options.path is None:
-            assert self._lake is not None
-            return self._lake
-        return self._journal()
-
-    def identity(self) -> str:
-        """Returns what distinguishes the log from others, as of the last `bounds`, if known."""
-        return self._newest().identity()
+    @property
+    def log(self) -> ReadableLog:
+        """The log, with its older part if that is in a lake."""
+        own, lake = self._opened
+        found = lake or own
+        assert found is not None
+        return found
 
     def qos0_hint(self) -> str:
         """Returns how many messages are not in the log, because they are of QoS 0, and what stores
         them. Empty: none, or the source is a directory."""
-        unlogged = self._servers().qos0_unlogged() if self.options.servers else 0
+        servers = self._servers
+        unlogged = servers.qos0_unlogged() if servers is not None else 0
         if not unlogged:
             return ""
         return (
@@ -168,16 +136,13 @@ class LogAccess:
     def register(self, lake: str, position: Offsets, *, is_grown: bool) -> None:
         """Commits the position of a lake as that of a group, if the servers keep the log until
         lakes have it. `is_grown`: whether it has new messages. Raises AdminError."""
-        if not self.options.servers or not self._servers().keep_until_lake():
+        servers = self._servers
+        if servers is None or not servers.keep_until_lake():
             return
         if self._group is None:
-            self._group = GroupOffsets(lake, self._servers())
+            self._group = GroupOffsets(lake, servers)
             self._group.load()
-        self._group.commit(position, position if is_grown else (), self.generation().number)
-
-    def generation(self) -> LogGeneration:
-        """Returns the generation of the log, as of the last `bounds`."""
-        return self._newest().generation
+        self._group.commit(position, position if is_grown else (), self.log.generation().number)
 
     def carried(
         self, position: Offsets, before: int | None, bounds: Mapping[int, PartitionBounds]
@@ -187,7 +152,7 @@ class LogAccess:
         If the position has passed messages that the log has lost, this raises RestoredError. With
         `failOnDataLoss=false` it logs a warning instead.
         """
-        now = self.generation()
+        now = self.log.generation()
         moved, lost = now.carry(position, before, bounds)
         if lost:
             error = RestoredError(before or 0, now.number or 0, lost, RESTORED_ADVICE)
@@ -195,18 +160,6 @@ class LogAccess:
                 raise error
             logger.warning("%s", error)
         return moved
-
-    def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Returns per partition the first offset that is not older than the time, as of the last
-        `bounds`."""
-        found = self._newest().offsets_at(timestamp_us)
-        if self._lake is not None:
-            found = joined_offsets(self._seam, self._lake.offsets_at(timestamp_us), found)
-        return found
-
-    def partitions(self) -> int:
-        """The number of partitions of the log. Valid after the first call of `bounds`."""
-        return self._newest().partitions
 
     def ranges(
         self,
@@ -225,10 +178,10 @@ class LogAccess:
         narrowing = narrowing or PushedFilters()
         topics = options.topics.plus(narrowing.topics)
         wanted = offsets.ranges_to_read(start, end, bounds)
-        wanted = narrowing.ranges(wanted, self.partitions(), topics)
+        wanted = narrowing.ranges(wanted, self.log.partitions(), topics)
         found, lost = offsets.divide(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss)
         coverage = Coverage((), fail_on_data_loss=options.fail_on_data_loss)
-        for missing in self._seam.divide(found).missing:
+        for missing in self._divided(found).missing:
             coverage.note_missing(missing, IN_NEITHER)
         lost += coverage.lost
         if lost:
@@ -256,11 +209,11 @@ class LogAccess:
         """
         tasks = tasks or self.options.tasks or default_tasks(sum(each.records for each in ranges))
         topics = topics or self.options.topics
-        if self.options.servers:
-            number = self._servers().generation.number
+        if self._servers is not None:
+            number = self._servers.generation.number
             return [
                 self._work(each.ranges, topics, each.servers, number)
-                for each in self._servers().assign(ranges, tasks, whole=whole)
+                for each in self._servers.assign(ranges, tasks, whole=whole)
             ]
         divide = offsets.group if whole else offsets.split
         return [self._work(each, topics) for each in divide(ranges, tasks)]
@@ -273,31 +226,26 @@ class LogAccess:
         generation: int | None = None,
     ) -> ReadWork:
         """Returns the input of the task that reads some ranges."""
-        parts = self._seam.divide(ranges)
-        lake = self._lake.pieces(parts.lake) if self._lake is not None else []
-        pieces: list[Piece] = []
-        if self.options.path is not None:
-            choice = None
-            if topics:
-                clause = topics.narrowest()
-                choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
-            pieces = self._journal().pieces(parts.log, choice)
-        return ReadWork(parts.log, pieces, servers, topics, generation, lake)
+        parts = self._divided(ranges)
+        own, lake = self._opened
+        pieces = own.pieces(parts.log, topics) if isinstance(own, DirectoryLog) else []
+        of_lake = lake.lake.pieces(parts.lake) if lake is not None else []
+        return ReadWork(parts.log, pieces, servers, topics, generation, of_lake)
 
     def close(self) -> None:
         """Closes the connections to the servers."""
-        if self._http is not None:
-            self._http.close()
+        if "_opened" in self.__dict__:
+            self.log.close()
 
-    def _journal(self) -> JournalMap:
-        if self._map is None:
-            self._map = JournalMap(self.options.path or "")
-        return self._map
+    def _divided(self, ranges: Sequence[OffsetRange]) -> SeamParts:
+        """Returns the parts of some ranges that are in the lake and in the log."""
+        lake = self._opened[1]
+        return SeamParts([], list(ranges), []) if lake is None else lake.seam.divide(ranges)
 
-    def _servers(self) -> Servers:
-        if self._http is None:
-            self._http = Servers(self.options.servers, self.options.access, self.options.wait_s)
-        return self._http
+    @property
+    def _servers(self) -> Servers | None:
+        own = self._opened[0]
+        return own.servers if isinstance(own, ServedLog) else None
 
 
 def read_work(
@@ -428,7 +376,7 @@ class HoldfastReader(DataSourceReader):
         options = self.options
         access = LogAccess(options)
         try:
-            bounds = access.bounds()
+            bounds = access.log.bounds()
             start = _position(
                 access, bounds, options.starting_timestamp_us, options.starting_offsets, EARLIEST
             )
@@ -468,7 +416,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:
         """Returns the position at which a query without a checkpoint begins."""
-        bounds = self._log().bounds()
+        bounds = self._log().log.bounds()
         options = self.options
         start = _position(
             self._log(), bounds, options.starting_timestamp_us, options.starting_offsets, LATEST
@@ -499,12 +447,12 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, int]:
         """Returns the end of the log, from which Spark computes how far the query is behind."""
-        bounds = self._log().bounds()
+        bounds = self._log().log.bounds()
         return self._to_json({partition: bound.end for partition, bound in bounds.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fixes the end of the run at the current end of the log."""
-        self._target = {p: bound.end for p, bound in self._log().bounds().items()}
+        self._target = {p: bound.end for p, bound in self._log().log.bounds().items()}
 
     def partitions(
         self, start: Mapping[str, int], end: Mapping[str, int]
@@ -544,11 +492,11 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gives its offsets to other messages.
         """
         found = offsets.from_json(position)
-        bounds = self._log().bounds(found)
+        bounds = self._log().log.bounds(found)
         return self._log().carried(found, offsets.generation_of(position), bounds), bounds
 
     def _to_json(self, position: Offsets) -> dict[str, int]:
-        return offsets.to_json(position, self._log().generation().number)
+        return offsets.to_json(position, self._log().log.generation().number)
 
     def _log(self) -> LogAccess:
         if self._access is None:
@@ -566,7 +514,7 @@ def _position(
     """Resolves a time, or a position that the user gave, to one offset per partition."""
     if timestamp_us is None:
         return offsets.resolve(default if given is None else given, bounds)
-    at = access.offsets_at(timestamp_us)
+    at = access.log.offsets_at(timestamp_us)
     # Between the two requests retention may have deleted records, and new ones may have arrived. So
     # the offsets are cut to the bounds.
     return {p: min(max(at.get(p, b.first), b.first), b.end) for p, b in bounds.items()}
@@ -582,7 +530,7 @@ def newest_messages(options: SourceOptions, count: int) -> tuple[list[tuple[str,
     schema = pa.schema([SCHEMA.field(name) for name in ("topic", "payload", "timestamp")])
     access = LogAccess(options)
     try:
-        bounds = access.bounds()
+        bounds = access.log.bounds()
         share = -(-count // max(1, len(bounds)))
         ranges = [
             OffsetRange(partition, max(bound.first, bound.end - share), bound.end)
