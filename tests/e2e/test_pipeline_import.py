@@ -18,11 +18,15 @@ pytest.importorskip("pyspark")
 
 from holdfast.cli.main import main
 from holdfast.client.blocking import Client
+from holdfast.client.log import LogClient
+from holdfast.log.record import FLAG_RETAIN
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.source import newest_messages
+from holdfast.protocol.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, encode_block
 from holdfast.testing import InProcessBroker
 from tests.e2e.brokers import Broker
+from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.spark_free_lake import no_spark, rows
 
 ROWS = 8_000
@@ -192,3 +196,61 @@ def test_the_retained_messages_of_mosquitto(
         words[words.index(f"mqtt://{there}")] = "mqtt://127.0.0.1:1"
         assert main(words) == 1
         assert "127.0.0.1:1: " in capsys.readouterr().err
+
+
+def test_a_range_of_a_lake_is_published_again_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its properties and its old time, also after the lake has grown."""
+    journal = Journal(tmp_path / "data", partitions=2)
+    own = encode_block({CONTENT_TYPE: "text/plain", USER_PROPERTY: [("a", "1")]})
+
+    def grow(begin: int, end: int) -> None:
+        for number in range(begin, end):
+            topic = f"plant/{number % 3}" if number % 5 else "other"
+            journal.append(number % 2, [
+                record(topic, b"%d" % number, timestamp_us=TIME_US + number * 1_000_000,
+                       properties=own, flags=FLAG_RETAIN | 1)
+            ])  # fmt: skip
+        report = Lake(tmp_path / "lake", spark=no_spark()).run(
+            "records", source=str(journal.directory)
+        )
+        assert report.errors == {}
+
+    grow(0, 40)
+    with InProcessBroker(admin=True) as broker:
+        words = [
+            "pipeline",
+            "replay",
+            str(tmp_path / "lake"),
+            "--topics",
+            "plant/#",
+            "--from",
+            "2026-09-21T14:13:30Z",
+            "--broker",
+            f"127.0.0.1:{broker.port}",
+        ]
+        wanted = {number for number in range(60) if number >= 10 and number % 5}
+        for end in (40, 40, 60):
+            if end == 60:
+                grow(40, 60)
+            assert main(words) == 0
+            count = len([number for number in wanted if number < end])
+            assert f": {count:,} messages are in the log of 127.0.0.1" in capsys.readouterr().out
+            found = list(LogClient(f"127.0.0.1:{broker.admin_port}").read("plant/#"))
+            assert sorted(int(each.payload) for each in found) == sorted(
+                number for number in wanted if number < end
+            )
+        for each in found:
+            number = int(each.payload)
+            assert each.topic == f"plant/{number % 3}"
+            assert not each.retain
+            assert each.properties[CONTENT_TYPE] == "text/plain"
+            pairs = dict(each.properties[USER_PROPERTY])
+            assert pairs["a"] == "1"
+            assert pairs["hf-origin-time"] == str(TIME_US + number * 1_000_000)
+        assert main([*words, "--to", "2026-09-21T14:13:35Z"]) == 0  # another range is another job
+        assert len(list(LogClient(f"127.0.0.1:{broker.admin_port}").read("plant/#"))) == (
+            len(found) + 4
+        )
+    assert main([*words[:2], str(tmp_path / "none"), *words[3:]]) == 2

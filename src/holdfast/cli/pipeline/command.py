@@ -32,9 +32,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         child.set_defaults(work=work)
         return child
 
-    run_command.add_options(
-        add("run", run_command.run, "bring tables up to date, once or continuously")
-    )
+    run_parser = add("run", run_command.run, "bring tables up to date, once or continuously")
+    run_command.add_options(run_parser)
     status = add("status", commands.show_status, "how far each table is")
     schema = add("schema", commands.show_schema, "every table and its columns")
     rebuild = add(
@@ -44,6 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         add("backfill", backfill.backfill, "make the rows of some days again, by today's rules")
     )
     imports.add_options(add("import", imports.import_past, "bring files of the past to the log"))
+    imports.add_replay_options(add("replay", imports.replay, "publish messages of a lake again"))
     compact = add(
         "compact", commands.compact, "make few files of the many that small commits have made"
     )

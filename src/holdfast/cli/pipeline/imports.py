@@ -1,4 +1,4 @@
-"""`holdfast pipeline import`: files and retained messages of the past become messages."""
+"""`holdfast pipeline import` and `replay`: files, retained messages and a lake become messages."""
 
 import argparse
 import sys
@@ -64,13 +64,58 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="--retained: the messages are complete when none has come for this time (default 2s)",
     )
     for prefix, where in (("", "--to"), ("from-", "the other broker")):
-        parser.add_argument(f"--{prefix}username", metavar="NAME", help=f"user at {where}")
+        _add_login(parser, prefix, where)
+
+
+def _add_login(parser: argparse.ArgumentParser, prefix: str, where: str) -> None:
+    parser.add_argument(f"--{prefix}username", metavar="NAME", help=f"user at {where}")
+    parser.add_argument(
+        f"--{prefix}password-file", type=Path, metavar="FILE", help="file of the password"
+    )
+    parser.add_argument(
+        f"--{prefix}ca-file", metavar="FILE", help=f"PEM file of the signers for {where}"
+    )
+
+
+def add_replay_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("lake", metavar="LAKE", help="directory or s3://bucket/prefix of the lake")
+    parser.add_argument(
+        "--broker",
+        required=True,
+        metavar="SERVER",
+        dest="to",
+        help="where to publish: host:port or mqtts://host:port, several with commas",
+    )
+    for name, which in (("from", "first"), ("to", "end of the")):
         parser.add_argument(
-            f"--{prefix}password-file", type=Path, metavar="FILE", help="file of the password"
+            f"--{name}",
+            metavar="TIME",
+            dest=f"{name}_time",
+            help=f"{which} time of storing: ISO 8601, or -15m (default: all)",
         )
-        parser.add_argument(
-            f"--{prefix}ca-file", metavar="FILE", help=f"PEM file of the signers for {where}"
+    parser.add_argument(
+        "--topics",
+        action="append",
+        metavar="FILTER",
+        help="only these topics (default #); may be given again",
+    )
+    _add_login(parser, "", "--broker")
+
+
+def replay(args: argparse.Namespace) -> int:
+    """Publishes messages of a lake again."""
+    from holdfast.pipeline.imports.files import replay_lake
+    from holdfast.pipeline.imports.rows import ImportFailed
+
+    try:
+        count = replay_lake(
+            args.lake, args.topics or ["#"], args.from_time, args.to_time, _target(args)
         )
+    except ImportFailed as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_BAD_ROWS
+    print(f"{args.lake}: {count:,} messages are in the log of {args.to}")
+    return 0
 
 
 def import_past(args: argparse.Namespace) -> int:

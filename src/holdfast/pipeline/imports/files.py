@@ -1,4 +1,4 @@
-"""Imports files, and the retained messages of another broker.
+"""Imports files, the retained messages of another broker, and messages of a lake once more.
 
 Of a file, every row is one message, exactly once. It is read twice. The first time every row is
 checked and the content is hashed, and nothing is sent. The second time the rows are published with
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from holdfast.client.blocking import Client
 from holdfast.client.errors import ClientError
+from holdfast.client.log import LogClient, LogGapError, LogMessage, LogOptionError
 from holdfast.client.options import Options
 from holdfast.client.protocol.effects import Message
 from holdfast.client.servers import Server
@@ -33,6 +34,7 @@ from holdfast.pipeline.sink.link import PublishError, tls_context
 from holdfast.pipeline.sink.options import SinkOptions, parse
 from holdfast.pipeline.sink.rows import RowError
 from holdfast.pipeline.sink.sink import Task, TaskWriter
+from holdfast.protocol.mqtt.properties import USER_PROPERTY, encode_block
 
 BYTES_MAX: Final = 1 << 30
 """The most bytes of topics and payloads of one import. They are on disk."""
@@ -360,3 +362,52 @@ def import_retained(
                 "the others are published"
             ) from None
     return RetainedImport(found, new)
+
+
+ORIGIN_TIME: Final = "hf-origin-time"
+"""The user property of a message that a replay publishes: when the broker stored the first one, in
+microseconds since 1970."""
+
+
+def replay_lake(
+    lake: str,
+    filters: Sequence[str],
+    start: str | None,
+    end: str | None,
+    options: Mapping[str, str],
+) -> int:
+    """Publishes messages of a lake again, and returns their number when the broker has them all.
+
+    A message keeps its properties and gets ORIGIN_TIME. It is not retained, whatever it was: the
+    past would replace the present. Its partition and offset in the lake number it, so the same
+    replay stores nothing twice, also after the lake has grown. Raises ImportFailed and LakeError.
+    """
+    digest = sha256(repr((str(lake), list(filters), start, end)).encode()).hexdigest()
+    wanted = {"clientIdPrefix": "replay", **options, "exactlyOnce": "require", "writeId": digest}
+    sink = parse(wanted, streaming=False)
+    try:
+        with LogClient.offline(lake=lake).read(filters, start=start, end=end) as cursor:
+            writer = TaskWriter(sink, Task(write_job(digest), 0, 0))
+            writer.write(map(_replayed, cursor.batches(BATCH_ROWS)))
+    except (LogOptionError, LogGapError, PublishError, RowError) as error:
+        raise ImportFailed(
+            f"{error}. A part of the messages may be in the log. The same replay again publishes "
+            "only the others"
+        ) from None
+    return writer.done.rows
+
+
+def _replayed(messages: Sequence[LogMessage]) -> pa.RecordBatch:
+    """Returns messages of a lake as the rows of the sink."""
+    blocks = []
+    for message in messages:
+        time = encode_block({USER_PROPERTY: [(ORIGIN_TIME, str(message.timestamp_us))]})
+        blocks.append(message.encoded_properties + time)
+    columns = {
+        "topic": pa.array([each.topic for each in messages], pa.string()),
+        "payload": pa.array([each.payload for each in messages], pa.binary()),
+        "properties": pa.array(blocks, pa.binary()),
+        "partition": pa.array([each.partition for each in messages], pa.int32()),
+        "offset": pa.array([each.offset for each in messages], pa.int64()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
