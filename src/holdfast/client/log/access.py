@@ -23,7 +23,6 @@ from holdfast.log.reading.topic_filter import TopicFilter
 from holdfast.log.reading.topic_postings import TopicChoice
 
 if TYPE_CHECKING:
-    from holdfast.client.log.lake_log import LakeLog
     from holdfast.client.log.reading.lake import LakeRows
 
 WAIT_S: Final = 5.0
@@ -244,28 +243,3 @@ class DirectoryLog:
     def interrupt(self) -> None:
         """See ReadableLog."""
         self._closed = True
-
-
-def open_log(
-    servers: Sequence[Server],
-    access: AdminAccess,
-    wait_s: float,
-    directory: str,
-    lake: str,
-    topics: TopicFilter,
-    *,
-    is_strict: bool,
-) -> "tuple[ServedLog | DirectoryLog | None, LakeLog | None]":
-    """Returns the log of some servers, or else of a directory, and the same with the lake that has
-    its older part, if one is named. Raises LakeError and DataDirectoryError."""
-    own: ServedLog | DirectoryLog | None = None
-    if servers:
-        own = ServedLog(servers, access, wait_s)
-    elif directory:
-        own = DirectoryLog(directory)
-    if not lake:
-        return own, None
-    # Imported here, because a program that reads no lake needs no pyarrow.
-    from holdfast.client.log.lake_log import LakeLog
-
-    return own, LakeLog(lake, own, topics, is_strict=is_strict)

@@ -3,17 +3,20 @@
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from holdfast.client.admin_access import AdminAccess, AdminAccessError, admin_address, load_access
 from holdfast.client.admin_connection import Server
-from holdfast.client.log.access import ServedLog, open_log
+from holdfast.client.log.access import DirectoryLog, ServedLog
 from holdfast.client.log.cursor import LogCursor, LogSelection, OnGap
 from holdfast.client.log.errors import LogOptionError
 from holdfast.client.log.groups import GroupOffsets
 from holdfast.client.log.position import EARLIEST, Place, resolve_place
 from holdfast.log.reading.topic_filter import Clause, TopicFilter
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
+
+if TYPE_CHECKING:
+    from holdfast.client.log.lake_log import LakeLog
 
 WAIT_S: Final = 300.0
 """The seconds for which a read waits for servers that are away. A restart or an upgrade takes
@@ -179,3 +182,28 @@ def _access(
         )
     except AdminAccessError as error:
         raise LogOptionError(f"servers, token_file or ca_file: {error}") from None
+
+
+def open_log(
+    servers: Sequence[Server],
+    access: AdminAccess,
+    wait_s: float,
+    directory: str,
+    lake: str,
+    topics: TopicFilter,
+    *,
+    is_strict: bool,
+) -> "tuple[ServedLog | DirectoryLog | None, LakeLog | None]":
+    """Returns the log of some servers, or else of a directory, and the same with the lake that has
+    its older part, if one is named. Raises LakeError and DataDirectoryError."""
+    own: ServedLog | DirectoryLog | None = None
+    if servers:
+        own = ServedLog(servers, access, wait_s)
+    elif directory:
+        own = DirectoryLog(directory)
+    if not lake:
+        return own, None
+    # Imported here, because a program that reads no lake needs no pyarrow.
+    from holdfast.client.log.lake_log import LakeLog
+
+    return own, LakeLog(lake, own, topics, is_strict=is_strict)

@@ -35,7 +35,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.client.admin_connection import Server
-from holdfast.client.log.access import DirectoryLog, ReadableLog, ServedLog, open_log
+from holdfast.client.log.access import DirectoryLog, ReadableLog, ServedLog
+from holdfast.client.log.client import open_log
 from holdfast.client.log.groups import GroupOffsets
 from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import (
