@@ -45,3 +45,9 @@ def test_devices(seed: int) -> None:
     """Lives that were wrong once: a node was sent nothing of a partition that it copies, and a
     segment without its gap ended before the next one."""
     World(seed, settings_for(seed, casts=("devices",))).run()
+
+
+def test_a_log_that_begins_later() -> None:
+    """A node is killed before its first snapshot, and is no replica of a partition whose log no
+    longer begins at 0. It asked for its feed from 0 for ever, beside the empty log."""
+    World(3000005, settings_for(3000005)).run()

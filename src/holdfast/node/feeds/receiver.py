@@ -96,7 +96,7 @@ class FeedReceiver:
         self._ended: dict[str, list[FeedFrom]] = {}
         self.on_accepted: Callable[[int, bool, float], None] = lambda partition, is_fed, now: None
         """Called before the first part of a feed is applied to a partition whose log is still here.
-        False: the leader cannot feed it from the mark."""
+        False: the leader cannot feed it from the mark, and the log here goes on from there."""
         self.may_ask: Callable[[int], bool] = lambda partition: True
         """Whether the replicated state of a partition is complete."""
         self.is_announced: Callable[[str], bool] = lambda node: True
@@ -251,7 +251,10 @@ class FeedReceiver:
     def _apply(self, source: FeedSource, fed: FedPartition, part: FeedPart, steps: int) -> int:
         partition = fed.partition
         if partition in self._context.leaving:
-            is_fed = part.kind not in (BEGINS, LACKS)
+            kept = self._context.journal.high_watermark[partition]
+            # The log here is of no use if it ends below that of the leader, which would begin it
+            # again. Counter-example: it is empty, and asks from 0 for ever.
+            is_fed = part.offset > kept if part.kind == BEGINS else part.kind != LACKS
             self.on_accepted(partition, is_fed, self._state.now)
             if fed.request != part.request:
                 return 1
