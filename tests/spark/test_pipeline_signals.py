@@ -3,6 +3,7 @@ and without a Java that stays."""
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.pipeline.session import Terminated, java_of_command
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.pipeline_process import PipelineProcess, words_of
 
-pytest.importorskip("pyspark.sql")
+java_gateway = pytest.importorskip("pyspark.java_gateway")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 END_S = 60.0
@@ -102,3 +104,22 @@ def test_a_start_that_is_stopped(
     else:
         assert moment is has_session  # it was ready meanwhile
         assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_stop_between_fork_and_exec(number: signal.Signals, error: type[BaseException]) -> None:
+    """Popen is interrupted then, and would forget the process that it has started."""
+    parent = os.getpid()
+
+    def interrupt() -> None:
+        os.kill(parent, number)
+        time.sleep(0.5)  # Popen waits until this process executes its program
+
+    handler = signal.getsignal(number)
+    before = set(psutil.Process().children())
+    with pytest.raises(error), java_of_command():
+        java_gateway.Popen(["sleep", "100"], preexec_fn=interrupt)
+    assert set(psutil.Process().children()) <= before
+    assert signal.getsignal(number) is handler

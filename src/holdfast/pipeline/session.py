@@ -309,9 +309,12 @@ def java_of_command() -> Iterator[None]:
 
     Java ignores both signals. A service sends SIGTERM to all of its processes, and Java must not
     end before the steps in progress. It ends by itself when this process has ended. A Java that was
-    interrupted while it started can wait for itself then, so it is killed here.
+    interrupted while it started can wait for itself then, so it is killed here. A signal between
+    its fork and the return of Popen waits, or nobody would know of it.
     """
     started: list[subprocess.Popen[bytes]] = []
+    waiting: list[BaseException] = []
+    is_starting = False
 
     def start(*args: Any, preexec_fn: Any, **more: Any) -> subprocess.Popen[bytes]:
         """Starts Java like pyspark, and ignores SIGTERM in it as well."""
@@ -321,17 +324,30 @@ def java_of_command() -> Iterator[None]:
             preexec_fn()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
+        nonlocal is_starting
         popen: Any = subprocess.Popen
-        started.append(popen(*args, preexec_fn=ignore_signals, **more))
+        is_starting = True
+        try:
+            started.append(popen(*args, preexec_fn=ignore_signals, **more))
+        finally:
+            is_starting = False
+        if waiting:
+            raise waiting[0]
         return started[-1]
 
-    def terminate(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
         """Interrupts the command."""
-        raise Terminated
+        error = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+        if not is_starting:
+            raise error
+        waiting.append(error)
 
     gateway: Any = java_gateway
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        numbers.append(signal.SIGINT)
+    before = [(number, signal.signal(number, stop)) for number in numbers]
     original, gateway.Popen = gateway.Popen, start
     try:
         yield
@@ -342,7 +358,8 @@ def java_of_command() -> Iterator[None]:
         raise
     finally:
         gateway.Popen = original
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def end_session(session: SparkSession) -> None:
