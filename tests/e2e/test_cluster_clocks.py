@@ -91,6 +91,7 @@ def test_a_wrong_clock_ends_no_session(tmp_path: Path, monkeypatch: pytest.Monke
         until(lambda: "clock_agrees" in cluster.nodes["n1"].log_text(), "that is told")
         set_clock(cluster.nodes["n3"], 3600.0)
         leave(cluster, "n3", "c")
+        until(lambda: "clock_stepped" in cluster.nodes["n3"].log_text(), "n3 tells of its own")
         cluster.kill9("n3")
         cluster.restart("n3")
         lead(cluster, "n3")

@@ -114,6 +114,13 @@ def test_a_node_alone_goes_by_its_own_clock() -> None:
     assert nodes.error_s("n1") == 86_400
 
 
+def test_a_clock_that_was_set_is_told() -> None:
+    clock = ClusterClock("n1")
+    for now, off_s in ((1.0, 0.0), (2.0, 0.5), (3.0, SKEW_S), (4.0, -7200.0), (5.0, -7200.0)):
+        clock.tick(now, TRUE_US + int((now + off_s) * 1e6))
+    assert clock.stepped_s == -7200 - SKEW_S
+
+
 def test_what_was_under_way_for_long_is_no_sign_of_a_wrong_clock() -> None:
     """As after a pause: all that has come meanwhile is read at once."""
     nodes = Nodes("n1", "n2", "n3")

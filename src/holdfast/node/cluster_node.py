@@ -494,12 +494,16 @@ class ClusterNode(Parts):
             or recorded.effects
             or len(self.retained_updates)
             or self.groups.is_used()
+            or self.clock.stepped_s
         )
 
     def _note_clocks(self) -> None:
         for node, skew_s, begins in self.clock.pop_changes():
             event = "clock_skewed" if begins else "clock_agrees"
             self.state.note("warning", event, {"node": node, "skew_s": round(skew_s, 1)})
+        if self.clock.stepped_s:
+            self.state.note("warning", "clock_stepped", {"seconds": round(self.clock.stepped_s, 1)})
+            self.clock.stepped_s = 0.0
 
     def _step_transfer(self, now: float) -> None:
         self.transfer.step(now)

@@ -30,6 +30,7 @@ SAMPLE_S: Final = 5.0
 and a smaller delay shows a later clock."""
 NEVER_SET_US: Final = 1_735_689_600_000_000
 """2025-01-01 in microseconds. A machine with an earlier time has no set clock."""
+_STEP_US: Final = int(SKEW_S * 1e6)
 _TOLERANCE_US: Final = int(TOLERANCE_S * 1e6)
 
 
@@ -53,12 +54,19 @@ class ClusterClock:
         self._base_us: int | None = None
         self.has_agreed = False
         """This node has taken part in the cluster, so its clock need not give way at the start."""
+        self.stepped_s = 0.0
+        """The seconds by which somebody has set this node's clock since that was told, or by which
+        its machine was suspended."""
         self._skewed: set[str] = set()
 
     def tick(self, now: float, wall_us: int) -> int:
         """The wall clock to use while this node's shows `wall_us`."""
         now_us = int(now * 1e6)
-        self._own_us = wall_us - now_us
+        own_us = wall_us - now_us
+        step_us = own_us - self._own_us
+        if not -_STEP_US <= step_us <= _STEP_US and self._own_us:
+            self.stepped_s += step_us / 1e6
+        self._own_us = own_us
         base_us = self._base_us
         if base_us is None or -_TOLERANCE_US <= self._own_us - base_us <= _TOLERANCE_US:
             return wall_us
