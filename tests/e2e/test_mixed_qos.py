@@ -70,7 +70,7 @@ def test_qos_0_follows_qos_1_in_a_cluster(tmp_path: Path) -> None:
     """At the publisher's node always. At the others behind the PUBACK, where a later message of
     QoS 1 may still come between. A node that is unsure whether it owns its sessions sends them QoS
     0 alone, which a busy machine must not cause here."""
-    with ClusterProcesses(tmp_path, settings={"cluster": {"suspect_s": 20.0}}) as cluster:
+    with ClusterProcesses(tmp_path, settings={"cluster": {"suspect_s": 10.0}}) as cluster:
         here, *others = cluster.ports.values()
         near = Subscriber(here, "near", 1)
         sent = publish(here, "near", awaits=False)
