@@ -54,7 +54,7 @@ class Counts:
 
 @dataclass
 class Cost:
-    """What one load has cost, a message, all nodes together."""
+    """The cost of a message under one load, of all nodes together."""
 
     nodes: int
     gateways: int
@@ -96,7 +96,7 @@ class Scale:
         return any(each.others_busy > OTHERS_BUSY_MAX for each in self.costs)
 
     def faults(self) -> list[str]:
-        """What is out of line, in words."""
+        """Returns in words the figures that are out of line."""
         found = [f"{each.missing} messages are missing" for each in self.costs if each.missing]
         full = [each for each in self.costs if not each.is_paced and not each.gateways]
         for fewer, more in pairwise(full):

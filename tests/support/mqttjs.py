@@ -22,7 +22,7 @@ def find(directory: Path) -> Path | None:
 
 
 def installed(directory: Path) -> Path:
-    """As `find`. Without a registry: skip."""
+    """Return the library that `find` returns, or skip the test without a registry."""
     library = find(directory)
     if library is None:
         pytest.skip("npm cannot install mqtt here")

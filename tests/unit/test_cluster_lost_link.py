@@ -163,7 +163,7 @@ class Flow:
         self.writer = stage.login(other, "alice", f"writer-{topic}")
         self.sent_at: list[float] = []
         self.waits_s: list[float] = []
-        """Of each message until it was acknowledged and delivered."""
+        """The time of each message until it was acknowledged and delivered."""
         self.seen = 0
 
     def step(self) -> None:

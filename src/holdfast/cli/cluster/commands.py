@@ -296,7 +296,7 @@ def drain(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def _left_to_drain(port: AdminPort, name: str) -> str:
-    """What a node still has that it is to give away, or ""."""
+    """Returns the clients and partitions that a node still has to give away, or ""."""
     status = port.status()
     node = _known(status, name)
     found = _clients_of(port, name)

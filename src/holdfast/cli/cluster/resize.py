@@ -158,7 +158,7 @@ class Overtaken(AdminError):
 
 
 def _left(port: AdminPort, aim: tuple[int, int], args: argparse.Namespace) -> str:
-    """What is left to do, or "". Raises `Overtaken`."""
+    """Returns the steps that are left, or "". Raises `Overtaken`."""
     status = port.status()
     wanted = status.replication
     if (

@@ -115,7 +115,6 @@ class SegmentRewrite:
         self._from = 0
         self._to = 0
         self.is_complete = False
-        self.moves_missing = False
 
     def step(self) -> bool:
         """Writes about WRITE_BYTES, and syncs the file after the last of them. Returns whether
@@ -141,9 +140,9 @@ class SegmentRewrite:
         # If offsets are missing in the segment or before it, they differ. Counter-example: without
         # its gap, a segment ends before the sequence with which the next one begins.
         new, old = self._index.head, self._segment.head
-        self.moves_missing = new.missing != old.missing
-        is_whole = (new.end_offsets, new.records) == (old.end_offsets, old.records)
-        self.is_complete = is_whole and not self.moves_missing
+        self.is_complete = (new.end_offsets, new.records, new.missing) == (
+            old.end_offsets, old.records, old.missing,
+        )  # fmt: skip
         return False
 
     def finish(self) -> Segment:

@@ -185,7 +185,7 @@ class MeterTable:
         self._keep(shared, now)
 
     def take_charged(self) -> list[tuple[tuple[str, str, str], float]]:
-        """What was taken from each bucket since the last call, by its key."""
+        """Returns the amount that was taken from each bucket since the last call, by its key."""
         if self.charged is None:
             return []
         found = []
