@@ -1,6 +1,5 @@
 """The option `lake` of the source: a broker whose retention has removed the head of the log."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,9 @@ from pyspark.sql import SparkSession
 
 from holdfast.client.log import LogClient
 from holdfast.pipeline.lake.lake import Lake
-from tests.spark.test_source import WAIT_S, Stream, batch, publish
+from tests.spark.test_source import Stream, batch, publish, wait_until
 
 PAYLOAD = b"%08d" + b"x" * 400
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_broker_that_keeps_minutes_and_a_lake_that_keeps_all(

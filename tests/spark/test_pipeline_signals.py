@@ -109,8 +109,13 @@ def test_a_start_that_is_stopped(
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
 )
-def test_a_stop_between_fork_and_exec(number: signal.Signals, error: type[BaseException]) -> None:
+def test_a_stop_between_fork_and_exec(
+    number: signal.Signals, error: type[BaseException], request: pytest.FixtureRequest
+) -> None:
     """Popen is interrupted then, and would forget the process that it has started."""
+    # As in a new process: a session of this one, if there was any, has set a handler of its own.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, former))
     parent = os.getpid()
 
     def interrupt() -> None:

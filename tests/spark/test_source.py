@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,13 @@ def keys(journal: Journal) -> list[Key]:
 
 def found(table: DataFrame) -> list[Key]:
     return sorted((row[0], row[1]) for row in table.select("partition", "offset").collect())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def batch(spark: SparkSession, source: dict[str, str], **options: Any) -> DataFrame:
@@ -490,7 +498,9 @@ def test_a_running_node(
         (f"node/{number % 3}", b"%d" % number, 1 + number % 2, number == 5) for number in range(30)
     ]
     publish(broker.port, sent[:20])
-    for source in (servers, {"path": str(broker.data)}):
+    directory = {"path": str(broker.data)}  # it tells within a second what is committed
+    wait_until(lambda: batch(spark, directory).count() == len(sent[:20]))
+    for source in (servers, directory):
         rows = batch(spark, source).orderBy("timestamp", "topic").collect()
         assert {(r.topic, bytes(r.payload), r.qos, r.retain) for r in rows} == set(sent[:20])
         assert {row.client_id for row in rows} == {"publisher"}

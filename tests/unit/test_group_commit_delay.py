@@ -126,7 +126,7 @@ class Turns:
         self.groups.append(group)
 
     def touch(self) -> None:
-        self.runtime.begin(self.now, WALL_US)
+        self.runtime.begin(self.now, WALL_US + round(self.now * 1e6))
 
     def flush(self, dirty: object) -> None:
         """There are no clients."""
