@@ -19,7 +19,7 @@ from tests.e2e.brokers import Holdfast
 from tests.e2e.chaos import crowd, shake
 from tests.e2e.ledger import Ledger
 from tests.e2e.ledger_checks import check
-from tests.e2e.wire import Closed, Wire
+from tests.e2e.wire import DISCONNECT, Closed, Wire
 from tests.support.ports import free_port
 from tests.support.waiting import WAIT_S, until
 
@@ -245,13 +245,15 @@ def test_a_backup_has_all_processes(broker: Processes, tmp_path: Path) -> None:
     for number in range(40):
         assert sender.publish(f"t/{number}", b"%d" % number, 1, retain=True) == 0
     backup, restored = tmp_path / "backup", tmp_path / "restored"
-    sender.socket.close()
     for arguments in (["backup", broker.data, backup], ["restore", backup, restored]):
         command = [sys.executable, "-m", "holdfast.cli.main", *map(str, arguments)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S)
         assert run.returncode == 0, run.stderr
     assert f"--processes 2 --data {restored}" in run.stdout
     assert broker.stop() == 0
+    # The other process ends as well, so it is no server for the client.
+    (goodbye,) = sender.wait_closed()
+    assert (goodbye.kind, goodbye.reason) == (DISCONNECT, 0x8B)
     broker.data = restored
     broker.start()
     back = client_at(broker, 0, "receiver", expiry_s=1000, clean=False)

@@ -44,10 +44,10 @@ class SharedUsage:
     """The reports of this process, and what the others report."""
 
     def __init__(self, state: NodeState, context: ClusterContext, siblings: frozenset[str]) -> None:
-        """`siblings`: the nodes of the other processes of this machine."""
         self._state = state
         self._context = context
-        self._siblings = siblings
+        self.siblings = siblings
+        """The nodes of the other processes of this machine."""
         self._report_at = 0.0
         state.admission.share()
 
@@ -69,7 +69,7 @@ class SharedUsage:
             for (scope, kind, name), amount in admission.meters.take_charged()
             if scope != LISTENER
         ]
-        nodes = [each for each in self._siblings if self._context.understands(each, SHARED_USAGE)]
+        nodes = [each for each in self.siblings if self._context.understands(each, SHARED_USAGE)]
         while failures or taken:
             frame = json.encode(UsageReport(failures[:PART_MAX], taken[:PART_MAX]))
             del failures[:PART_MAX], taken[:PART_MAX]
@@ -79,7 +79,7 @@ class SharedUsage:
     def handle(self, node: str, payload: bytes) -> None:
         """Takes a report. Raises `BadFrame` when it is malformed."""
         report = decode_json(USAGE_DECODER, payload, "a USAGE")
-        if node not in self._siblings:
+        if node not in self.siblings:
             return
         state = self._state
         for scope, name in report.failures:

@@ -42,7 +42,7 @@ class Redirection:
         if self._has_handed_over and not reason and per_s:
             reason = "shutting down"
             per_s = max(per_s, cluster_node.state.client_sessions() / LEAVE_CLIENTS_S)
-        servers = fitness.other_servers() if reason else ""
+        servers = fitness.other_servers(self._has_handed_over) if reason else ""
         if (servers, reason) == self._sent:
             return
         if self._sent[1] == DRAINED and not reason:

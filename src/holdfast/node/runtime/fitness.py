@@ -78,14 +78,19 @@ class Fitness:
             return DRAINED
         return ""
 
-    def other_servers(self) -> str:
-        """Returns other nodes' client addresses, in the form of `holdfast.addresses`."""
+    def other_servers(self, is_stopping: bool = False) -> str:
+        """Returns other nodes' client addresses, in the form of `holdfast.addresses`.
+
+        `is_stopping`: the other processes of this machine stop with this one, so they are left out.
+        """
         context = self._cluster_node.context
         metadata = context.metadata
         if self.is_removed and metadata is not None:
             # It has no links, so the metadata alone decides.
             return context.servers(sorted(metadata.nodes))
-        return context.servers(sorted(context.connected))
+        usage = self._cluster_node.usage if is_stopping else None
+        siblings = frozenset() if usage is None else usage.siblings
+        return context.servers(sorted(context.connected - siblings))
 
     def has_other_replicas(self) -> bool:
         """Whether another data node exists, so that this node's log is not the only copy."""

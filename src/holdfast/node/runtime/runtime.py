@@ -674,7 +674,7 @@ class Runtime:
         self.clients.touch()
         self.cluster_node.meta.transfer_leadership(now)
         self.redirection.hand_over()
-        return self.fitness.other_servers()
+        return self.fitness.other_servers(is_stopping=True)
 
     # Snapshots
 
