@@ -16,38 +16,53 @@ WORKERS ?= 4
 INTERPRETED_WORKERS ?= 2
 # Each has a Java of its own, which uses all cores.
 SPARK_WORKERS ?= 1
-# Each test runs in one form. These run the source: tests of modules that are not compiled, and tests
-# that replace a part of a compiled class. They share the machine with the compiler.
-INTERPRETED := model/test_*planted* model/test_cluster_retention* model/test_cluster_stopped_partition* \
-  model/test_cluster_wider* model/test_copied* model/test_controller* model/test_federation* model/test_lease* model/test_members_store* \
-  model/test_paper* model/test_pubqueue* model/test_raft* model/test_remote* model/test_sessions_shared* \
-  unit/test_access_credentials* unit/test_agreed_access* unit/test_api_* unit/test_backup_files* \
-  unit/test_bench_* unit/test_broker_messages* unit/test_chaos* unit/test_cli_* unit/test_client_* \
-  unit/test_cluster_admission* unit/test_cluster_applier* unit/test_cluster_barriers* \
-  unit/test_cluster_doubt* unit/test_cluster_endings* unit/test_cluster_epochs* \
-  unit/test_cluster_forwarding* unit/test_cluster_frame_bounds* unit/test_cluster_group_* \
-  unit/test_cluster_homes* unit/test_cluster_image_transfer* unit/test_cluster_images* \
-  unit/test_cluster_in_flight* unit/test_cluster_kept* unit/test_cluster_lost_askers* \
-  unit/test_cluster_many_sessions* unit/test_cluster_opening* unit/test_cluster_owners* \
-  unit/test_cluster_peer_filters* unit/test_cluster_position_reports* unit/test_cluster_publishing* \
-  unit/test_cluster_refusals* unit/test_cluster_slices* unit/test_config* unit/test_console_files* \
-  unit/test_decoders* unit/test_deploy* unit/test_device_payloads* unit/test_dispensable* \
-  unit/test_documents* unit/test_edge_broker.py unit/test_edge_mqtt* unit/test_examples_typed* \
-  unit/test_experiment_* unit/test_federation* unit/test_federator.py unit/test_federator_[!l]* unit/test_feeds* \
-  unit/test_imports* unit/test_jobs* unit/test_kept_lakes* unit/test_lake_* unit/test_lease* \
-  unit/test_limits_documented* unit/test_meta* unit/test_node_refusals* unit/test_paid_records* \
-  unit/test_paper* unit/test_pipeline_* unit/test_pubqueue* unit/test_raft* \
-  unit/test_record_contents* unit/test_release* unit/test_replication_controller* \
-  unit/test_replication_ring* unit/test_report_* unit/test_rights_gate* unit/test_schedule_examples* \
-  unit/test_security* unit/test_seeds* unit/test_session_takeover* unit/test_site* unit/test_tables_* unit/test_testing* \
-  unit/test_tidy* unit/test_tools_* unit/test_topology* unit/test_trust* \
-  unit/test_waits* unit/test_web_requests*
+# Each test runs in one form. Compiled, as users run it, is the default: processes, clients of other
+# makers, models, the modules of setup.py. Interpreted run these folders, of packages that are not
+# compiled; they share the machine with the compiler.
+INTERPRETED_FOLDERS := api bench cli client config deploy examples federation lab node/groups node/ownership \
+  node/raft node/reads node/relocation pipeline security support tools
+# These, too: of parts that are not compiled, or tests that replace a part of a compiled class.
+INTERPRETED_FILES := model/test_*planted* model/test_cluster_retention* model/test_cluster_stopped_partition* \
+  model/test_cluster_wider* model/test_copied* model/test_controller* model/test_federation* model/test_lease* \
+  model/test_members_store* model/test_paper* model/test_pubqueue* model/test_raft* model/test_remote* \
+  model/test_sessions_shared* \
+  unit/io/disk/test_raft_files.py unit/log/test_pushdown.py unit/node/connections/test_client_notes.py \
+  unit/node/failure/test_dispensable.py unit/node/failure/test_doubt.py unit/node/feeds/test_feeds.py \
+  unit/node/lease/test_lease.py unit/node/metadata/test_metadata.py unit/node/metadata/test_store.py \
+  unit/node/placement/test_controller.py unit/node/placement/test_ring.py \
+  unit/node/publish/test_admission.py unit/node/publish/test_admission_verdicts.py \
+  unit/node/publish/test_applier.py unit/node/publish/test_forwarding.py \
+  unit/node/publish/test_publishing.py unit/node/publish/test_refusals.py \
+  unit/node/routing/test_peer_filters.py unit/node/state/test_image_transfer.py \
+  unit/node/state/test_record_contents.py unit/node/state/test_session_takeover.py \
+  unit/node/test_frame_bounds.py unit/node/test_images.py unit/node/test_position_reports.py \
+  unit/node/test_refusals.py unit/node/test_refusals_older.py unit/test_documents.py \
+  unit/test_imports.py unit/test_limits_documented.py unit/test_paid_records.py unit/test_rights_gate.py \
+  unit/test_security_document.py unit/test_sqlite.py unit/test_testing.py unit/test_trust.py \
+  unit/test_waits.py
+# These of the folders run compiled.
+COMPILED_FILES := \
+  unit/api/test_audit_index.py unit/api/test_changes_in_flight.py unit/api/test_cluster_history.py \
+  unit/api/test_session_history.py unit/client/log/test_client.py \
+  unit/client/pubqueue/test_older_store_files.py unit/examples/test_home_assistant.py \
+  unit/examples/test_sparkplug.py unit/examples/test_started.py \
+  unit/federation/sidecar/test_broker_federation.py unit/federation/sidecar/test_edge_broker_groups.py \
+  unit/federation/sidecar/test_edge_broker_interest.py unit/federation/sidecar/test_links.py \
+  unit/federation/sidecar/test_member_values.py unit/node/groups/test_groups.py \
+  unit/node/groups/test_queues.py unit/node/ownership/test_lives.py unit/node/ownership/test_takeover.py \
+  unit/security/test_agreed_users.py unit/security/test_dynamic_security.py \
+  unit/security/test_identity_http.py unit/security/test_identity_tokens.py \
+  unit/support/test_model_campaigns.py
 # Both forms: whole conversations, bytes and numbers, whose bounds a compiled integer has and an
-# interpreted one has not. All others run compiled, as users run them: processes, clients of other
-# makers, models, the modules of setup.py. Without a C compiler they run interpreted, too.
-BOTH := conformance/test_server* model/test_transcripts* unit/test_formats* unit/test_hostile_bytes* \
-  unit/test_log_journal* unit/test_log_record* unit/test_mqtt_* unit/test_topics_* \
-  unit/test_websocket_frames*
+# interpreted one has not. Without a C compiler all run interpreted.
+BOTH := conformance/test_server* model/test_transcripts* unit/protocol/mqtt/* unit/protocol/topics/* \
+  unit/test_formats.py unit/test_hostile_bytes.py unit/log/test_journal.py unit/log/test_record.py \
+  unit/protocol/test_websocket_frames.py
+TESTS := $(shell find tests -name 'test_*.py' -not -path 'tests/spark/*')
+INTERPRETED := $(filter-out $(COMPILED_FILES:%=tests/%), \
+  $(filter $(INTERPRETED_FOLDERS:%=tests/unit/%/%) $(wildcard $(INTERPRETED_FILES:%=tests/%)),$(TESTS)))
+RUN_INTERPRETED := $(sort $(INTERPRETED) $(filter $(wildcard $(BOTH:%=tests/%)),$(TESTS)))
+RUN_COMPILED := $(sort $(filter-out $(INTERPRETED),$(TESTS)))
 
 .PHONY: help setup compile check lint tidy format test test-all test-fast test-interpreted test-spark test-compiled test-processes demo bench bench-federation failover fuzz chaos pipeline long console vendor screenshots stalls sim conformance docs release clean
 
@@ -131,7 +146,7 @@ build/tests.stamp: $(VENV)/.installed $(shell find tests src/holdfast -name '*.p
 
 test-interpreted: build/tests.stamp
 	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(INTERPRETED_WORKERS) --dist worksteal \
-	  $(sort $(wildcard $(INTERPRETED:%=tests/%) $(BOTH:%=tests/%))) -m "not spark and not long"
+	  $(RUN_INTERPRETED) -m "not spark and not long"
 
 # The first test starts Spark, beside two other runs.
 test-spark: $(VENV)/.installed build/compiled.stamp build/tests.stamp
@@ -140,8 +155,8 @@ test-spark: $(VENV)/.installed build/compiled.stamp build/tests.stamp
 
 test-compiled: $(VENV)/.installed build/compiled.stamp build/tests.stamp
 	@$(BIN)/python tools/is_compiled.py || echo "no C compiler here: all is tested in the interpreted form"
-	$(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests --ignore tests/spark \
-	  -m "not spark and not long" $(INTERPRETED:%=--ignore-glob 'tests/%')
+	$(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal $(RUN_COMPILED) \
+	  -m "not spark and not long"
 
 # What starts brokers, once more with several processes each.
 test-processes: setup
@@ -228,7 +243,7 @@ test-packages: $(VENV)/.installed
 	deploy/packages/programs.sh mmdebstrap skopeo umoci docker-compose podman runc netavark aardvark-dns iptables
 	deploy/packages/deploy_tools.sh $(BIN)/python
 	HOLDFAST_PACKAGES=1 $(BIN)/python -m pytest -q -s tests/e2e/test_packages.py tests/e2e/test_install.py \
-	  tests/e2e/test_containers.py tests/e2e/test_pods.py tests/unit/test_deploy_*.py
+	  tests/e2e/test_containers.py tests/e2e/test_pods.py tests/unit/deploy
 
 # The tag is the last step: it names a commit that was tested and built as a whole.
 release: setup

@@ -224,7 +224,7 @@ LINT = "checks the whole tree: make lint, make tidy"
 JAVA_HOME = "the pipeline's own session does it; tests/spark"
 SKIPPED: dict[str, dict[str, str]] = {
     "*": {
-        "docker ": "needs Docker; tests/unit/test_deploy_compose.py",
+        "docker ": "needs Docker; tests/unit/deploy/test_compose.py",
         "kubectl ": "needs Kubernetes",
         "helm install ": "needs Kubernetes and Helm",
         "make ": "runs everything",
@@ -242,7 +242,7 @@ SKIPPED: dict[str, dict[str, str]] = {
         ".venv/bin/mypy": LINT,
         ".venv/bin/python tools/tidy.py": LINT,
         ".venv/bin/python tools/formats.py": "make release",
-        ".venv/bin/python tools/release.py ": "tests/unit/test_release.py::test_a_release",
+        ".venv/bin/python tools/release.py ": "tests/unit/tools/test_release.py::test_a_release",
         "git commit ": "changes the clone",
     },
     "README.md": {
@@ -278,7 +278,7 @@ SKIPPED: dict[str, dict[str, str]] = {
     },
     "docs/lab.md": {"holdfast lab report ": "needs a finished run; tests/e2e/test_lab.py"},
     "docs/listeners.md": {
-        "mosquitto_pub -p 8883 --psk": "needs Python 3.13; tests/unit/test_security_psk.py"
+        "mosquitto_pub -p 8883 --psk": "needs Python 3.13; tests/unit/security/test_psk.py"
     },
     "docs/operating.md": {"install ": SYSTEMD, "systemd-sysusers": SYSTEMD},
     "docs/pipeline.md": {

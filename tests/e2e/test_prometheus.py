@@ -16,7 +16,7 @@ from tests.e2e.brokers import Holdfast
 from tests.e2e.cluster_processes import until
 from tests.interop.paho_client import Paho
 from tests.support.ports import free_port
-from tests.unit.test_deploy_monitoring import DASHBOARD, PROMETHEUS, panels
+from tests.unit.deploy.test_monitoring import DASHBOARD, PROMETHEUS, panels
 
 PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")

@@ -45,8 +45,9 @@ from tests.support.ports import free_port
 PACKET_IDS: Final = "tests.e2e.test_put_back_packet_ids"
 MODEL: Final = "tests.model.test_cluster_put_back"
 OLDER: Final = "tests.e2e.test_cluster_older_copy"
-MEMBER: Final = "tests.unit.test_federation_put_back"
-IDENTITY_FILE: Final = "tests.unit.test_federator_identity"
+MEMBER: Final = "tests.unit.federation.core.test_put_back"
+BRONZE: Final = "tests.unit.pipeline.lake.test_bronze"
+IDENTITY_FILE: Final = "tests.unit.federation.sidecar.test_identity"
 NUMBERS: Final = {
     "offset: position of the log client": "test_a_position",
     "offset: cursor that follows": "test_a_cursor_that_follows_across_a_restore",
@@ -56,7 +57,7 @@ NUMBERS: Final = {
     "offset: reads that are under way": "test_a_read_that_was_planned_before",
     "offset: checkpoint of a Spark query": "test_a_checkpoint_of_spark",
     "offset: two restores of one backup": "test_two_restores_of_one_backup_differ",
-    "offset: commits of a lake": "tests.unit.test_jobs_bronze:test_a_log_that_was_restored",
+    "offset: commits of a lake": f"{BRONZE}:test_a_log_that_was_restored",
     "offset: place of a federation's message": "test_a_member_of_a_federation",
     "offset: log of a cluster": "test_a_cluster",
     "packet id of a publisher": f"{PACKET_IDS}:test_a_packet_id_of_a_publisher",

@@ -9,7 +9,7 @@ from tests.fuzz.doors import exchange
 from tests.fuzz.mqtt_doors import SETTINGS, MqttDoor, stream
 from tests.fuzz.mutation import damage, noise
 from tests.support.ports import free_port
-from tests.unit.test_proxy_header import GOOD
+from tests.unit.protocol.test_proxy_header import GOOD
 
 HEADERS: Final = list(GOOD)
 

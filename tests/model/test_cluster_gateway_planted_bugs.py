@@ -1,4 +1,4 @@
-"""The simulator finds planted mistakes of feeds. `tests/unit/test_feeds.py` finds further ones."""
+"""The simulator finds planted mistakes of feeds, as `tests/unit/node/feeds/test_feeds.py` does."""
 
 from dataclasses import replace
 from typing import Any

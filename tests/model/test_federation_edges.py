@@ -20,7 +20,7 @@ from holdfast.protocol.mqtt.packets import PUBREL, Ack
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import block_of_seeds, run_seeds
-from tests.unit.test_node_publish import publish
+from tests.unit.node.test_publish import publish
 
 SEEDS = 30
 """How many histories; a failure names its seed."""

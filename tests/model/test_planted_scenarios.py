@@ -43,21 +43,21 @@ from holdfast.node.state.offset_ranges import FinishedOffsets
 from holdfast.node.state.recorded_state import RecordedState
 from tests.model import test_cluster_put_back as put_back
 from tests.support.planted import Plant, fails_with
-from tests.unit import test_backup_files as backup_files
-from tests.unit import test_cluster_bounds as bounds
-from tests.unit import test_cluster_clock as clock
-from tests.unit import test_cluster_doubt as doubt
-from tests.unit import test_cluster_epochs as epochs
-from tests.unit import test_cluster_forwarding as forwarding
-from tests.unit import test_cluster_group_ended as group_ended
-from tests.unit import test_cluster_group_finished as group_finished
-from tests.unit import test_cluster_group_state as group_states
-from tests.unit import test_cluster_groups as groups
-from tests.unit import test_cluster_lost_link as lost_link
-from tests.unit import test_cluster_many_sessions as many_sessions
-from tests.unit import test_cluster_peer_filters as peer_filters
-from tests.unit import test_cluster_position_reports as position_reports
-from tests.unit import test_relayed_links
+from tests.unit.cli import test_backup_files as backup_files
+from tests.unit.node import test_bounds as bounds
+from tests.unit.node import test_position_reports as position_reports
+from tests.unit.node.failure import test_clock as clock
+from tests.unit.node.failure import test_doubt as doubt
+from tests.unit.node.groups import test_ended as group_ended
+from tests.unit.node.groups import test_finished as group_finished
+from tests.unit.node.groups import test_group_state as group_states
+from tests.unit.node.groups import test_groups as groups
+from tests.unit.node.ownership import test_epochs as epochs
+from tests.unit.node.ownership import test_many_sessions as many_sessions
+from tests.unit.node.publish import test_forwarding as forwarding
+from tests.unit.node.routing import test_lost_link as lost_link
+from tests.unit.node.routing import test_peer_filters as peer_filters
+from tests.unit.node.runtime import test_relayed_links
 
 MANY = 1 << 30
 

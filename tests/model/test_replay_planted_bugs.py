@@ -19,7 +19,7 @@ from tests.model.test_replay_qos0 import run as run_mixed
 from tests.model.test_replay_sessions import run
 from tests.support.node_bench import NodeBench
 from tests.support.planted import is_found
-from tests.unit import test_node_replay
+from tests.unit.node.delivery import test_replay as test_node_replay
 
 
 def test_planted_others_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import block_of_seeds, run_seeds
-from tests.unit.test_node_publish import publish, subscribe
+from tests.unit.node.test_publish import publish, subscribe
 
 SEEDS = 200
 """The number of histories; a failure names its seed."""

@@ -8,7 +8,7 @@ import pytest
 from holdfast.node.config import NodeConfig
 from tests.support.node_bench import NodeBench
 from tests.support.seeds import block_of_seeds, run_seeds
-from tests.unit.test_node_publish import publish, subscribe
+from tests.unit.node.test_publish import publish, subscribe
 
 SEEDS = 40
 """How many histories; a failure names its seed."""

@@ -28,7 +28,7 @@ from holdfast.node.stats import Stats
 from holdfast.protocol.mqtt.packets import Connect
 from holdfast.security.acl import AclError
 from tests.support.node_bench import NodeBench
-from tests.unit.test_node_publish import publish
+from tests.unit.node.test_publish import publish
 
 REQUEST = LoginRequest("c", "u", b"p", "", "127.0.0.1:1", "l")
 CLIENT = HookClient("c", "u", "127.0.0.1:1", "l")

@@ -453,16 +453,16 @@ def table() -> dict[str, Decoder]:
 
 DECODERS = table()
 ELSEWHERE = {
-    "api/endpoints.py:parse": "unit/test_api_endpoints.py",
-    "federation/core/frames.py:decode": "unit/test_federation_frames.py",
-    "federation/paper/messages.py:decode": "unit/test_paper_messages.py",
-    "protocol/mqtt/decode.py:decode": "unit/test_mqtt_decode.py",
-    "protocol/mqtt/decode.py:decode_ack": "unit/test_mqtt_decode.py",
-    "protocol/mqtt/decode.py:decode_connect": "unit/test_mqtt_decode.py",
-    "protocol/mqtt/properties.py:decode_block": "unit/test_mqtt_decode.py",
-    "protocol/mqtt/properties.py:decode_properties": "unit/test_mqtt_decode.py",
-    "protocol/mqtt/publish.py:decode_publish": "unit/test_mqtt_decode.py",
-    "log/batch_builder.py:parsed": "unit/test_log_record.py",
+    "api/endpoints.py:parse": "unit/api/test_endpoints.py",
+    "federation/core/frames.py:decode": "unit/federation/core/test_frames.py",
+    "federation/paper/messages.py:decode": "unit/federation/paper/test_messages.py",
+    "protocol/mqtt/decode.py:decode": "unit/protocol/mqtt/test_decode.py",
+    "protocol/mqtt/decode.py:decode_ack": "unit/protocol/mqtt/test_decode.py",
+    "protocol/mqtt/decode.py:decode_connect": "unit/protocol/mqtt/test_decode.py",
+    "protocol/mqtt/properties.py:decode_block": "unit/protocol/mqtt/test_decode.py",
+    "protocol/mqtt/properties.py:decode_properties": "unit/protocol/mqtt/test_decode.py",
+    "protocol/mqtt/publish.py:decode_publish": "unit/protocol/mqtt/test_decode.py",
+    "log/batch_builder.py:parsed": "unit/log/test_record.py",
 }
 
 

@@ -375,6 +375,6 @@ def _compare(found: set[str], listed: dict[str, str]) -> None:
 
 
 def test_the_tests_that_are_named_are_there() -> None:
-    source = "".join(path.read_text() for path in TESTS.glob("test_rights*.py"))
+    source = "".join(path.read_text() for path in TESTS.rglob("test_rights*.py"))
     for name in {*READ_WAYS.values(), *WRITE_WAYS.values(), *WAITING.values()}:
         assert f"def {name}(" in source, name

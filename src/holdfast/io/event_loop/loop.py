@@ -60,8 +60,8 @@ class Collector:
 
     If there are too many, or have too many elements, they become permanent, which takes no time. No
     collection traverses them, and their reference counts free them. Only a cycle among them stays,
-    so the core makes none (`tests/unit/test_garbage_collection.py`). A process with few clients
-    collects all its objects.
+    so the core makes none (`tests/unit/node/test_garbage_collection.py`). A process with few
+    clients collects all its objects.
 
     Python counts new objects less those freed, of whatever age, and its full collections have no
     bound. Counter-example with Python's own collections: sessions of 1,000,000 clients replace
