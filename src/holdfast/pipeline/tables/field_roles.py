@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ from holdfast.pipeline.decoders.text_payload import plain_value
 from holdfast.pipeline.decoders.times import parse_time
 from holdfast.pipeline.decoders.units import (
     UNIT_FIELDS,
+    VALUE_FIELDS,
     known_unit,
     measured_field,
     measured_value,
@@ -28,21 +28,42 @@ from holdfast.pipeline.tables.rules import ID_FIELDS, SEQUENCE_FIELDS, TIME_FIEL
 MESSAGES_PER_TOPIC: Final = 50
 """The newest messages of a topic that are looked at."""
 _ID_NAME: Final = re.compile(
-    r"(?:^|[._-])(?:id|ID|uuid|UUID|guid|GUID)$|[a-z](?:Id|ID|Uuid|UUID|Guid)$"
+    r"(?:.*_)?(?:uuid|guid|(?:event|message|msg|order|request|record|report|measurement|reading|"
+    r"sample|uplink|packet|transaction|alarm|alert|notification|correlation)_?id)"
 )
-"""The end of the name of a field that may identify a message: `id`, `event_id`, `messageId`."""
+"""The words of a field that may identify a message. The id of a card is not one: it comes again."""
+_COUNTER_NAME: Final = re.compile(
+    r"(?:.*_)?(?:f_?cnt(?:_?up)?|seq(?:uence)?(?:_?(?:no|nr|num|number|id|count|counter))?|"
+    r"(?:msg|message|packet|pkt|frame|telegram|sample|record|report|uplink|tx)_?"
+    r"(?:no|nr|num|number|id|idx|index|cnt|count|counter))"
+)
+"""The words of a field that may count the messages. A charge of 40 %, 41 %, 42 % does not."""
+_NUMBER_NAME: Final = re.compile(r"(?:.*_)?(?:n|no|nr|num|number|index|idx|count|counter|cnt)")
+"""The words of a field that may count the messages, or what a meter counts."""
+_CODE_NAME: Final = re.compile(
+    r"(?:.*_)?(?:fw|sw|hw|ver|version|firmware|software|hardware|rev|revision|release|build|model|"
+    r"serial|sn|id|code|key|imei|imsi|iccid|mac|ean|zip|plz|phone|pin)(?:_?(?:ver|version|no|nr|"
+    r"number))?"
+)
+"""The words of a field whose digits are a name: version 1.10 is not 1.1."""
+_NAME_FIELDS: Final = ("tag", "name", "sensor", "metric", "type", "point", "measurement",
+                       "parameter", "variable", "signal", "key", "property", "item")  # fmt: skip
+"""The fields that may say what the value beside them is."""
 IDS_MIN: Final = 10
 """The fewest messages from which a message id is proposed."""
 ID_LENGTH_MIN: Final = 6
 """The fewest characters of a message id."""
+UUID_LENGTH: Final = 20
+"""The fewest characters of a message id in the field `id`, which else is a device or a card."""
 _UNIT_NAME: Final = re.compile(r"(.*?)[._]?(?:[uU]nits?|UNITS?|unit_of_measurement|uom)")
 """The name of a field that may be a unit, with the name of what it is the unit of."""
-_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+(\s*[^\d\s,]\S*)?")
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+(\s*[^\d\s,;.][^\s,;]*)?")
 """A text that is probably one number, `20,5 °C`, and not two cells."""
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n")
 PAIR_VALUES: Final = ("v", "val", "value")
 """The names of key and value in lists of named values."""
 DAY_US: Final = 86_400_000_000
+MINUTE_US: Final = 60_000_000
 QUARTER_US: Final = 900_000_000
 """The step of the offsets of time zones in microseconds."""
 LAG_US: Final = 120_000_000
@@ -131,28 +152,15 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     objects = [(document, at) for topic in group for document, at in topic.objects]
     if not objects:
         return _measured_texts(group)
-    found: Arguments = {}
-    reasons = []
-    having = {name: [each for each in objects if name in each[0]] for name in TIME_FIELDS}
-    usual = [name for name in TIME_FIELDS if having[name]]
-    readable = [name for name in usual if _offset_is_near(name, having[name])]
-    if not readable:
-        named = next((name for name in _names(objects) if _offset_is_near(name, objects)), None)
-        if named is not None:
-            # Times that differ are right, too: a phone sends positions of hours ago.
-            is_own = offset_of(named, group) is None
-            of_time, why = ({"time": named}, "") if is_own else time_arguments(named, group, zone)
-            found |= of_time
-            reasons.append(f"the time is {named}{why}")
-        elif usual and not any(_is_of_the_past(name, having[name]) for name in usual):
-            found["time"] = None
-            reasons.append(f"{usual[0]} is no time of the message")
-    elif offset_of(readable[0], group):
-        of_time, why = time_arguments(readable[0], group, zone)
-        found |= of_time
-        reasons.append(f"the time is {readable[0]}{why}")
-    counters = [name for name in _names(objects) if _is_counter(name, group)
-                and not _offset_is_near(name, objects)]  # fmt: skip
+    found, reasons = _time_of(group, objects, zone)
+    growing = [name for name in _names(objects) if _is_counter(name, group)
+               and not _offset_is_near(name, objects)]  # fmt: skip
+    counters = [name for name in growing if _COUNTER_NAME.fullmatch(_words(name))]
+    reasons += [
+        f'if {name} counts messages and nothing else, sequence="{name}"'
+        for name in growing
+        if not counters and _NUMBER_NAME.fullmatch(_words(name))
+    ]
     if counters and counters[0] not in SEQUENCE_FIELDS:
         found["sequence"] = counters[0]
         reasons.append(f"{counters[0]} counts the messages")
@@ -172,6 +180,9 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     if pairs is not None:
         found["pairs"] = pairs
         reasons.append(f"lists of {pairs[0]} and {pairs[1]}")
+    found |= _named_value([document for document, _ in objects])
+    if "value" in found:
+        reasons.append(f"{found['metric']} says what {found['value']} is")
     texts = [name for name in _names(objects) if _is_number_text(name, objects)]
     if texts:
         found["numbers"] = tuple(texts)
@@ -186,6 +197,46 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     return found | ({"why": "; ".join(reasons)} if reasons else {})
 
 
+def _time_of(
+    group: Sequence[TopicMessages], objects: Sequence[tuple[Document, int]], zone: str
+) -> tuple[Arguments, list[str]]:
+    """Returns the time of messages if a rule has to name it, and the reasons."""
+    found: Arguments = {}
+    reasons: list[str] = []
+    having = {name: [each for each in objects if name in each[0]] for name in TIME_FIELDS}
+    usual = [name for name in TIME_FIELDS if having[name]]
+    readable = [name for name in usual if _offset_is_near(name, having[name])]
+    if not readable:
+        named = next((name for name in _names(objects) if _offset_is_near(name, objects)
+                      and _moves(name, group)), None)  # fmt: skip
+        if named is not None:
+            # Times that differ are right, too: a phone sends positions of hours ago.
+            is_own = offset_of(named, group) is None
+            of_time, why = ({"time": named}, "") if is_own else time_arguments(named, group, zone)
+            found |= of_time
+            reasons.append(f"the time is {named}{why}")
+        elif usual and not any(_is_of_the_past(name, having[name]) for name in usual):
+            found["time"] = None
+            reasons.append(f"{usual[0]} is no time of the message")
+    elif offset_of(readable[0], group):
+        of_time, why = time_arguments(readable[0], group, zone)
+        found |= of_time
+        reasons.append(f"the time is {readable[0]}{why}")
+    return found, reasons
+
+
+def _named_value(documents: Sequence[Document]) -> Arguments:
+    """Returns the rule for objects whose value is of what another field says. Without it, the speed
+    of a pump and the level of a tank would be one metric."""
+    value = next((name for name in VALUE_FIELDS if all(name in each for each in documents)), "")
+    for name in _NAME_FIELDS if value else ():
+        names = [each.get(name) for each in documents]
+        most = len(names) / 2 if name in ("name", "type", "key", "item") else len(names)
+        if all(type(each) is str for each in names) and 1 < len(set(names)) <= most:
+            return {"metric": f"field {name}", "value": value}
+    return {}
+
+
 def _pairs_of(documents: Sequence[Document]) -> tuple[str, str] | None:
     """Returns the names of key and value of the lists that each of some objects has."""
     lists = [[each for each in document.values() if type(each) is list and each
@@ -196,6 +247,11 @@ def _pairs_of(documents: Sequence[Document]) -> tuple[str, str] | None:
             if all(lists) and all(type(each.get(key)) is str and value in each for each in items):
                 return key, value
     return None
+
+
+def _words(name: str) -> str:
+    """Returns the last part of a name in small letters with underscores: `f_cnt` for `up.fCnt`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", name.rpartition(".")[2]).lower()
 
 
 def _names(objects: Sequence[tuple[Document, int]]) -> list[str]:
@@ -227,6 +283,22 @@ def _offset_is_near(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     return near >= SHARE * len(objects)
 
 
+def _moves(name: str, group: Sequence[TopicMessages]) -> bool:
+    """Returns whether a time is another one in later messages. The time of a sunrise, or of the
+    last start, is near as well, and not that of the message."""
+    times = [[(time_us, at) for document, at in topic.objects
+              if (time_us := parse_time(_inner(document, name))) is not None]
+             for topic in group]  # fmt: skip
+    is_minutes = all(time_us % MINUTE_US == 0 for found in times for time_us, _ in found)
+    step_us = MINUTE_US if is_minutes else 1_000_000
+    pairs = [pair for found in times for pair in pairwise(found)]
+    apart = [pair for pair in pairs if pair[1][1] - pair[0][1] >= step_us]
+    changes = [before != after for (before, _), (after, _) in apart or pairs]
+    if apart:
+        return sum(changes) >= SHARE * len(changes)
+    return any(changes) or (not changes and offset_of(name, group) is not None)
+
+
 def _is_of_the_past(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     """Returns whether a field is a time that is believed, of any age, in nearly all messages."""
     found = [(parse_time(_inner(document, name)), store_us) for document, store_us in objects]
@@ -256,9 +328,11 @@ def _grows(name: str, topic: TopicMessages) -> bool:
 def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
     """Returns whether a field identifies the message: a text that messages share only if they are
     equal."""
-    if not _ID_NAME.search(name):
-        return False
     ids = [_inner(document, name) for topic in group for document, _ in topic.objects]
+    if not _ID_NAME.fullmatch(_words(name)) and not (
+        name == "id" and all(isinstance(each, str) and len(each) >= UUID_LENGTH for each in ids)
+    ):
+        return False
     payloads = {payload for topic in group for payload, _ in topic.messages}
     return (
         len(payloads) >= IDS_MIN
@@ -280,7 +354,12 @@ def _is_number_text(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
             type(plain_value(text)) in NUMBERS or measured_value(text, by_rule=True)
             for text in texts
         )
-        and (any("." in text for text in texts) or len(set(texts)) > len(texts) / 2)
+        and not _CODE_NAME.fullmatch(_words(name))
+        and (
+            any("." in text for text in texts)
+            or len(set(texts)) > len(texts) / 2
+            or all(map(measured_value, texts))
+        )
         and not _offset_is_near(name, having)
     )
 
@@ -362,12 +441,15 @@ def _measured_texts(group: Sequence[TopicMessages]) -> Arguments:
 
 def csv_of(group: Sequence[TopicMessages]) -> Arguments:
     """Returns the columns of lines with the same number of cells, most of them numbers."""
-    lines = [
-        (line, store_us)
-        for topic in group
-        for payload, store_us in topic.messages
-        for line in payload.decode(errors="replace").splitlines()
-    ]
+    parts = [(payload.decode(errors="replace").splitlines(), store_us)
+             for topic in group for payload, store_us in topic.messages]  # fmt: skip
+    heads = {lines[0] for lines, _ in parts if len(lines) > 1}
+    has_head = (
+        len(heads) == 1
+        and all(len(lines) > 1 for lines, _ in parts)
+        and all(plain_value(cell.strip()) is None for cell in re.split("[;,\t]", min(heads)))
+    )
+    lines = [(line, store_us) for lines, store_us in parts for line in lines[has_head:]]
     if any(topic.objects for topic in group):
         return {}
     for delimiter in (";", ",", "\t"):
@@ -384,16 +466,23 @@ def csv_of(group: Sequence[TopicMessages]) -> Arguments:
             (time_us := parse_time(line[0].strip())) is not None and abs(time_us - at) < DAY_US
             for line, (_, at) in zip(cells, lines, strict=True)
         )
+        more = {"delimiter": delimiter} if delimiter != "," else {}
+        if has_head:
+            first = min(heads).split(delimiter)[0].strip()
+            of_time = {"time": first} if is_time and first not in TIME_FIELDS else {}
+            why = "lines of cells, of which the first names the columns"
+            return {"decode": "csv", "why": why} | more | of_time
         columns = tuple(f"column_{number}" for number in range(1, len(cells[0]) + 1))
         if is_time:
             columns = ("ts", *columns[1:])
-        more = {"delimiter": delimiter} if delimiter != "," else {}
         why = "lines of cells: name the columns, `_` leaves one out"
         return {"decode": "csv", "columns": columns, "why": why} | more
     return {}
 
 
-def offset_of(name: str, topics: Sequence[TopicMessages]) -> int | None:
+def offset_of(
+    name: str, topics: Sequence[TopicMessages], zone: ZoneInfo | None = None
+) -> int | None:
     """Returns by how much the times of a field are ahead of the broker's, in quarters of an hour.
 
     None: they are no times, or do not agree.
@@ -402,7 +491,7 @@ def offset_of(name: str, topics: Sequence[TopicMessages]) -> int | None:
     for topic in topics:
         for document, store_us in topic.objects:
             found = _inner(document, name)
-            time_us = None if found is None else parse_time(found)
+            time_us = None if found is None else parse_time(found, zone, store_us)
             if time_us is not None:
                 offsets.append(time_us - store_us)
     if not offsets:
@@ -412,13 +501,12 @@ def offset_of(name: str, topics: Sequence[TopicMessages]) -> int | None:
     return step if near >= SHARE * len(offsets) and abs(step) < DAY_US else None
 
 
-def _offset_at(zone: str, time_us: int) -> int | None:
-    """Returns the offset that a zone had at a time, in microseconds, or None for no zone."""
+def _is_local(name: str, topics: Sequence[TopicMessages], zone: str) -> bool:
+    """Returns whether the times of a field are right if those without a zone are of this one."""
     try:
-        offset = datetime.fromtimestamp(time_us / 1e6, ZoneInfo(zone)).utcoffset()
+        return offset_of(name, topics, ZoneInfo(zone)) == 0
     except (ZoneInfoNotFoundError, ValueError):
-        return None
-    return None if offset is None else round(offset.total_seconds() * 1_000_000)
+        return False
 
 
 def local_zone() -> str:
@@ -435,15 +523,22 @@ def time_arguments(name: str, topics: Sequence[TopicMessages], zone: str) -> tup
     offset_us = offset_of(name, topics)
     if offset_us == 0:
         return {"time": name}, ""
-    stored = [store_us for topic in topics for _, store_us in topic.objects]
-    if offset_us is not None and {offset_us} == {_offset_at(zone, each) for each in stored}:
+    if offset_us is not None and _is_local(name, topics, zone):
         return {"time": name, "zone": zone}, ""
     if offset_us is None:
         why = f"; {name} is no time that agrees with the broker's, which is used"
+    elif offset_us == offset_of(name, topics, ZoneInfo("Etc/GMT+1")):
+        why = (
+            f"; {name} is {_distance(offset_us)} the broker's, which is used: it counts from 1970 "
+            "or names its zone, so no zone corrects it"
+        )
     else:
         why = (
-            f"; {name} is local time, {abs(offset_us) / 3.6e9:.2f} h "
-            f"{'ahead of' if offset_us > 0 else 'behind'} the broker's, which is used: to use it, "
-            f'write time="{name}" and its zone, such as zone="Europe/Berlin"'
+            f"; {name} is local time, {_distance(offset_us)} the broker's, which is used: to use "
+            f'it, write time="{name}" and its zone, such as zone="Europe/Berlin"'
         )
     return {"time": None, "drop": (name,)}, why
+
+
+def _distance(offset_us: int) -> str:
+    return f"{abs(offset_us) / 3.6e9:.2f} h {'ahead of' if offset_us > 0 else 'behind'}"

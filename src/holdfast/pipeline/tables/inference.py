@@ -41,9 +41,13 @@ TOPICS_MIN: Final = 2
 """The fewest topics of one shape from which levels are proposed."""
 DEVICE_FIELDS: Final = (
     ("device_id",), ("deviceId",), ("device",), ("dev_id",), ("devEUI",), ("sensor_id",),
-    ("model", "id"), ("id",), ("mac",),
+    ("model", "id"), ("id",), ("mac",), ("device_name",), ("deviceName",), ("sensor_name",),
+    ("sensor",), ("name",),
 )  # fmt: skip
 """The fields that may name a device, if one topic has several."""
+OFTEN_OTHERS: Final = frozenset({"id", "mac", "device_name", "deviceName", "sensor_name", "sensor",
+                                 "name"})  # fmt: skip
+"""Those of them that name a device only if few values come again and again."""
 DISCOVERED_MAX: Final = 100
 """The most units of a rule that were announced to Home Assistant."""
 PRESENCE: Final = "online or offline"
@@ -290,9 +294,12 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
     is_object = all(len(each.objects) == len(each.messages) for each in group)
     if is_object:
         for names in DEVICE_FIELDS:
-            if _has_several_devices(group, names):
-                word = "field" if len(names) == 1 else "fields"
-                yield _Draft(base | {"device": f"{word} {' '.join(names)}"}, why, is_free=True)
+            word = "field" if len(names) == 1 else "fields"
+            device = f"{word} {' '.join(names)}"
+            if device != common.get("metric") and _has_several_devices(group, names):
+                # Two rooms may have a sensor of one name. The other fields are of one device.
+                is_free = names[0] in ("id", "mac") or names[0] not in OFTEN_OTHERS
+                yield _Draft(base | {"device": device}, why, is_free=is_free)
     if len(group) < TOPICS_MIN:
         return
     for level in range(count):
@@ -327,7 +334,7 @@ def _has_several_devices(group: Sequence[TopicMessages], names: Sequence[str]) -
             return False
         # A value of its own in each message is the message's, not the device's.
         several |= 1 < len(values) <= len(topic.messages) / 2 or (
-            len(values) > 1 and names[0] not in ("id", "mac")
+            len(values) > 1 and names[0] not in OFTEN_OTHERS
         )
     return several
 

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.pipeline.decoders.decoded import DecodeError
 from holdfast.pipeline.decoders.documents import LAYERS
-from holdfast.pipeline.decoders.json_payload import Fields
+from holdfast.pipeline.decoders.json_payload import VALUE, Fields
 from holdfast.pipeline.decoders.units import UNIT_LENGTH_MAX
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
@@ -60,7 +60,7 @@ class Rule:
     a slash."""
     metric: str = "value"
     """The name of the metric if the payload is one value, or `level 3`, `level -1`, `levels 3--1`.
-    """
+    With `value`, `field name` is the field of the object that has it."""
     value: str | None = None
     """The field of an object that has the one value: {"value": 13.2} with `value="value"` is like
     the payload 13.2."""
@@ -147,6 +147,8 @@ class Rule:
             raise self._wrong("sequence_per='device' with a device from the payload; use levels")
         if not field:
             self.device_of()
+        if self.metric_field and self.value is None:
+            raise self._wrong(f"metric={self.metric!r} needs value, the field with the value")
         self.metric_of()
 
     def _wrong(self, what: str) -> RuleError:
@@ -179,6 +181,11 @@ class Rule:
             self.zone or self.time_format or self.pairs or self.value or self.prefix
             or self.drop or self.numbers or self.units
         )  # fmt: skip
+
+    @property
+    def metric_field(self) -> str:
+        """The field of an object that names the metric of its value. Empty: none does."""
+        return self.metric[len("field ") :] if self.metric.startswith("field ") else ""
 
     def fields(self) -> Fields:
         """Returns the fields that the decoders look for."""
@@ -228,7 +235,7 @@ class Rule:
         It raises DecodeError for a topic with too few levels.
         """
         if not self.metric.startswith(("level ", "levels ")):
-            name = self.metric
+            name = VALUE if self.metric_field else self.metric
             return lambda topic: name
         return self.levels_of(self.metric)
 
@@ -236,7 +243,7 @@ class Rule:
         """Returns the function from a topic to some of its levels. Raises RuleError."""
         found = self._levels(text)
         if found is None:
-            raise self._wrong(f"{text!r}; a name, 'level 3' or 'levels 3-4'")
+            raise self._wrong(f"{text!r}; a name, 'level 3', 'levels 3-4' or 'field tag'")
         begin, end = found
         return lambda topic: _some_levels(topic, begin, end)
 

@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from holdfast.pipeline.decoders.decoded import Decoded, DecodeError
+from holdfast.pipeline.decoders.decoded import (
+    NAME_LENGTH_MAX,
+    Decoded,
+    DecodeError,
+    own_name,
+)
 from holdfast.pipeline.decoders.documents import (
     GZIP_BEGIN,
     LAYERS,
@@ -131,23 +136,51 @@ class Reader:
                 decoded.set_number(at, found)
                 decoded.set_unit(at, unit)
         used: Set[str] = frozenset()
+        named = self._names_of_values(decoded) if self.rule.metric_field else {}
+        metrics = [
+            named.get(at) or self.metric_of(topic) if name == self.rule.value else name
+            for at, name in enumerate(decoded.names)
+        ]
         if self.units is not None:
-            metrics = [self.metric_of(topic) if name == self.rule.value else name
-                       for name in decoded.names]  # fmt: skip
             texts = {name: value for name, value in zip(decoded.names, decoded.values, strict=True)
                      if type(value) is str}  # fmt: skip
             used = self.units.apply(decoded, metrics, texts)
         drops = self._drops
+        if named:
+            used = used | {self.rule.metric_field}
         if used or drops is not None:
-            decoded.keep([at for at, name in enumerate(decoded.names)
-                          if name not in used and not (drops and drops(name))])  # fmt: skip
+            kept = [at for at, name in enumerate(decoded.names)
+                    if name not in used and not (drops and drops(name))]  # fmt: skip
+            decoded.keep(kept)
+            metrics = [metrics[at] for at in kept]
         for at, name in enumerate(decoded.names):
             if name == self.rule.value:
-                decoded.names[at] = self.metric_of(topic)
+                decoded.names[at] = metrics[at]
             elif self._prefix_of is not None and name != ONLINE:
                 decoded.names[at] = f"{self._prefix_of(topic)}.{name}"
         if self.rule.value is not None and decoded.times is None:
             decoded.keep_one_of_each()  # the metric may be the name of another field
+
+    def _names_of_values(self, decoded: Decoded) -> dict[int, str]:
+        """Returns the names that values have in fields beside them, by position. Raises DecodeError
+        if a list or a table has values without one: the others' would be theirs."""
+        fields = [at for at, name in enumerate(decoded.names) if name == self.rule.metric_field]
+        values = [at for at, name in enumerate(decoded.names) if name == self.rule.value]
+        in_order = [at for pair in zip(fields, values, strict=False) for at in pair]
+        swapped = [at for pair in zip(values, fields, strict=False) for at in pair]
+        if len(values) > 1 and (
+            len(fields) != len(values) or sorted(in_order) not in (in_order, swapped)
+        ):
+            raise DecodeError(f"values without {self.rule.metric_field} in a list", "name")
+        found = {}
+        for at, value in zip(fields, values, strict=False):
+            name = decoded.values[at]
+            if type(name) is float and name.is_integer():
+                name = str(int(name))  # the number of a register
+            if type(name) is not str or not 0 < len(name) <= NAME_LENGTH_MAX:
+                raise DecodeError(f"{self.rule.metric_field} is no name of a metric", "name")
+            found[value] = own_name(name)
+        return found
 
 
 def _any_of(patterns: Sequence[str]) -> Callable[[str], object] | None:

@@ -414,3 +414,63 @@ def test_units_that_were_announced_to_home_assistant() -> None:
         ("own/meter", "total.import", "kWh"), ("own/meter", "power", "W"), ("room/x", "t", "°F"),
     }  # fmt: skip
     assert {("1", "gas", None), ("2", "gas", None)} < units
+
+
+NOW = "2026-09-21T1"
+"""The hour of TIME_US, which is 14:13:20, without its second digit."""
+BELIEFS: dict[str, tuple[str, str, str]] = {
+    # The payload, what its rule has, and what no rule may have.
+    "a charge that grows is a value": ('{"soc":4@,"p":1}', "", "sequence"),
+    "seconds since the start are a value": ('{"uptime":50@,"p":1}', "", "sequence"),
+    "a meter's pulses are a value": ('{"counter":50@,"p":1}', "if counter counts",
+                                     'Rule("d/1", s'),
+    "a counter by its name": ('{"data":{"packetId":50@},"p":1}', 'sequence="data.packetId"', ""),
+    "the hour of sunrise": (f'{{"sunrise":"{NOW}0:00:00Z","p":@}}', "", "time="),
+    "the end of a token": ('{"expires":1790003600,"p":@}', "", "time="),
+    "the begin of an hour": (f'{{"startsAt":"{NOW}4:00:00Z","p":@}}', "", "time="),
+    "the last change": (f'{{"changed":"{NOW}4:13:00Z","p":@}}', "", "time="),
+    "a time that moves": (f'{{"sampled":"{NOW}4:13:2@Z","p":@}}', 'time="sampled"', ""),
+    "a time in minutes": (f'{{"sampled":"{NOW}4:1@","p":1}}', 'time="sampled"', ""),
+    "local seconds since 1970": ('{"when":179000720@,"p":1}', "no zone corrects it", "zone="),
+    "local time that says UTC": (f'{{"when":"{NOW}6:13:2@Z","p":1}}', "no zone corrects", "zone="),
+    "a version is no number": (
+        '{"fw":"1.1@","swVersion":"2.@","p":"2@.5"}', "numbers=('p',)", "'fw'"
+    ),
+    "a constant with a unit": ('{"u":"230 V","i":"3A","p":@}', "numbers=('u',)", ""),
+    "cards come again": ('{"card_id":"000456@","p":1}', "", "id="),
+    "so do short ids": ('{"id":"04A1B2C@","p":1}', "", "id="),
+    "lines with a header": ("t,a,b\n179000000@,2,3@", 'decode="csv", time="t")', "columns="),
+    "lines with a point behind a comma": ("179000000@,2.5,3", "columns=('ts', 'column_2', '", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BELIEFS)
+def test_what_a_field_is_believed_to_be(name: str) -> None:
+    payload, wanted, unwanted = BELIEFS[name]
+    found = proposed([("d/1", payload.replace("@", str(at % 10)).encode()) for at in range(10)])
+    text = "\n".join(f"{each.rule} # {each.reason}" for each in found)
+    assert wanted in text
+    assert not unwanted or unwanted not in text
+
+
+def test_a_name_beside_the_value_is_the_metric_and_one_beside_others_the_device() -> None:
+    """Else the speed of a pump and the level of a tank would be averaged."""
+    tags = ('{"tag":"Pump.Speed","value":90#,"unit":"rpm"}', '{"tag":"Tank.Level","value":#}')
+    names = ('{"name":"bath","temp":2#}', '{"name":"hall","temp":1#}')
+    parts = fleet(*(("plc", text) for text in tags), *(("ble", text) for text in names))
+    rules = {each.rule for each in proposed(parts)}
+    assert rules == {
+        'Rule("plc", metric="field tag", value="value")', 'Rule("ble", device="field name")'
+    }  # fmt: skip
+    log = Log(*(eval(each, {"Rule": Rule}) for each in rules))
+    for topic, payload in parts[:4]:
+        log.add(topic, payload)
+    rows = [(row["device"], row["metric"], row["value_double"], row["unit"])
+            for row in log.read().readings if row["metric"] != "unit"]  # fmt: skip
+    assert sorted(rows) == [
+        ("bath", "temp", 20.0, None), ("hall", "temp", 10.0, None),
+        ("plc", "Pump.Speed", 900.0, "rpm"), ("plc", "Tank.Level", 0.0, None),
+    ]  # fmt: skip
+    # The same name below two gateways is two devices, of which no rule makes one.
+    two = fleet(*((f"gw/{n}", text) for n in (1, 2) for text in names))
+    assert not any("name" in each.rule for each in proposed(two))
