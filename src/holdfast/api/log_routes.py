@@ -12,6 +12,8 @@
   the offset in `ends`, or after M milliseconds.
 - `GET /api/v1/log/offsets?timestamp_us=T` -> {"offsets": [...]}: per partition the first offset
   whose record is not older, or the end if all are older.
+- `GET /api/v1/log/state` -> a snapshot of what the log defines beside its messages: sessions,
+  groups, retained messages (`holdfast.log.snapshot`). 421 from a node that stores no log.
 - `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole raw batches with the offsets from A to at most
   B, about M bytes. The reader trims the first and the last one. 410 below the retention floor, 503
   while four other responses are in progress.
@@ -23,7 +25,7 @@ without any it replies with 421, whose text and header `Holdfast-Log-Servers` na
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Final
@@ -53,6 +55,7 @@ from holdfast.api.nodes.own_node import (
     OwnNode,
     check_log,
     cluster_of,
+    elsewhere,
     log_servers,
     not_stored,
 )
@@ -61,7 +64,7 @@ from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import watched
 from holdfast.io.event_loop.log_reads import LogReads
 from holdfast.log.batch import Batch
-from holdfast.log.reading.byte_ranges import Plan
+from holdfast.log.reading.byte_ranges import Extent
 from holdfast.numbers import whole_number
 from holdfast.security.access.scopes import Scope
 from holdfast.security.http.requests import shown
@@ -162,6 +165,8 @@ class LogRoutes:
                      self._wait, LogRanges, body=WaitRequest, refusals=(503,), reads_only=True),
             Endpoint("GET", f"{v1}/offsets", scope, "the offsets of a time in all partitions",
                      self._offsets, Offsets, (TIMESTAMP_US,), refusals=(503,)),
+            Endpoint("GET", f"{v1}/state", scope, "a snapshot of sessions and retained messages",
+                     self._state, bytes, refusals=(409, 421, 503), media_type=BATCHES_TYPE),
             Endpoint("GET", f"{v1}/{{partition}}", scope, "committed records as raw batches",
                      self._read, bytes, (PARTITION, START, END, BYTES), refusals=(410, 503),
                      media_type=BATCHES_TYPE),
@@ -289,7 +294,24 @@ class LogRoutes:
         except BaseException:
             self._reads -= 1
             raise
-        return _Extents(plan, broker.reads, self._pace, self._ended)
+        return _Extents(plan.extents, broker.reads, self._pace, self._ended,
+                        {"Holdfast-Log": header_of(plan)})  # fmt: skip
+
+    async def _state(self, call: Call) -> Response:
+        broker, maintenance = self._broker, self._node.server.maintenance
+        if maintenance is None or not broker.runtime.cluster_node.context.has_data:
+            raise elsewhere("the state", log_servers(broker))
+        self._begin()
+        try:
+            file = await maintenance.open_state()
+            if file is None:
+                text = "the state of this node is not complete: ask another node, or come again"
+                raise ApiRefusal(409, text)
+        except BaseException:
+            self._ended()
+            raise
+        whole = [Extent(file, 0, file.size())]
+        return _Extents(whole, broker.reads, self._pace, self._ended, {})
 
     def _begin(self) -> None:
         """Counts a response with batches. Raises `ApiRefusal` (503) if there are too many."""
@@ -379,14 +401,20 @@ class _Slices(Response):
 
 
 class _Extents(Response):
-    """A response of ranges of segment files, which are read while it is sent."""
+    """A response of ranges of files, which are read while it is sent."""
 
     def __init__(
-        self, plan: Plan, reads: LogReads, pace: Pace, on_ended: Callable[[], None]
+        self,
+        extents: Sequence[Extent],
+        reads: LogReads,
+        pace: Pace,
+        on_ended: Callable[[], None],
+        headers: Mapping[str, str],
     ) -> None:
-        headers = {"Content-Length": str(plan.size_bytes), "Holdfast-Log": header_of(plan)}
+        size_bytes = sum(each.length for each in extents)
+        headers = {"Content-Length": str(size_bytes), **headers}
         super().__init__(media_type=BATCHES_TYPE, headers=headers)
-        self._plan = plan
+        self._extents = extents
         self._reads = reads
         self._pace = pace
         self._on_ended = on_ended
@@ -396,14 +424,14 @@ class _Extents(Response):
         try:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            for file, position, length, _ in self._plan.extents:
+            for file, position, length, _ in self._extents:
                 end = position + length
                 while position < end and not gone.done():
                     await asyncio.sleep(self._pace.take(min(PIECE_BYTES, end - position)))
                     read = partial(file.read, position, min(PIECE_BYTES, end - position))
                     piece = await self._reads.in_thread(read)
                     if not piece:
-                        raise OSError("the segment became shorter")
+                        raise OSError("the file became shorter")
                     position += len(piece)
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -13,7 +13,7 @@ from http.client import (
 )
 from socket import SHUT_RDWR
 from ssl import SSLError
-from typing import Final, TypeVar
+from typing import IO, Final, TypeVar
 
 from msgspec import MsgspecError, json
 
@@ -34,6 +34,8 @@ MISDIRECTED: Final = 421
 """The status of a node that does not store the log."""
 LOG_SERVERS: Final = "Holdfast-Log-Servers"
 """The header of such a response with the admin ports of nodes that do."""
+PIECE_BYTES: Final = 1 << 20
+"""The bytes of a download that are in memory at a time."""
 ERROR_TEXT_BYTES: Final = 500
 """The most bytes of an error response that an error text quotes."""
 
@@ -113,6 +115,35 @@ class AdminConnection:
         """Sends a request that may be repeated, with a JSON body unless that is None, and returns
         the JSON of its response. Raises like `get`."""
         data = None if body_sent is None else json.encode(body_sent)
+        body = self.text_of(self._receive(method, path, data))
+        try:
+            return json.decode(body, type=kind)
+        except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise AdminError(f"{self.name}: the answer to {path} is not usable: {error}") from None
+
+    def download(self, path: str, file: IO[bytes], bytes_max: int) -> None:
+        """Writes the body of a response to a file, from its beginning. Raises like `get`."""
+        response = self._receive("GET", path, None)
+        file.seek(0)
+        file.truncate()
+        size = 0
+        while True:
+            try:
+                piece = response.read(PIECE_BYTES)
+            except (OSError, HTTPException) as error:
+                raise self._failed(error) from error
+            if not piece:
+                break
+            size += len(piece)
+            if size > bytes_max:
+                raise self._unusable(f"an answer of more than {bytes_max} bytes")
+            file.write(piece)
+        if response.length:
+            raise self._unusable(f"the answer ends {response.length} bytes early")
+
+    def _receive(self, method: str, path: str, data: bytes | None) -> HTTPResponse:
+        """Sends a request that may be repeated, and receives its response with status 200. Raises
+        like `get`."""
         is_used = self._connection is not None
         try:
             self.send_request(method, path, data)
@@ -124,18 +155,12 @@ class AdminConnection:
             # second attempt.
             self.send_request(method, path, data)
             response = self.receive_usable()
-        body = self.text_of(response)
+        if response.status == 200:
+            return response
+        text = self.complaint(path, response.status, self.text_of(response))
         if response.status == MISDIRECTED:
-            raise Misdirected(
-                self.complaint(path, response.status, body),
-                addresses_in(response.headers.get(LOG_SERVERS, "")),
-            )
-        if response.status != 200:
-            raise AdminError(self.complaint(path, response.status, body))
-        try:
-            return json.decode(body, type=kind)
-        except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise AdminError(f"{self.name}: the answer to {path} is not usable: {error}") from None
+            raise Misdirected(text, addresses_in(response.headers.get(LOG_SERVERS, "")))
+        raise AdminError(text)
 
     def send_request(self, method: str, path: str, body: bytes | None = None) -> None:
         """Sends a request. Raises NoAnswer."""

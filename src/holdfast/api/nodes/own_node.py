@@ -39,9 +39,13 @@ def check_log(broker: Broker) -> None:
 def not_stored(broker: Broker, partition: int) -> ApiRefusal:
     """The refusal (421) of a partition that is not stored here. Its header has the admin ports to
     ask."""
-    servers = log_servers(broker, partition)
+    return elsewhere(f"partition {partition}", log_servers(broker, partition))
+
+
+def elsewhere(what: str, servers: list[tuple[str, str]]) -> ApiRefusal:
+    """The refusal (421) of what other nodes store."""
     listing = ", ".join(f"{name} ({address})" for name, address in servers) or "another node"
-    text = f"this node does not store partition {partition}: ask {listing}"
+    text = f"this node does not store {what}: ask {listing}"
     return ApiRefusal(421, text, {LOG_SERVERS: " ".join(address for _, address in servers)})
 
 

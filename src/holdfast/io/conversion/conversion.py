@@ -12,7 +12,7 @@ what records below the start of the log defined.
 
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -247,12 +247,19 @@ def fill(source: Source, root: Path) -> None:
     carried = source.carried()
     in_use = _packet_ids(carried)
     log.copy(rewrite(batch, FIRST_EPOCH, in_use) for batch in source.batches())
-    definitions = Definitions(manifest.partitions, source.now_us, manifest.node_id)
-    added = log.append(definitions.records(carried))
-    log.finish(_entries(log, carried, added, source.now_us), source.now_us)
-    found_cluster(directory.files, manifest)
-    directory.write_manifest(manifest)
+    complete(log, carried, (), source.now_us)
     _check(root, source, carried)
+
+
+def complete(log: NewLog, carried: CarriedState, changes: Sequence[Record], now_us: int) -> None:
+    """Defines a state at the end of a log, and completes the directory: the only node of a cluster.
+    `changes`: the last records of the log, which define what `carried.entries` leaves out."""
+    manifest = log.directory.manifest
+    definitions = Definitions(manifest.partitions, now_us, manifest.node_id)
+    added = [*changes, *log.append(definitions.records(carried))]
+    log.finish(_entries(log, carried, added, now_us), now_us)
+    found_cluster(log.directory.files, manifest)
+    log.directory.write_manifest(manifest)
 
 
 def _manifest(before: Manifest) -> Manifest:

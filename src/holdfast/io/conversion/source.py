@@ -16,6 +16,7 @@ from holdfast.log.files.layout import DataDirectory
 from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.journal.segment import Segment
 from holdfast.log.record import CONTROL, Record
+from holdfast.log.snapshot import Snapshot
 from holdfast.node.config import NodeConfig
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.recovery import Recovery
@@ -111,8 +112,14 @@ class Source:
                 yield _part(batch, start, end)
 
 
-def recover(directory: DataDirectory, opened: OpenedJournal, now_us: int) -> Recovery:
-    """The state after the last record. Raises `ConversionError` if the log does not define it."""
+def recover(
+    directory: DataDirectory,
+    opened: OpenedJournal,
+    now_us: int,
+    given: Snapshot | None = None,
+) -> Recovery:
+    """The state after the last record. `given`: a snapshot from elsewhere, in place of those of the
+    directory. Raises `ConversionError` if the log does not define it."""
     config = NodeConfig(
         node_id=directory.manifest.node_id,
         partitions=directory.manifest.partitions,
@@ -121,15 +128,15 @@ def recover(directory: DataDirectory, opened: OpenedJournal, now_us: int) -> Rec
     state.wall_us = now_us
     recovery = ReplicatedState(state) if opened.journal.replicated else Recovery(state)
     offsets = [0] * config.partitions
-    for sequence in reversed(directory.snapshots()):
-        snapshot = whole_snapshot(directory, sequence)
+    found = (whole_snapshot(directory, each) for each in reversed(directory.snapshots()))
+    for snapshot in (given,) if given is not None else found:
         if snapshot is not None:
             offsets = snapshot.offsets
             for kind, data in snapshot.entries():
                 recovery.apply_snapshot_entry(kind, data)
             break
     starts = opened.journal.start_offsets
-    if any(known < start for known, start in zip(offsets, starts, strict=True)):
+    if given is None and any(known < start for known, start in zip(offsets, starts, strict=True)):
         raise ConversionError(
             "the log begins behind its newest snapshot, so some sessions and retained messages are"
             " not in it: convert a backup, or the directory of another node"

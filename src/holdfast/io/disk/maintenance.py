@@ -5,6 +5,7 @@ Each task is done in small pieces, so that no client waits for it.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -15,7 +16,7 @@ from holdfast.io.disk.storage import SNAPSHOTS_KEPT, Storage
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import watched
 from holdfast.io.event_loop.threads import run_in, run_in_thread
-from holdfast.log.files.filesystem import TemporaryFile
+from holdfast.log.files.filesystem import ReadFile, TemporaryFile
 from holdfast.log.files.layout import snapshot_name
 from holdfast.log.journal.compaction import WRITE_BYTES, SegmentRewrite
 from holdfast.log.journal.retention import Pin, RetentionDecision, RetentionPolicy
@@ -36,6 +37,8 @@ RECLAIM_BYTES_PER_S = 32 << 20
 """The rate at which segments are read that are rewritten without forgotten partitions."""
 RECLAIM_BYTES = 1 << 20
 """The size of the last segment from which it is ended early so that it can be rewritten."""
+STATE_AGE_S = 60.0
+"""The age in seconds from which a reader of the state has a new snapshot taken."""
 END_S = 2.0
 """The longest wait in seconds at the end for a file operation, which a directory that hangs may
 never end."""
@@ -57,6 +60,9 @@ class Maintenance:
         self._tasks: list[asyncio.Task[None]] = []
         broker.runtime.reserve_bytes = config.log.reserve_bytes or self._automatic_reserve()
         self._snapshot_lock = asyncio.Lock()
+        # The time of the last snapshot of this process, and the offsets that it has.
+        self._snapshot_at_s = -STATE_AGE_S
+        self._snapshot_offsets: list[int] = []
         self.failing: dict[str, str] = {}
         """The error of each kind of work that failed at its last attempt."""
         self._plan = MaintenancePlan(broker.runtime, storage.snapshots, _limits_of(config))
@@ -187,6 +193,7 @@ class Maintenance:
                 self._discard(file)
                 raise
             self._plan.snapshot_written(sequence, grown_bytes)
+            self._snapshot_at_s, self._snapshot_offsets = time.monotonic(), list(offsets)
             while len(self._storage.snapshots) > SNAPSHOTS_KEPT:
                 old = self._storage.snapshots.pop(0)
                 await self._in_thread(partial(self._storage.directory.remove_snapshot, old))
@@ -196,6 +203,22 @@ class Maintenance:
                 encoder.entries,
                 encoder.size_bytes,
             )
+
+    async def open_state(self) -> ReadFile | None:
+        """Opens the newest snapshot. It is at most STATE_AGE_S old, or nothing was recorded since.
+        None: the state of this node is incomplete or wrong."""
+        runtime = self._broker.runtime
+        is_right = not runtime.state.has_stopped_partition
+        if not is_right or not runtime.cluster_node.transfer.is_whole:
+            return None
+        applied = list(runtime.recorded_state().delivered)
+        is_new = time.monotonic() - self._snapshot_at_s < STATE_AGE_S
+        if not is_new and applied != self._snapshot_offsets:
+            await self.take_snapshot(always=True)
+        snapshots = self._storage.snapshots
+        if not snapshots:
+            return None
+        return await self._in_thread(partial(self._storage.directory.open_snapshot, snapshots[-1]))
 
     def _discard(self, file: TemporaryFile | SegmentRewrite) -> None:
         """Removes an incomplete file, after what is being written to it."""

@@ -32,12 +32,19 @@ from holdfast.client.log.reading.offsets import (
     is_other_log,
 )
 from holdfast.log.columns.decode import SCHEMA
+from holdfast.log.files.data_directory import DataDirectoryError
 from holdfast.pipeline.lake.backfill.parts import DAY_US, Days, TablePart, offsets_in
 from holdfast.pipeline.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, File
 from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.objects import LakePath, location
 from holdfast.pipeline.lake.files.parquet import WriteSpec, with_date, write_files
+from holdfast.pipeline.lake.files.states import (
+    SavedState,
+    remove_old,
+    save_state,
+    saved_states,
+)
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, names_of
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source.options import SourceOptions, parse
@@ -52,6 +59,8 @@ RECORDS_PER_TASK_MIN: Final = 20_000
 """The fewest records that are worth another task and another file."""
 REGISTER_S: Final = 60.0
 """The least seconds between two reports of the position to the servers. Each is some records."""
+LOOK_S: Final = 30.0
+"""The least seconds between two looks whether it is time to save the state of the log."""
 NAME_CHARACTERS: Final = 64
 """The most characters of a lake's name in that of its group."""
 PARTITIONS: Final = ("date",)
@@ -80,6 +89,8 @@ class Bronze:
         self.tasks_max = self.options.tasks or parallelism
         self._access = LogAccess(self.options)
         self._registered_s = -REGISTER_S
+        self._state_due_s = 0.0
+        self._state_problem = ""
         # Whether the table has messages behind the position that the servers know.
         self._is_grown = False
         self.end: Offsets = {}
@@ -99,7 +110,9 @@ class Bronze:
         return offsets.from_json(last.offsets) if last is not None else {}
 
     def target(self) -> Offsets:
-        """Returns the current end of the log."""
+        """Returns the current end of the log. The state of the log is saved before, if it is time:
+        a run that reaches the end can then be restored from."""
+        self._save_state()
         self.end = {p: bound.end for p, bound in self._access.log.bounds().items()}
         return self.end
 
@@ -120,6 +133,8 @@ class Bronze:
         change = ""
         if step.last is not None:
             change = check_evolution(RECORDS, step.last, columns, PARTITIONS)
+        if target is None:
+            self._save_state()
         bounds = self._access.log.bounds(self.position())
         self._check_log(step)
         self.end = {p: bound.end for p, bound in bounds.items()}
@@ -159,6 +174,46 @@ class Bronze:
         if time.monotonic() - self._registered_s >= REGISTER_S:
             self._register(commit)
         return commit
+
+    def _save_state(self) -> None:
+        """Saves the state of the log beside the table, if it is time. A failure delays only that.
+
+        The end of the log is looked up after the state was received, so the state is about nothing
+        behind it. Counter-example: a session of the state has received offset 90, and the table
+        ends at 80. Restored, the log has another message at 90, which the session never gets.
+        """
+        if time.monotonic() < self._state_due_s:
+            return
+        self._state_due_s = time.monotonic() + LOOK_S
+        lake, log = self.engine.lake, self._access.log
+        try:
+            states = saved_states(lake)
+            newest = states[-1] if states else None
+            now_us = time.time_ns() // 1000
+            before, same = log.bounds(), newest is not None and newest.log == log.identity()
+            ends = {p: bound.end for p, bound in before.items()}
+            if newest is not None and same:
+                is_used = newest.fits(self.position())
+                if not (is_used and newest.is_due(now_us) and newest.ends != ends):
+                    return
+            elif not any(ends.values()):
+                return
+            identity = log.identity()
+
+            def describe(size_bytes: int) -> SavedState:
+                """Returns the description of the state that was received."""
+                ends = {p: bound.end for p, bound in log.bounds(ends_before).items()}
+                if log.identity() != identity:
+                    raise LakeError("the log was restored while its state was received")
+                return SavedState(log=identity, taken_us=now_us, ends=ends, bytes=size_bytes)
+
+            ends_before = ends
+            save_state(lake, self._access.write_state, describe, now_us)
+            remove_old(lake, self.position())
+        except (AdminError, DataDirectoryError, LakeError, OSError) as error:
+            if str(error) != self._state_problem:
+                self._state_problem = str(error)
+                logger.warning("state_not_saved lake=%s error=%r", lake, str(error))
 
     def _register(self, commit: Commit) -> None:
         """Reports to the servers how far the lake has the log, so that retention may remove it. A

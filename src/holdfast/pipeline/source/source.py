@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -78,6 +78,9 @@ RESTORED_ADVICE: Final = (
     "Start again from a new checkpoint, or set failOnDataLoss=false to go on from there: what was"
     " read behind it stays in what this query has written"
 )
+STATE_PATH: Final = "/api/v1/log/state"
+STATE_BYTES_MAX: Final = 16 << 30
+"""The most bytes of a snapshot that a server sends."""
 TASK_RECORDS: Final = 20_000
 """The offsets of a micro-batch for one more task. For fewer, its start costs more than it saves."""
 
@@ -144,6 +147,15 @@ class LogAccess:
             self._group = GroupOffsets(lake, servers)
             self._group.load()
         self._group.commit(position, position if is_grown else (), self.log.generation().number)
+
+    def write_state(self, file: IO[bytes]) -> None:
+        """Writes a snapshot of what the log defines beside its messages. Raises AdminError,
+        or DataDirectoryError for a directory that has none."""
+        servers, own = self._servers, self._opened[0]
+        if servers is not None:
+            servers.ask_one(lambda each: each.download(STATE_PATH, file, STATE_BYTES_MAX))
+        elif isinstance(own, DirectoryLog):
+            own.map.write_state(file)
 
     def carried(
         self, position: Offsets, before: int | None, bounds: Mapping[int, PartitionBounds]

@@ -24,7 +24,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from holdfast.client.log.reading.offsets import (
     LogGeneration,
@@ -36,7 +36,7 @@ from holdfast.client.log.reading.offsets import (
 from holdfast.client.log.reading.reader_path import Piece, find_batch
 from holdfast.client.log.reading.segment_index import NO_OFFSET, SegmentMap
 from holdfast.log.batch import HEAD, HEADER_BYTES, Batch, CorruptBatch
-from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.data_directory import DataDirectoryError, open_to_read
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import DataDirectory, segment_name
 from holdfast.log.journal.epoch_folders import newest_claimed
@@ -121,6 +121,7 @@ def _index(directory: DataDirectory, segment: SegmentMap) -> SealedIndex | None:
     return index
 
 
+STATE_PIECE_BYTES: Final = 1 << 20
 CLAIM_LOOKS: Final = 100
 """The most looks for the end of a takeover, CLAIM_PAUSE_S apart."""
 CLAIM_PAUSE_S: Final = 0.02
@@ -163,6 +164,16 @@ class JournalMap:
         """The generation of the log."""
         manifest = self.directory.manifest
         return LogGeneration(manifest.log_generation, dict(manifest.former))
+
+    def write_state(self, file: IO[bytes]) -> None:
+        """Writes the newest snapshot of what the log defines beside its messages. Raises
+        DataDirectoryError if there is none."""
+        directory = open_to_read(self.path)
+        if not directory.manifest.is_replica or not directory.snapshots():
+            raise DataDirectoryError(f"{self.path} has no snapshot of its state yet")
+        found = directory.open_snapshot(directory.snapshots()[-1])
+        for at in range(0, found.size(), STATE_PIECE_BYTES):
+            file.write(found.read(at, min(STATE_PIECE_BYTES, found.size() - at)))
 
     def refresh(self) -> None:
         """Maps segments that were added and forgets those that were removed since the last call.

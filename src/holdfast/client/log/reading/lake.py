@@ -142,8 +142,9 @@ class LakeRecords:
                 f" of the servers or the directory ({identity}): give those of the same log"
             )
 
-    def check_topics(self, topics: TopicFilter) -> None:
-        """Raises LakeError if the lake was made of some topics only, and others are wanted."""
+    def own_topics(self) -> list[str]:
+        """Returns the filters of the topics that the lake was made of. Empty: all. Raises
+        LakeError."""
         try:
             text = (self.path / "lake.json").read_bytes()
             source = msgspec.json.decode(text, type=_Settings).source
@@ -152,7 +153,11 @@ class LakeRecords:
         except msgspec.DecodeError as error:
             raise LakeError(f"{self.path / 'lake.json'} is damaged: {error}") from None
         kept = next((text for name, text in source.items() if name.lower() == "topics"), "")
-        own = [each.strip() for each in kept.split(",") if each.strip()]
+        return [each.strip() for each in kept.split(",") if each.strip()]
+
+    def check_topics(self, topics: TopicFilter) -> None:
+        """Raises LakeError if the lake was made of some topics only, and others are wanted."""
+        own = self.own_topics()
         is_among = any(
             not clause.prefixes
             and all(any(covers(wide, each) for wide in own) for each in clause.filters)
@@ -160,8 +165,8 @@ class LakeRecords:
         )
         if own and not is_among:
             raise LakeError(
-                f"the lake {self.path} has only messages of the topics {kept}: give topics among"
-                " these"
+                f"the lake {self.path} has only messages of the topics {','.join(own)}: give"
+                " topics among these"
             )
 
     def seam(
