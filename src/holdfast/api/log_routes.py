@@ -303,7 +303,10 @@ class LogRoutes:
             raise elsewhere("the state", log_servers(broker))
         self._begin()
         try:
-            file = await maintenance.open_state()
+            try:
+                file = await maintenance.open_state()
+            except OSError as error:
+                raise ApiRefusal(409, f"the state cannot be written: {error}") from None
             if file is None:
                 text = "the state of this node is not complete: ask another node, or come again"
                 raise ApiRefusal(409, text)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.io.disk import maintenance
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem, OsWriteFile
+from holdfast.log.snapshot import Snapshot
 from tests.support.broker_in_process import LoopBroker, loop_broker
 
 
@@ -93,3 +95,29 @@ def test_a_snapshot_that_is_cancelled_leaves_no_file(tmp_path: Path) -> None:
             assert not directory.snapshots()
 
     asyncio.run(cancel())
+
+
+def test_the_state_for_a_reader_is_not_a_snapshot_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention keeps the log behind the oldest snapshot, so readers must not add one."""
+
+    async def read() -> None:
+        async with loop_broker(tmp_path) as broker:
+            work = maintenance_of(broker)
+            first, second = await asyncio.gather(work.open_state(), work.open_state())
+            assert first is not None
+            assert second is first
+            Snapshot(first.read, first.size()).check()
+            directory = broker.membership.storage.directory
+            assert directory.files.list("snapshots") == []
+            monkeypatch.setattr(maintenance, "STATE_AGE_S", -1.0)
+            await work._maybe_snapshot()
+            assert work._state is None
+            assert await work.open_state() not in (None, first)
+            transfer = broker.broker.runtime.cluster_node.transfer
+            transfer.missing.add(0)
+            assert await work.open_state() is None
+            transfer.missing.clear()
+
+    asyncio.run(read())

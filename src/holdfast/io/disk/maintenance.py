@@ -16,8 +16,8 @@ from holdfast.io.disk.storage import SNAPSHOTS_KEPT, Storage
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import watched
 from holdfast.io.event_loop.threads import run_in, run_in_thread
-from holdfast.log.files.filesystem import ReadFile, TemporaryFile
-from holdfast.log.files.layout import snapshot_name
+from holdfast.log.files.filesystem import TEMPORARY, ReadFile, TemporaryFile
+from holdfast.log.files.layout import SNAPSHOTS, snapshot_name
 from holdfast.log.journal.compaction import WRITE_BYTES, SegmentRewrite
 from holdfast.log.journal.retention import Pin, RetentionDecision, RetentionPolicy
 from holdfast.log.journal.segment import Segment
@@ -38,7 +38,9 @@ RECLAIM_BYTES_PER_S = 32 << 20
 RECLAIM_BYTES = 1 << 20
 """The size of the last segment from which it is ended early so that it can be rewritten."""
 STATE_AGE_S = 60.0
-"""The age in seconds from which a reader of the state has a new snapshot taken."""
+"""The seconds for which a snapshot is kept for readers of the state."""
+STATE_NAME = f"{SNAPSHOTS}/state{TEMPORARY}"
+"""The name of that snapshot for a moment. A start removes what a crash has left."""
 END_S = 2.0
 """The longest wait in seconds at the end for a file operation, which a directory that hangs may
 never end."""
@@ -60,9 +62,8 @@ class Maintenance:
         self._tasks: list[asyncio.Task[None]] = []
         broker.runtime.reserve_bytes = config.log.reserve_bytes or self._automatic_reserve()
         self._snapshot_lock = asyncio.Lock()
-        # The time of the last snapshot of this process, and the offsets that it has.
-        self._snapshot_at_s = -STATE_AGE_S
-        self._snapshot_offsets: list[int] = []
+        self._state: ReadFile | None = None
+        self._state_at_s = 0.0
         self.failing: dict[str, str] = {}
         """The error of each kind of work that failed at its last attempt."""
         self._plan = MaintenancePlan(broker.runtime, storage.snapshots, _limits_of(config))
@@ -157,6 +158,7 @@ class Maintenance:
         return min(RESERVE_BYTES_MAX, self._storage.total_bytes() // 20)
 
     async def _maybe_snapshot(self) -> None:
+        self._drop_old_state()
         if self._plan.is_snapshot_due():
             await self.take_snapshot()
 
@@ -167,33 +169,12 @@ class Maintenance:
         records, because the state contains more than they define.
         """
         async with self._snapshot_lock:
-            broker = self._broker
-            state = broker.node.state
             grown_bytes = self._plan.grown_bytes()
             sequence = self._plan.snapshot_sequence(always=always)
             if sequence is None:
                 return
-            offsets, entries = broker.runtime.begin_snapshot()
-            encoder = SnapshotEncoder(sequence, offsets, state.wall_us)
-            name = snapshot_name(sequence)
-            opening = partial(TemporaryFile, self._storage.directory.files, name)
-            file = await self._in_thread(opening)
-            try:
-                for count, (kind, data) in enumerate(entries, 1):
-                    pieces = encoder.add(kind, data)
-                    if pieces:
-                        await self._in_thread(partial(file.write, pieces))
-                    elif count % SLICE_ENTRIES == 0:
-                        await asyncio.sleep(0)
-                await self._in_thread(partial(file.write, encoder.finish()))
-                # The snapshot must not contain state whose records the journal could still lose.
-                await broker.drain_journal()
-                await self._in_thread(file.finish)
-            except BaseException:
-                self._discard(file)
-                raise
+            encoder = await self._write_snapshot(sequence, snapshot_name(sequence))
             self._plan.snapshot_written(sequence, grown_bytes)
-            self._snapshot_at_s, self._snapshot_offsets = time.monotonic(), list(offsets)
             while len(self._storage.snapshots) > SNAPSHOTS_KEPT:
                 old = self._storage.snapshots.pop(0)
                 await self._in_thread(partial(self._storage.directory.remove_snapshot, old))
@@ -204,21 +185,53 @@ class Maintenance:
                 encoder.size_bytes,
             )
 
+    async def _write_snapshot(self, sequence: int, name: str) -> SnapshotEncoder:
+        """Writes the derived state to a file, which has its name when it is complete."""
+        broker = self._broker
+        offsets, entries = broker.runtime.begin_snapshot()
+        encoder = SnapshotEncoder(sequence, offsets, broker.node.state.wall_us)
+        opening = partial(TemporaryFile, self._storage.directory.files, name)
+        file = await self._in_thread(opening)
+        try:
+            for count, (kind, data) in enumerate(entries, 1):
+                pieces = encoder.add(kind, data)
+                if pieces:
+                    await self._in_thread(partial(file.write, pieces))
+                elif count % SLICE_ENTRIES == 0:
+                    await asyncio.sleep(0)
+            await self._in_thread(partial(file.write, encoder.finish()))
+            # The snapshot must not contain state whose records the journal could still lose.
+            await broker.drain_journal()
+            await self._in_thread(file.finish)
+        except BaseException:
+            self._discard(file)
+            raise
+        return encoder
+
     async def open_state(self) -> ReadFile | None:
-        """Opens the newest snapshot. It is at most STATE_AGE_S old, or nothing was recorded since.
-        None: the state of this node is incomplete or wrong."""
+        """Opens a snapshot that is at most STATE_AGE_S old, for a reader elsewhere. It has no name
+        and is not among those of this node: retention keeps the log behind the oldest of these.
+        None: the state here is incomplete or wrong."""
         runtime = self._broker.runtime
-        is_right = not runtime.state.has_stopped_partition
-        if not is_right or not runtime.cluster_node.transfer.is_whole:
+        if runtime.state.has_stopped_partition or not runtime.cluster_node.transfer.is_whole:
             return None
-        applied = list(runtime.recorded_state().delivered)
-        is_new = time.monotonic() - self._snapshot_at_s < STATE_AGE_S
-        if not is_new and applied != self._snapshot_offsets:
-            await self.take_snapshot(always=True)
-        snapshots = self._storage.snapshots
-        if not snapshots:
-            return None
-        return await self._in_thread(partial(self._storage.directory.open_snapshot, snapshots[-1]))
+        async with self._snapshot_lock:
+            self._drop_old_state()
+            if self._state is None:
+                await self._write_snapshot(0, STATE_NAME)
+                self._state = await self._in_thread(self._open_unnamed)
+                self._state_at_s = time.monotonic()
+            return self._state
+
+    def _open_unnamed(self) -> ReadFile:
+        files = self._storage.directory.files
+        file = files.open_read(STATE_NAME)
+        files.remove(STATE_NAME)
+        return file
+
+    def _drop_old_state(self) -> None:
+        if time.monotonic() - self._state_at_s > STATE_AGE_S:
+            self._state = None
 
     def _discard(self, file: TemporaryFile | SegmentRewrite) -> None:
         """Removes an incomplete file, after what is being written to it."""
