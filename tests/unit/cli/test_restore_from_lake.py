@@ -34,7 +34,7 @@ from tests.e2e.wire import Message, Wire
 from tests.support.journal_files import Journal, serving
 from tests.support.small_s3 import BUCKET, small_s3
 from tests.support.spark_free_lake import no_spark
-from tests.unit.test_adoption import messages, reading, state_by_log, state_of, unpack
+from tests.unit.io.conversion.test_adoption import messages, reading, state_by_log, state_of, unpack
 
 Capture = pytest.CaptureFixture[str]
 FOR_EVER = 0xFFFF_FFFF
