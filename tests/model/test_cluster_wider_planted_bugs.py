@@ -16,8 +16,8 @@ from holdfast.node.metadata import commands, store
 from holdfast.node.metadata.commands import Applied, PutNode
 from holdfast.node.metadata.model import WITNESS, ClusterMetadata, NodeInfo
 from holdfast.node.ownership.coordinator import SessionCoordinator
-from holdfast.node.ownership.expiry import Endings
 from holdfast.node.ownership.requests import SessionRequest
+from holdfast.node.ownership.wills_and_expiry import Endings
 from holdfast.node.publish.admission import STORE, Admission, UncommittedState
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.routing.qos0_routing import Qos0Routing

@@ -22,7 +22,7 @@ from holdfast.log.journal.tailing import JournalFollower
 from holdfast.log.reading.segment_reader import CHUNK_BYTES, SegmentReader
 from holdfast.node.lease.claim import Claim, claim, link_epoch, seal
 from holdfast.node.lease.directory import HolderInfo, LeaseDirectory, claim_name
-from holdfast.node.lease.watch import HolderWatch
+from holdfast.node.lease.standby_watch import HolderWatch
 from tests.support.planted import Plant, Planted, changed
 from tests.support.sim_node import SimNode
 from tests.support.sim_world import Faults, Idle, World, Wrong

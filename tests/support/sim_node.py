@@ -32,8 +32,8 @@ from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.lease.directory import HolderInfo
+from holdfast.node.lease.standby_watch import LeaseTimes
 from holdfast.node.lease.tenure import LeaseLost
-from holdfast.node.lease.watch import LeaseTimes
 from holdfast.node.node import Node
 from holdfast.node.node_state import NodeState
 from holdfast.node.state.recorded_state import RecordedState

@@ -34,7 +34,7 @@ from holdfast.log.record import CONTROL, FLAG_RETAIN, Record
 from holdfast.log.snapshot import Snapshot
 from holdfast.node.lease import directory as lease_directory
 from holdfast.node.lease.directory import LeaseBeat, LeaseDirectory
-from holdfast.node.lease.watch import EXPIRED, HolderWatch
+from holdfast.node.lease.standby_watch import EXPIRED, HolderWatch
 from holdfast.node.state.recorded_state import RecordedState
 from holdfast.node.state.replicated import ReplicatedState
 from tests.sim.disk import SimDisk

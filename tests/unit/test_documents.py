@@ -42,6 +42,8 @@ QUESTIONS = (
     "Raft election", "disk hangs", "member of a shared subscription", "Spark partition planned",
     "payload decoder", "HTTP admin endpoint", "next hop computed", "publish queue stored on disk",
     "message expiry enforced", "reply for the whole cluster", "screen of the console",
+    "taken over by another node", "will published", "gateway get its clients", "replica placed",
+    "torn write", "go on after a crash",
 )  # fmt: skip
 
 FILES = {

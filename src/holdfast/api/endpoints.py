@@ -1,7 +1,8 @@
 """Declares an endpoint of the admin port, and its parameters.
 
 One `Endpoint` per route is the only source of the route itself, of the check of its scope, of the
-validation of its parameters and body, and of its part of the OpenAPI document::
+validation of its parameters and body, and of its part of the OpenAPI document. A module in
+`api/routes` has it, and `api/routes/resources.py` adds it::
 
     LIMIT = Whole("limit", "the most clients of the reply", most=1000, default=100)
 

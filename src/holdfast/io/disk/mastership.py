@@ -46,8 +46,8 @@ from holdfast.log.journal.tailing import FollowError
 from holdfast.node.lease.claim import Claim, claim, link_epoch, seal
 from holdfast.node.lease.directory import RELEASED as RELEASED_FLAG
 from holdfast.node.lease.directory import HolderInfo, LeaseDirectory, write_beat
+from holdfast.node.lease.standby_watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
 from holdfast.node.lease.tenure import LeaseLost, Tenure
-from holdfast.node.lease.watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
 from holdfast.node.state.replicated import ReplicatedState
 
 logger = logging.getLogger("holdfast")

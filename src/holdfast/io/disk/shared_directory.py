@@ -21,8 +21,8 @@ from holdfast.log.files.data_directory import DataDirectoryError, create_or_open
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import Manifest
 from holdfast.node.lease.directory import HolderInfo
+from holdfast.node.lease.standby_watch import LeaseTimes
 from holdfast.node.lease.tenure import LeaseLost
-from holdfast.node.lease.watch import LeaseTimes
 from holdfast.node.state.replicated import ReplicatedState
 
 logger = logging.getLogger("holdfast")

@@ -1,8 +1,9 @@
 """A watch over this node's disk: does it respond?
 
 A write that never ends looks like a healthy node from outside: heartbeats arrive, and no record is
-ever acknowledged. So the node reports a write that takes too long and gives up its leaderships
-until the disk responds. Waiting for free space is not a stall: that disk responds.
+ever acknowledged. So the node reports a write that takes too long, by
+`PartEffects.check_own_health`, and is given no leadership until the disk responds, by `useless` in
+`node/placement/planning.py`. Waiting for free space is not a stall: that disk responds.
 """
 
 from typing import Final

@@ -23,9 +23,9 @@ from holdfast.node.groups.assignments import AgentContext, NodeAssignments
 from holdfast.node.groups.codec import AgentReport, Assign
 from holdfast.node.groups.control_frames import FullReport, NodeCapacity, Place
 from holdfast.node.groups.durable_members import DurableMembers
-from holdfast.node.groups.group_nodes import NodeLoad
 from holdfast.node.groups.group_state import BARRIER_PASSED, Coordination
 from holdfast.node.groups.homes import Home, LedHomes, is_group
+from holdfast.node.groups.next_node import NodeLoad
 from holdfast.node.groups.progress import ProgressLog, collect_sent
 from holdfast.node.groups.sent_records import SENT_MAX, Offsets
 from holdfast.node.reads.read_barrier import Barriers

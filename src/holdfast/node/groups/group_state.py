@@ -3,7 +3,7 @@
 Invariant: a matching record is in exactly one of these:
 - the cursor (its outbox, or the log ahead of it);
 - `to_assign` or `returned`, if it was returned and is to be assigned again;
-- `doubtful` and not assigned, if the last node that had it has lost it (`group_nodes`);
+- `doubtful` and not assigned, if the last node that had it has lost it (`next_node`);
 - `deferred`, if no present node can give it to a member that may read it;
 - `uncertain`, if it is of QoS 2 and a session may have kept it that is not known here yet;
 - `assigned`, if it is assigned to a node;
@@ -35,7 +35,7 @@ from holdfast.node.delivery.transmission import READ_BYTES_MAX, fall_behind, has
 from holdfast.node.effects import ReadLog
 from holdfast.node.groups.assignments import NodeAssignments
 from holdfast.node.groups.control_frames import NodeCapacity, Place
-from holdfast.node.groups.group_nodes import NodeWeight, NodeWeights, RecordHolders
+from holdfast.node.groups.next_node import NodeWeight, NodeWeights, RecordHolders
 from holdfast.node.node_state import NodeState
 from holdfast.node.session.cursor import Delivery
 from holdfast.node.session.message import Message, queued_size

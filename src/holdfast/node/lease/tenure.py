@@ -11,7 +11,7 @@ others take over. It gives up after all of it.
 """
 
 from holdfast.node.lease.directory import LeaseDirectory
-from holdfast.node.lease.watch import LeaseTimes
+from holdfast.node.lease.standby_watch import LeaseTimes
 
 
 class LeaseLost(Exception):

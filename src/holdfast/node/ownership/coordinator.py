@@ -7,7 +7,7 @@ node ignores later records of a previous owner because of their lower epoch: the
 fence.
 
 The leader also closes a session whose owner is down. It publishes the will and appends the end of a
-session without a connection (`expiry`).
+session without a connection (`wills_and_expiry`).
 
 Invariants
 - An epoch of a session is given to one owner (`epochs`). A new leader may give an unrecorded
@@ -33,12 +33,12 @@ from holdfast.node.frames import CloseFrame, OpenFrame, decode_frame
 from holdfast.node.node_state import CallbackPromise, NodeState
 from holdfast.node.ownership.closings import Closings
 from holdfast.node.ownership.decisions import Decisions
-from holdfast.node.ownership.expiry import Endings
 from holdfast.node.ownership.owners import Owners
 from holdfast.node.ownership.releases import Releases
 from holdfast.node.ownership.replies import HomeAnswers
 from holdfast.node.ownership.reports import SessionReports
 from holdfast.node.ownership.requests import SessionRequest, SessionRequests
+from holdfast.node.ownership.wills_and_expiry import Endings
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.session.session import Session
 from holdfast.node.state.recorded_state import SESSION_EXPIRY

@@ -1,5 +1,6 @@
 """Completes an inbound message when its record is committed: the retained update, delivery, and the
-acknowledgement or its replacement.
+acknowledgement or its replacement. Until then its promise waits in `local_commit`, with other nodes
+in `promises`.
 """
 
 from holdfast.log import record as log_record

@@ -18,8 +18,8 @@ from holdfast.log.files.layout import BEFORE_ADOPTION, FORMAT_SHARED
 from holdfast.log.journal.epoch_folders import EPOCHS, newest_epoch
 from holdfast.node.config import NodeConfig
 from holdfast.node.lease.directory import HolderInfo, LeaseDirectory
+from holdfast.node.lease.standby_watch import NOBODY, LeaseTimes
 from holdfast.node.lease.tenure import LeaseLost
-from holdfast.node.lease.watch import NOBODY, LeaseTimes
 from holdfast.node.state.replicated import ReplicatedState
 from tests.support.format_samples import FOLDER
 from tests.unit.io.conversion.test_adoption import Countdown, Killed

@@ -8,8 +8,8 @@ import pytest
 from holdfast.log.journal.journal import Journal
 from holdfast.node.config import NodeConfig
 from holdfast.node.groups.control_frames import NodeCapacity, Place
-from holdfast.node.groups.group_nodes import NodeLoad
 from holdfast.node.groups.group_state import Coordination
+from holdfast.node.groups.next_node import NodeLoad
 from holdfast.node.state.groups import GroupPositions
 from holdfast.node.state.recorded_state import RecordedState
 from tests.support.journal_port import new_state

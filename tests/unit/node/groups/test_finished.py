@@ -10,8 +10,8 @@ from holdfast.log.journal.journal import Journal
 from holdfast.log.record import CURSOR, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.groups import assignments
-from holdfast.node.groups.group_nodes import NodeLoad
 from holdfast.node.groups.group_state import RANGES_MAX, Coordination
+from holdfast.node.groups.next_node import NodeLoad
 from holdfast.node.groups.progress import ProgressLog
 from holdfast.node.session.message import Message
 from holdfast.node.session.state import encode_cursor

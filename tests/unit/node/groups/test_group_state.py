@@ -9,8 +9,8 @@ from holdfast.log.record import CURSOR, FLAG_AUDIENCE, MESSAGE, SESSION, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.delivery.log_replay import message_of
 from holdfast.node.delivery.transmission import send_inflight
-from holdfast.node.groups.group_nodes import NodeLoad
 from holdfast.node.groups.group_state import Coordination
+from holdfast.node.groups.next_node import NodeLoad
 from holdfast.node.node_state import ClusterPort
 from holdfast.node.session.audience import Audience, encode_audience
 from holdfast.node.session.connection import OPEN, Connection

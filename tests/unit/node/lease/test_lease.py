@@ -15,8 +15,7 @@ from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.journal.epoch_folders import CLAIMED_NAME
 from holdfast.node.lease.claim import Claim, claim, require_newest
 from holdfast.node.lease.directory import RELEASED, HolderInfo, LeaseDirectory, write_beat
-from holdfast.node.lease.tenure import LeaseLost, Tenure
-from holdfast.node.lease.watch import (
+from holdfast.node.lease.standby_watch import (
     EXPIRED,
     NOBODY,
     UNLOCKED,
@@ -25,7 +24,8 @@ from holdfast.node.lease.watch import (
     LeaseTimes,
     Sight,
 )
-from holdfast.node.lease.watch import RELEASED as WAS_RELEASED
+from holdfast.node.lease.standby_watch import RELEASED as WAS_RELEASED
+from holdfast.node.lease.tenure import LeaseLost, Tenure
 
 TIMES = LeaseTimes(timeout_s=1.0, heartbeat_s=0.1, poll_s=0.02)
 ALIVE = Sight(epoch=3, counts=True, counter=5, is_locked=True, is_released=False)

@@ -29,8 +29,8 @@ from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.node.config import NodeConfig
 from holdfast.node.lease.claim import link_epoch
 from holdfast.node.lease.directory import HolderInfo, LeaseDirectory
+from holdfast.node.lease.standby_watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
 from holdfast.node.lease.tenure import LeaseLost, Tenure
-from holdfast.node.lease.watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
 from tests.sim.disk import SimDisk
 
 MANIFEST = Manifest("shared", 1, "2026-01-01T00:00:00Z", incarnation="first")

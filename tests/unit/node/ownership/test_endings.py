@@ -11,7 +11,7 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.metadata.commands import CHANGES_NOTHING
 from holdfast.node.metadata.requests import RequestRefused
-from holdfast.node.ownership.expiry import Endings
+from holdfast.node.ownership.wills_and_expiry import Endings
 from holdfast.node.reads.read_barrier import Barriers
 from holdfast.node.reads.read_index import MetadataReads
 from holdfast.node.session.session import Session, Will
