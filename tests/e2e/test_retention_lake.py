@@ -1,6 +1,9 @@
 """Retention waits for a registered lake, up to its own limit."""
 
 import re
+import shutil
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,15 @@ def run(broker: Holdfast, path: Path, **options: str) -> None:
     lake = Lake(path, spark=no_spark())
     source = {"servers": f"127.0.0.1:{broker.admin_port}", **options}
     assert lake.run(["records"], source=source).errors == {}
+
+
+def publish_numbers(broker: Holdfast, first: int, end: int) -> None:
+    lines = "".join(f"{number}:{'x' * 1000}\n" for number in range(first, end))
+    subprocess.run(
+        [str(shutil.which("mosquitto_pub")), "-p", str(broker.port), "-q", "1", "-l",
+         "-t", "plant/line"],
+        input=lines, text=True, timeout=60, check=True,
+    )  # fmt: skip
 
 
 def metric(broker: Holdfast, name: str) -> float:
@@ -55,6 +67,50 @@ def test_the_log_stays_until_both_lakes_have_it(
     until(lambda: max(first_offsets(broker)) > 300, "the log waits for a lake that was removed")
     assert metric(broker, "log_lake_lost_records_total") == 0
     run(broker, tmp_path / "one")
+
+
+SUB = shutil.which("mosquitto_sub")
+
+
+def subscribe(broker: Holdfast, count: int, *arguments: str) -> list[str]:
+    """The payloads of the first messages that mosquitto_sub receives."""
+    done = subprocess.run(
+        [str(SUB), "-p", str(broker.port), "-q", "1", "-C", str(count), "-W", "60", *arguments],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stderr, broker.log_text()[-3000:])
+    return [line.split(":")[0] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(SUB is None, reason="mosquitto_sub is not installed")
+def test_clients_read_below_the_start_of_the_log(
+    start_holdfast: StartHoldfast, tmp_path: Path
+) -> None:
+    """A replay, the last messages, and a session that was away."""
+    lake = tmp_path / "lake"
+    retention: dict[str, Any] = {
+        "bytes": 131_072, "keep_until_lake": 50_000_000, "session_bytes": 65_536
+    }  # fmt: skip
+    broker = start_holdfast({"log": SMALL, "log.retention": retention})
+    subscribe(broker, 1, "-c", "-i", "away", "-t", "plant/#", "-E")
+    publish_numbers(broker, 0, 400)
+    run(broker, lake)
+    publish_numbers(broker, 400, 800)
+    run(broker, lake)
+    publish_numbers(broker, 800, 900)
+    until(lambda: max(first_offsets(broker)) > 300, "nothing was removed")
+    broker.settings["log"] = {**SMALL, "lake": str(lake)}
+    broker.command()  # It writes the settings.
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGHUP)
+    until(lambda: "reloaded settings=['log.lake']" in broker.log_text(), "no reload")
+    numbers = [str(n) for n in range(900)]
+    assert subscribe(broker, 900, "-t", "$stream/@earliest/plant/line") == numbers
+    assert subscribe(broker, 900, "-t", "$stream/@-1h/plant/#") == numbers
+    assert subscribe(broker, 850, "-t", "$stream/@last:850/plant/+") == numbers[50:]
+    assert subscribe(broker, 1, "-c", "-i", "away", "-t", "plant/#") == numbers[:1]
+    assert subscribe(broker, 899, "-c", "-i", "away", "-t", "plant/#") == numbers[1:]
+    assert "records_lost" not in broker.log_text()
 
 
 def test_beyond_its_limit_a_lake_loses_records_and_is_told(

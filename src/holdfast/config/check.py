@@ -45,6 +45,13 @@ def contradictions(config: Config) -> Iterator[Problem]:
             f" = {retained}: must be 0 (no limit) or at least log.segment_bytes"
             f" = {config.log.segment_bytes}, for only whole segments are deleted",
         )
+    store = ["obstore"] if "://" in config.log.lake else []
+    if config.log.lake and not _has("numpy", "pyarrow", *store):
+        yield (
+            "log.lake",
+            f" = {shown(config.log.lake)}: needs packages that read a lake:"
+            " pip install 'holdfast[spark]'",
+        )
     if config.tracing.enabled and not has_otel():
         yield "tracing.enabled", " = true: needs OpenTelemetry: pip install 'holdfast[otel]'"
     yield from identity_problems(config.security)
@@ -56,7 +63,11 @@ def contradictions(config: Config) -> Iterator[Problem]:
 
 def has_otel() -> bool:
     """Whether the packages of the extra `otel` are installed."""
-    names = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+    return _has("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+
+
+def _has(*names: str) -> bool:
+    """Whether modules are installed. None of them is imported."""
     try:
         return all(find_spec(name) is not None for name in names)
     except ModuleNotFoundError:

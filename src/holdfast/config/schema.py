@@ -209,6 +209,9 @@ class Log(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     wait for acknowledgements; 0: none. Unset: 1, and 0 where the cluster has other nodes."""
     qos0: list[str] = field(default_factory=list)
     """The topic filters whose QoS 0 messages are logged too."""
+    lake: str = ""
+    """The lake of this log that has what retention has removed: a directory, or a URL such as
+    s3://BUCKET/NAME. Empty: none is read."""
     read_bytes_per_s: Bytes = 0
     """The most bytes of log a second that all readers of the admin port are sent together; 0: no
     limit."""

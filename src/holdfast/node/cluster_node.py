@@ -349,6 +349,7 @@ class ClusterNode(Parts):
             or self.interest.changes
             or self.groups.timer() <= self.state.now
             or self.groups.coordinator.homes.opening
+            or self.remote_reads.is_busy()
             or self.replicated.groups.applied_ends
             or self.ownership.is_cut_off
             or self.state.is_ownership_expired
@@ -394,9 +395,10 @@ class ClusterNode(Parts):
         self.interest.flush()
         self.stored_partitions.step(now, is_current=self.history.is_current)
         self.feeds.flush()
+        if not is_alone or self.remote_reads.is_busy():
+            self.remote_reads.advance(now)
         if not is_alone:
             self.fetch_server.advance(now)
-            self.remote_reads.advance(now)
             self.forwarding.flush()
             self.admission.flush()
         self.effects.run()
@@ -423,6 +425,9 @@ class ClusterNode(Parts):
         if images and images[0].when < due:
             due = images[0].when
         due = min(due, self.groups.timer())
+        reads_at = self.remote_reads.timer()
+        if reads_at is not None:
+            due = min(due, reads_at)
         if is_alone and self._is_resting:
             # No client waits for a session, so none of the parts below waits either.
             return due
@@ -441,7 +446,6 @@ class ClusterNode(Parts):
                 self.metadata_reads.timer(),
                 self.transfer.timer(),
                 self.fetch_server.timer(),
-                self.remote_reads.timer(),
                 self.feeds.timer(),
             ]
         for when in timers:

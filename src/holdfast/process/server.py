@@ -25,6 +25,7 @@ from holdfast.io.disk.shared_directory import SharedDirectory
 from holdfast.io.disk.storage import Storage, StorageError
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.failures import stop_on_unexpected, watched
+from holdfast.io.event_loop.lake_port import LakePort
 from holdfast.io.settings.node_settings import (
     new_node,
     node_config,
@@ -106,6 +107,7 @@ class Server:
         self.storage: Storage | None = None
         self.admin: AdminServer | None = None
         self.maintenance: Maintenance | None = None
+        self._lake: LakePort | None = None
         self.sharing: SharedDirectory | None = None
         self.cluster: ClusterOperations | None = None
         self.federation: BrokerFederation | None = None
@@ -343,7 +345,20 @@ class Server:
         self.audit.serve(broker)
         broker.touch()
         self.maintenance.start()
+        self._open_lake()
         await self._federate(broker, storage)
+
+    def _open_lake(self) -> None:
+        """Begins to read the configured lake."""
+        broker, place = self.broker, self.config.log.lake
+        if broker is not None and place:
+            reads = broker.runtime.cluster_node.remote_reads
+            self._lake = LakePort(broker.loop, place, reads, broker.touch, reads.lake_greeting)
+
+    async def _close_lake(self) -> None:
+        if self._lake is not None:
+            lake, self._lake = self._lake, None
+            await lake.stop()
 
     async def _federate(self, broker: Broker, storage: Storage) -> None:
         """Starts the configured federator. Raises `StartError` if it cannot start."""
@@ -434,6 +449,7 @@ class Server:
             setattr(stats, name, getattr(stats, name) + 1)
 
     async def _apply(self, made: Preparation) -> Reloaded:
+        has_other_lake = self.config.log.lake != made.config.log.lake
         self.config, self._security = made.config, made.security
         broker = self.broker if self._clustering is None else self._clustering.broker
         disconnected = 0
@@ -443,6 +459,9 @@ class Server:
             disconnected = await apply_security(broker, made.security)
         if self.maintenance is not None:
             self.maintenance.reload(made.config)
+        if has_other_lake:
+            await self._close_lake()
+            self._open_lake()
         if self.admin is not None:
             await self.admin.reload(made.admin_context, made.access)
         self.listeners, failed = await apply_listeners(self.listeners, made, self.broker)
@@ -574,6 +593,7 @@ class Server:
             await self.maintenance.stop()
             if is_drained and not others:
                 await self.maintenance.take_snapshot()
+        await self._close_lake()
         await cluster.stop()
         broker.close()
         # Released last: after that, no thread of this process may write to the directory.

@@ -9,6 +9,7 @@ import pytest
 from msgspec.inspect import type_info
 
 from holdfast.addresses import is_loopback
+from holdfast.config import check
 from holdfast.config.check import warnings
 from holdfast.config.explain import settings_of
 from holdfast.config.load import load
@@ -416,3 +417,18 @@ def test_wrong_includes(tmp_path: Path) -> None:
 def test_a_setting_of_an_earlier_version_is_accepted(tmp_path: Path) -> None:
     (found,) = warnings(load(write(tmp_path, "[log]\nmemory_flush_ms = 5\n")))
     assert found.startswith("log.memory_flush_ms: has no effect any more")
+
+
+@pytest.mark.parametrize(
+    ("missing", "place"),
+    [("pyarrow", "lake"), ("obstore", "s3://bucket/lake"), ("obstore", "lake")],
+)
+def test_a_lake_needs_packages(missing: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "find_spec", lambda name: None if name == missing else name)
+    overrides: dict[str, object] = {"log.lake": place}
+    if missing == "obstore" and place == "lake":
+        load(None, {}, overrides)
+        return
+    text = complaint(None, {}, overrides)
+    assert f'log.lake = "{place}"' in text
+    assert "pip install 'holdfast[spark]'" in text

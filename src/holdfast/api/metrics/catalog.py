@@ -157,6 +157,8 @@ NODE_GAUGES: Final = _table(GAUGE, "node", {
         "log.retention.session_bytes: beyond it retention deletes what a session needs.",
     "log_lake_pinned_bytes":
         "Bytes of the log from the oldest record that a registered lake has not read.",
+    "log_lake_away": "1 while the lake of log.lake cannot be read.",
+    "log_lake_waiting_readers": "Sessions and groups that wait for the lake.",
     "ready": "1 while /readyz replies 200.",
     "acknowledgement_wait_seconds":
         "Age of the oldest acknowledgement that waits for the disk or for replicas.",

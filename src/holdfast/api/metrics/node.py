@@ -134,6 +134,7 @@ class NodeCollector(Collector):
         sessions_away, subscriptions_away, groups_away = state.cluster.away()
         full_in_s = storage_of(self._server, broker).full_in_s
         maintenance = self._server.maintenance
+        lake = broker.runtime.cluster_node.remote_reads.lake
         session_bytes = self._server.config.log.retention.session_bytes
         return [
             ("connections", state.connections),
@@ -168,6 +169,8 @@ class NodeCollector(Collector):
                 "log_lake_pinned_bytes",
                 0 if maintenance is None else maintenance.lake_pinned_bytes(),
             ),
+            ("log_lake_away", int(bool(lake.error))),
+            ("log_lake_waiting_readers", lake.waiting),
         ]
 
     def _partitions(self, node: str) -> Iterable[Metric]:

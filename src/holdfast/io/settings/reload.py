@@ -64,6 +64,7 @@ SECTIONS: Final = (
     "lockout",
     "logging.level",
     "log.retention",
+    "log.lake",
 )
 """The settings that can change at run time, except those in `ANNOUNCED`."""
 ANNOUNCED: Final = frozenset(
@@ -346,7 +347,7 @@ def _merged(present: Config, wanted: Config) -> Config:
         quotas=wanted.quotas,
         lockout=wanted.lockout,
         logging=replace(present.logging, level=wanted.logging.level),
-        log=replace(present.log, retention=wanted.log.retention),
+        log=replace(present.log, retention=wanted.log.retention, lake=wanted.log.lake),
     )
 
 

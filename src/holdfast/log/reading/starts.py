@@ -60,6 +60,8 @@ class FoundStart:
         self.offsets = list(offsets)
         self.floors: dict[bytes, int] = {} if floors is None else floors
         self.error = error
+        # Of the last records of each topic: those that are still to be found in an older part.
+        self.left: dict[bytes, int] = {}
 
 
 def bytes_from(segments: Sequence[Segment], start: Sequence[int]) -> int:
@@ -114,7 +116,9 @@ class LastRecords:
         for topic, floor in self.floors.items():
             partition = partition_of(topic, len(offsets))
             offsets[partition] = min(offsets[partition], floor)
-        return FoundStart(offsets, self.floors)
+        found = FoundStart(offsets, self.floors)
+        found.left = self.left
+        return found
 
     def _is_complete(self) -> bool:
         """Whether no older segment can add anything: the filter is one topic, and it is found."""

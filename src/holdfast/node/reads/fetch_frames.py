@@ -30,6 +30,9 @@ BUSY: Final = 4
 OTHER_LOG: Final = 5
 """The two nodes have different generations of the log."""
 
+NOWHERE: Final = (1 << 63) - 1
+"""The offset at which a lake has found a start in a partition without such a record."""
+
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Partition = Annotated[int, Meta(ge=0, le=(1 << 16) - 1)]
 
@@ -62,6 +65,11 @@ class FetchFrame(Struct, kw_only=True, omit_defaults=True):
     wanted: list[tuple[Partition, Count]] = []
     queries: list[tuple[str, int, Count, list[Count]]] = []
     """The fields of each StartQuery. Its offsets are those of the ranges."""
+    log: str = ""
+    """The id of the log. Like `left`, only a lake is sent it."""
+    left: list[dict[str, Count]] = []
+    """For each query of the last records the topics of which some were found already, with the
+    number that is still to be found."""
 
 
 class StartEntry(Struct, array_like=True):

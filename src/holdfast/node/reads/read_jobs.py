@@ -1,6 +1,7 @@
 """Tracks reads of the log that several nodes work on: how far each is, and what it needs next."""
 
 from collections.abc import Iterable
+from operator import gt
 from typing import Final
 
 from holdfast.log.partition import partition_of
@@ -8,7 +9,7 @@ from holdfast.log.reading.interest import ReadInterest
 from holdfast.log.reading.starts import TOPICS_MAX, FoundStart
 from holdfast.log.record import Record
 from holdfast.node.effects import FetchInflight, FindStarts, Found, ReadLog
-from holdfast.node.reads.fetch_frames import StartEntry
+from holdfast.node.reads.fetch_frames import FetchFrame, ReadRange, StartEntry
 from holdfast.node.session.connection import OPEN
 from holdfast.node.session.session import Session
 from holdfast.protocol.topics.names import has_wildcard
@@ -36,9 +37,15 @@ class ReadJob:
         self.size_bytes = 0
         # FetchInflight: the first of the wanted records.
         self.found: Found = []
-        # FindStarts: the starts so far, and the partitions that are still to be searched.
+        # FindStarts: the starts so far, and the partitions that are still to be searched: in the
+        # log, and then in the lake. None: not known yet.
         self.starts: list[FoundStart] = []
         self.unsearched: set[int] = set()
+        self.unsearched_past: set[int] | None = None
+        # Where the log began when it was searched here.
+        self.begins: list[int] = []
+        # Whether it goes on without the lake.
+        self.is_without_lake = False
         if isinstance(effect, ReadLog):
             self.positions = list(effect.positions)
         elif isinstance(effect, FindStarts):
@@ -54,7 +61,7 @@ class ReadJob:
         if isinstance(effect, FetchInflight):
             left = effect.wanted[len(self.found) :]
             return [left[0][1]] if left else []
-        return sorted(self.unsearched)
+        return sorted(self.unsearched or self.unsearched_past or ())
 
     def has_progress(self) -> bool:
         """Whether an answer now would bring its reader further."""
@@ -128,12 +135,63 @@ class ReadJob:
             for topic, floor in part.floors.items():
                 if partition_of(topic, count) in names:
                     start.floors[topic] = floor
-            if len(start.floors) > TOPICS_MAX:
-                start.error = f"the filter has more than {TOPICS_MAX} topics"
+                    start.left[topic] = part.left.get(topic, 0)
+            _check_floors(start)
+
+    def add_past_starts(self, found: list[FoundStart]) -> None:
+        """Adds the starts in the lake, which has what is older than the log. One that has
+        nothing of a partition is at its limit."""
+        assert isinstance(self.effect, FindStarts)
+        self.unsearched_past = set()
+        for query, start, part in zip(self.effect.wanted, self.starts, found, strict=True):
+            start.error = start.error or part.error
+            if start.error:
+                continue
+            if not query.last:
+                start.offsets = list(map(min, start.offsets, part.offsets))
+                continue
+            for topic, floor in part.floors.items():
+                if start.left.get(topic, query.last) > 0:
+                    start.floors[topic] = floor
+                    partition = partition_of(topic, len(start.offsets))
+                    start.offsets[partition] = min(start.offsets[partition], floor)
+            _check_floors(start)
+
+    def needs_past(self, oldest_us: int) -> bool:
+        """Whether a search of the log may have missed older records. `oldest_us`: the time of the
+        oldest segment, behind all that was removed; 0: there is none."""
+        assert isinstance(self.effect, FindStarts)
+        for query, start in zip(self.effect.wanted, self.starts, strict=True):
+            if start.error or query.offsets:
+                continue
+            if not query.last:
+                if not oldest_us or query.since_us < oldest_us:
+                    return True
+            elif has_wildcard(query.filter) or start.left.get(query.filter.encode(), query.last):
+                return True
+        return False
 
     def take(self, record: Record) -> None:
         self.records.append(record)
         self.size_bytes += len(record.topic) + len(record.payload) + len(record.properties)
+
+
+class Fetch:
+    """A FETCH that is not answered, for one job or for several that share it."""
+
+    def __init__(self, node: str, jobs: list[ReadJob], partitions: list[int], now: float) -> None:
+        self.node = node
+        self.jobs = jobs
+        self.partitions = partitions
+        self.sent_at = now
+        self.starts: list[int] = []
+        self.piece = 0
+        self.records: list[Record] = []
+
+
+def _check_floors(start: FoundStart) -> None:
+    if len(start.floors) > TOPICS_MAX:
+        start.error = f"the filter has more than {TOPICS_MAX} topics"
 
 
 def searched_partitions(effect: FindStarts) -> set[int]:
@@ -143,6 +201,13 @@ def searched_partitions(effect: FindStarts) -> set[int]:
         count = len(limits)
         return {partition_of(each.filter.encode(), count) for each in effect.wanted}
     return {partition for partition, limit in enumerate(limits) if limit}
+
+
+def reader_of(effect: ReadLog | FetchInflight | FindStarts) -> object:
+    """The session, group or connection that waits for the result of a read."""
+    if isinstance(effect, ReadLog):
+        return effect.cursor
+    return effect.reader if isinstance(effect, FetchInflight) else effect.connection
 
 
 def all_needs(effect: ReadLog | FetchInflight | FindStarts) -> Iterable[int]:
@@ -215,13 +280,62 @@ def distribute(jobs: list[ReadJob], records: list[Record], positions: dict[int, 
         job.move(positions, stop)
 
 
-def found_start(entry: StartEntry, partitions: list[int], limits: list[int]) -> FoundStart:
-    """The start of an answer as one of the whole log."""
+def past_start(entry: StartEntry, partitions: list[int], limits: list[int]) -> FoundStart:
+    """The start in a lake as one of the whole log. It is at the limit where the lake has none."""
+    return found_start(entry, partitions, limits, list(limits))
+
+
+def found_start(
+    entry: StartEntry, partitions: list[int], limits: list[int], others: list[int] | None = None
+) -> FoundStart:
+    """The start of an answer as one of the whole log. `others`: of the partitions that were not
+    searched."""
     if entry.error:
         return FoundStart(error=entry.error)
-    offsets = [0] * len(limits)
+    offsets = [0] * len(limits) if others is None else others
     for partition, offset in zip(partitions, entry.offsets, strict=True):
         offsets[partition] = min(offset, limits[partition])
     found = FoundStart(offsets, {topic.encode(): floor for topic, floor in entry.floors})
     found.size_bytes = entry.size_bytes
     return found
+
+
+def filter_count(job: ReadJob) -> int:
+    assert isinstance(job.effect, ReadLog)
+    return len(job.effect.interests)
+
+
+def ask_for_range(frame: FetchFrame, fetch: Fetch) -> None:
+    """Puts the ranges and filters of the jobs into a FETCH."""
+    effects: list[ReadLog] = []
+    for job in fetch.jobs:
+        assert isinstance(job.effect, ReadLog)
+        effects.append(job.effect)
+    for partition in fetch.partitions:
+        start = min(job.positions[partition] for job in fetch.jobs)
+        end = max(effect.limits[partition] for effect in effects)
+        fetch.starts.append(start)
+        frame.ranges.append(ReadRange(partition, start, end))
+    known: dict[int, int] = {}
+    filters: dict[tuple[str, int], None] = {}
+    for effect in effects:
+        for interest in effect.interests:
+            offsets = interest.start
+            index = -1
+            if offsets is not None:
+                index = known.get(id(offsets), -2)
+                if index == -2:
+                    index = -1
+                    wanted = [offsets[partition] for partition in fetch.partitions]
+                    if any(map(gt, wanted, fetch.starts)):
+                        index = len(frame.starts)
+                        frame.starts.append(wanted)
+                    known[id(offsets)] = index
+            filters[(interest.filter, index)] = None
+    frame.filters = list(filters)
+    # All that share a read want some of its records.
+    share = 1 if len(effects) == 1 else 2
+    jobs = fetch.jobs
+    pairs = list(zip(effects, jobs, strict=True))
+    frame.records_max = share * max(each.records_max - len(job.records) for each, job in pairs)
+    frame.bytes_max = share * max(each.bytes_max - job.size_bytes for each, job in pairs)

@@ -1,10 +1,13 @@
-"""Reads of partitions that this node does not store, at nodes that do.
+"""Reads of records that this node does not store, at nodes that do, and in a lake.
 
 A read of the log (`ReadLog`, `FetchInflight`, `FindStarts`) that needs such a partition is a *job*
 here. One node at a time works on a job: this node for its own partitions, else an in-sync replica
 with most of the missing ones. The job continues at other nodes until its budget is used or nothing
 is left. Its result is the one that a complete local log would have given, so the reader cannot see
 the difference.
+
+A read below the start of the log is a job, too, if the node has a lake (`lake_source`). The lake is
+then one more server, of all partitions up to where the log begins.
 
 Jobs that wait for the same node and are at nearly the same positions share one FETCH. A restart of
 a node with 100,000 sessions asks for the same records 100,000 times.
@@ -15,6 +18,11 @@ Invariants
   reader waits. There is no time-out that counts records as lost.
 - The jobs of a node that wait for answers are at most FETCHES_PER_NODE, and their answers are
   bounded in bytes. All others are a reference to their reader's request.
+- The lake is asked only for records below the start of the log: here, or for a partition that is
+  not stored here on each in-sync replica. So it needs not have more than retention has removed.
+- A read that retention has overtaken is not an answer, but is done again with the lake. The same
+  holds for a search for starts.
+  Counter-example: a read begins at the start of the log, and the segment goes before it is opened.
 - A job that no connected replica can serve waits in `_parked` and is tried again. It is answered
   without progress when other partitions have new records, so that its reader continues there.
 """
@@ -23,12 +31,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
-from operator import gt, lt
+from operator import lt
 from typing import Final
 
 from holdfast.log.reading.cursor import ReadResult
 from holdfast.log.reading.starts import FoundStart
-from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
 from holdfast.node.delivery.subscribe import handle_starts
 from holdfast.node.effects import FetchInflight, FindStarts, Found, ReadLog
@@ -45,13 +52,20 @@ from holdfast.node.reads.fetch_frames import (
     encode_fetch,
 )
 from holdfast.node.reads.fetch_server import FETCHES_MAX
+from holdfast.node.reads.lake_source import LAKE, LakeAccess
 from holdfast.node.reads.read_jobs import (
+    Fetch,
     ReadJob,
     all_needs,
+    ask_for_range,
     distribute,
+    filter_count,
     found_start,
     left_of,
+    past_start,
     position_of,
+    reader_of,
+    searched_partitions,
 )
 
 FETCHES_PER_NODE: Final = FETCHES_MAX // 2
@@ -74,19 +88,6 @@ ANSWERS_KEPT_MAX: Final = 256
 """The number of jobs with an answer for their reader above which no FETCH is sent."""
 
 
-class Fetch:
-    """A FETCH that is not answered, for one job or for several that share it."""
-
-    def __init__(self, node: str, jobs: list[ReadJob], partitions: list[int], now: float) -> None:
-        self.node = node
-        self.jobs = jobs
-        self.partitions = partitions
-        self.sent_at = now
-        self.starts: list[int] = []
-        self.piece = 0
-        self.records: list[Record] = []
-
-
 class RemoteReads:
     """The jobs of this node."""
 
@@ -98,6 +99,7 @@ class RemoteReads:
         self._context = context
         self.is_stored = is_stored
         """Whether this node reads a partition itself."""
+        self.lake = LakeAccess()
         self._number = 0
         self._fetches: dict[int, Fetch] = {}
         # The unanswered fetches of each node.
@@ -130,20 +132,24 @@ class RemoteReads:
     # The driver
 
     def take(self, effect: ReadLog | FetchInflight | FindStarts) -> bool:
-        """Takes over a read that needs partitions which are not stored here. False: it needs none,
+        """Takes over a read that needs records which are not stored here. False: it needs none,
         so the driver reads."""
-        if all(map(self.is_stored, all_needs(effect))):
+        if all(map(self.is_stored, all_needs(effect))) and not self._needs_lake(effect):
             return False
         self._assign(ReadJob(effect))
         return True
 
     def has_whole_log(self) -> bool:
-        """Whether this node reads all partitions itself."""
-        return all(map(self.is_stored, range(len(self._state.delivered))))
+        """Whether this node reads all of the log itself."""
+        return self.lake.ask is None and all(map(self.is_stored, range(len(self._state.delivered))))
 
     def handle(self, node: str, payload: bytes) -> None:
         """Takes a piece of an answer. Raises `BadFrame` when it is malformed."""
         head, records = decode_fetched(payload)
+        if node == LAKE:
+            if self.lake.error:
+                self._state.note("info", "lake_is_back", {})
+            self.lake.succeeded()
         fetch = self._fetches.get(head.number)
         # A reply that comes after another node was asked is ignored.
         if fetch is None or fetch.node != node:
@@ -174,10 +180,17 @@ class RemoteReads:
         """Tries the parked jobs again, because another node may have their records."""
         self._retry_at = 0.0
 
+    def is_busy(self) -> bool:
+        """Whether `advance` has anything to do, apart from late answers of nodes."""
+        return bool(self._queues or self._answered or self._parked)
+
     def advance(self, now: float) -> None:
         """Hands results to their readers, and sends due fetches, at the end of a turn."""
         self._answer_some()
         for number, fetch in list(self._fetches.items()):
+            if fetch.node == LAKE:
+                # Its driver ends a process that does not answer, and reports it.
+                continue
             if now < fetch.sent_at + ANSWER_S:
                 # The others were sent later.
                 break
@@ -194,6 +207,8 @@ class RemoteReads:
             return self._state.now
         due = self._retry_at if self._parked else None
         for fetch in self._fetches.values():
+            if fetch.node == LAKE:
+                continue
             late_at = fetch.sent_at + ANSWER_S
             return late_at if due is None else min(due, late_at)
         return due
@@ -206,6 +221,75 @@ class RemoteReads:
         assert counts == self._in_flight, "the fetches of each node"
         assert all(count <= FETCHES_PER_NODE for count in counts.values()), "too many fetches"
 
+    # The lake
+
+    def lake_failed(self, text: str, *, is_final: bool = False) -> None:
+        """Takes a failure of the lake. Its requests are asked again, and their readers wait.
+        `is_final`: it is the lake of another log, so its readers go on without it."""
+        if self.lake.failed(text, self._state.now, is_final=is_final):
+            name = "lake_refused" if is_final else "lake_away"
+            self._state.note("error" if is_final else "warning", name, {"text": text})
+        self.disconnected(LAKE)
+
+    def lake_greeting(self) -> FetchFrame | None:
+        """Returns a FETCH of nothing, by which the lake is checked, or None without metadata."""
+        if self._context.metadata is None:
+            return None
+        return FetchFrame(
+            number=0, generation=self._context.generation, ranges=[], log=self._log_id()
+        )
+
+    def _log_id(self) -> str:
+        metadata = self._context.metadata
+        return "" if metadata is None else metadata.cluster_id
+
+    def _needs_lake(self, effect: ReadLog | FetchInflight | FindStarts) -> bool:
+        """Whether records of a stored partition that the read needs may be in the lake alone."""
+        if self.lake.ask is None:
+            return False
+        starts = self._state.journal.start_offsets
+        if isinstance(effect, ReadLog):
+            return any(
+                at < min(limit, start)
+                for at, limit, start in zip(effect.positions, effect.limits, starts, strict=True)
+            )
+        if isinstance(effect, FetchInflight):
+            return any(offset < starts[partition] for _, partition, offset in effect.wanted)
+        return any(starts[partition] for partition in searched_partitions(effect))
+
+    def _begin_of(self, partition: int) -> int:
+        """The offset below which only a lake has the records of a partition."""
+        if self.is_stored(partition):
+            return self._state.journal.start_offsets[partition]
+        return self._oldest(partition)
+
+    def _is_past(self, job: ReadJob, partition: int, offset: int) -> bool:
+        """Whether the job reads this offset of a partition in the lake."""
+        if self.lake.ask is None or job.is_without_lake:
+            return False
+        if isinstance(job.effect, FindStarts):
+            return not job.unsearched
+        return offset < self._begin_of(partition)
+
+    def _plan_past(self, job: ReadJob) -> None:
+        """Finds the partitions that a search for starts has to search in the lake, once it has
+        searched the log."""
+        effect = job.effect
+        if not isinstance(effect, FindStarts) or job.unsearched or job.unsearched_past is not None:
+            return
+        job.unsearched_past = set()
+        segments = self._state.journal.segments
+        oldest_us = segments[0].head.first_timestamp_us if self._stores_all() and segments else 0
+        if self.lake.ask is not None and job.needs_past(oldest_us):
+            job.unsearched_past = {
+                partition
+                for partition in searched_partitions(effect)
+                if not self.is_stored(partition) or self._begin_of(partition)
+            }
+
+    def _stores_all(self) -> bool:
+        return all(map(self.is_stored, range(len(self._state.delivered))))
+
     # Nodes for a job
 
     def _assign_all(self, jobs: Iterable[ReadJob]) -> None:
@@ -216,7 +300,14 @@ class RemoteReads:
         """Gives the job to the node that serves it next, or its result to its reader."""
         if job.is_stale():
             return
+        self._plan_past(job)
         needs = [] if job.is_full() else self._pass_lost(job)
+        if any(
+            self._is_past(job, each, position_of(job, each)) for each in needs
+        ) and self.lake.gives_up(reader_of(job.effect), self._state.now):
+            job.is_without_lake = True
+            job.unsearched_past = set()
+            needs = self._pass_lost(job)
         if not needs:
             self._answered.append(job)
             return
@@ -231,11 +322,12 @@ class RemoteReads:
                 self._parked.append(job)
             return
         own = self._context.node_id
-        if own in by_node:
+        if own in by_node and LAKE not in by_node:
             job.node, job.partitions = own, by_node[own]
             self._read_here(job)
             return
-        job.node = self._choose(by_node)
+        # The oldest records come first.
+        job.node = LAKE if LAKE in by_node else self._choose(by_node)
         job.partitions = by_node[job.node]
         self._queues.setdefault(job.node, deque()).append(job)
 
@@ -254,10 +346,12 @@ class RemoteReads:
     def _servers(self, job: ReadJob, partition: int) -> list[str]:
         """The connected nodes that may have what the job needs of a partition."""
         context = self._context
-        if self.is_stored(partition):
-            return [context.node_id]
         now = self._state.now
         position = position_of(job, partition)
+        if self._is_past(job, partition, position):
+            return [LAKE] if self.lake.may_ask(now) else []
+        if self.is_stored(partition):
+            return [context.node_id]
         begins = self._begins.get(partition, {})
         all_lossy = all(node in job.lossy for node in self._in_sync(partition))
         return [
@@ -286,13 +380,14 @@ class RemoteReads:
         if isinstance(effect, FetchInflight):
             left = iter(left_of(job) if self._begins else ())
             for packet_id, partition, offset in left:
-                if offset >= self._oldest(partition):
+                if offset >= self._oldest(partition) or self._is_past(job, partition, offset):
                     break
                 job.found.append((packet_id, None))
         elif isinstance(effect, ReadLog):
             for partition in self._begins:
                 end = min(self._oldest(partition), effect.limits[partition])
-                if end > job.positions[partition]:
+                at = job.positions[partition]
+                if end > at and not self._is_past(job, partition, at):
                     job.lost += end - job.positions[partition]
                     job.positions[partition] = end
         return job.needs()
@@ -309,6 +404,7 @@ class RemoteReads:
             self._woken = len(self._parked)
             self._retry_at = now + RETRY_S * (1 + self._woken // RETRY_MAX)
             self._failing.clear()
+            self.lake.forget_old(now)
         elif not self._woken:
             return
         steps = min(RETRY_MAX, self._woken)
@@ -318,7 +414,11 @@ class RemoteReads:
             parked = len(self._parked)
             self._retry(job)
             if len(self._parked) > parked:
-                self._failing.update(job.needs())
+                self._failing.update(
+                    each
+                    for each in job.needs()
+                    if not self._is_past(job, each, position_of(job, each))
+                )
         if not self._woken:
             self._note_unreachable()
 
@@ -373,33 +473,50 @@ class RemoteReads:
             )
             part.done = partial(self._was_read_here, job)
         elif isinstance(effect, FetchInflight):
-            wanted = list(takewhile(lambda each: self.is_stored(each[1]), left_of(job)))
+            wanted = list(
+                takewhile(
+                    lambda each: (
+                        self.is_stored(each[1]) and not self._is_past(job, each[1], each[2])
+                    ),
+                    left_of(job),
+                )
+            )
             part = FetchInflight(None, None, wanted, effect.bytes_max - job.size_bytes)
             part.done = partial(self._was_fetched_here, job)
         else:
             limits = [end if p in here else 0 for p, end in enumerate(effect.limits)]
             part = FindStarts(None, None, effect.wanted, limits)
+            job.begins = list(self._state.journal.start_offsets)
             part.done = partial(self._were_found_here, job)
         self._state.effects.append(part)
 
     def _was_read_here(self, job: ReadJob, result: ReadResult | None) -> None:
         # A node with a damaged disk serves no client, so nothing waits.
         if result is not None:
-            for record in result.records:
-                job.take(record)
-            job.positions = result.positions
-            job.lost += result.lost
+            if not result.lost or not any(
+                self._is_past(job, partition, job.positions[partition])
+                for partition in job.partitions
+            ):
+                for record in result.records:
+                    job.take(record)
+                job.positions = result.positions
+                job.lost += result.lost
             self._assign(job)
 
     def _was_fetched_here(self, job: ReadJob, found: Found | None) -> None:
         if found is not None:
-            for number, record in found:
+            for (number, record), (_, partition, offset) in zip(found, left_of(job), strict=False):
+                if record is None and self._is_past(job, partition, offset):
+                    break
                 job.add_found(number, record)
             self._assign(job)
 
     def _were_found_here(self, job: ReadJob, found: list[FoundStart] | None) -> None:
         if found is not None:
-            job.add_starts(job.partitions, found)
+            # The lake is searched below where the log began. Counter-example: the log has two of
+            # the last three records, retention removes one of them, and the lake has it twice.
+            if self.lake.ask is None or job.begins == self._state.journal.start_offsets:
+                job.add_starts(job.partitions, found)
             self._assign(job)
 
     # Reads at other nodes
@@ -425,26 +542,44 @@ class RemoteReads:
         effect = job.effect
         if isinstance(effect, ReadLog):
             self._join(fetch, job, queue)
-            _ask_for_range(frame, fetch)
+            ask_for_range(frame, fetch)
+            if node == LAKE:
+                for each in frame.ranges:
+                    each.end = min(each.end, self._begin_of(each.partition))
         elif isinstance(effect, FetchInflight):
             able = {p: node in self._servers(job, p) for p in {each[1] for each in left_of(job)}}
-            left = takewhile(lambda each: able[each[1]], left_of(job))
+            left = takewhile(
+                lambda each: (
+                    able[each[1]] and self._is_past(job, each[1], each[2]) == (node == LAKE)
+                ),
+                left_of(job),
+            )
             frame.wanted = [(partition, offset) for _, partition, offset in left]
             frame.bytes_max = effect.bytes_max - job.size_bytes
         else:
             frame.ranges = [ReadRange(p, 0, effect.limits[p]) for p in job.partitions]
-            for each in effect.wanted:
-                offsets = [each.offsets[p] for p in job.partitions] if each.offsets else []
-                frame.queries.append((each.filter, each.since_us, each.last, offsets))
+            for query, start in zip(effect.wanted, job.starts, strict=True):
+                offsets = [query.offsets[p] for p in job.partitions] if query.offsets else []
+                frame.queries.append((query.filter, query.since_us, query.last, offsets))
+                if node == LAKE:
+                    frame.left.append({topic.decode(): n for topic, n in start.left.items()})
+            if node == LAKE:
+                for each in frame.ranges:
+                    if job.begins and self.is_stored(each.partition):
+                        each.end = min(each.end, job.begins[each.partition])
         self._fetches[self._number] = fetch
         self._in_flight[node] = self._in_flight.get(node, 0) + 1
         self._state.stats.log_fetches += 1
         self.shared += len(fetch.jobs) - 1
-        self._context.send(node, FETCH, encode_fetch(frame))
+        if node != LAKE:
+            self._context.send(node, FETCH, encode_fetch(frame))
+        elif self.lake.ask is not None:
+            frame.log = self._log_id()
+            self.lake.ask(encode_fetch(frame))
 
     def _join(self, fetch: Fetch, first: ReadJob, queue: deque[ReadJob]) -> None:
         """Moves the jobs of the queue to the fetch that are at nearly the same positions."""
-        filters = _filter_count(first)
+        filters = filter_count(first)
         passed: list[ReadJob] = []
         for _ in range(min(SHARED_SCAN, len(queue))):
             if len(fetch.jobs) >= SHARED_MAX or filters >= SHARED_FILTERS:
@@ -452,7 +587,7 @@ class RemoteReads:
             job = queue.popleft()
             if job.shares_with(first) and not job.is_stale():
                 fetch.jobs.append(job)
-                filters += _filter_count(job)
+                filters += filter_count(job)
             else:
                 passed.append(job)
         queue.extendleft(reversed(passed))
@@ -488,6 +623,8 @@ class RemoteReads:
         if any(map(lt, head.positions, fetch.starts)):
             raise BadFrame("a read that ends below where it began")
         if head.positions == fetch.starts:
+            if fetch.node == LAKE:
+                raise BadFrame("a read of the lake without progress")
             self._mark_unable(fetch.node, set(partitions) - refused)
             return
         jobs = [job for job in fetch.jobs if not job.is_stale()]
@@ -498,6 +635,8 @@ class RemoteReads:
                     job.is_shareable = False
                 return
             nodes = {node for p in partitions for node in self._in_sync(p)}
+            if fetch.node == LAKE:
+                nodes = {LAKE}
             for job in jobs:
                 job.lossy.add(fetch.node)
                 if not nodes <= job.lossy:
@@ -513,7 +652,7 @@ class RemoteReads:
             record = records.get((partition, offset))
             if record is None:
                 job.lossy.add(fetch.node)
-                if not job.lossy.issuperset(self._in_sync(partition)):
+                if fetch.node != LAKE and not job.lossy.issuperset(self._in_sync(partition)):
                     return
             job.lossy.clear()
             job.add_found(number, record)
@@ -528,6 +667,11 @@ class RemoteReads:
             not each.error and len(each.offsets) != len(fetch.partitions) for each in head.starts
         ):
             raise BadFrame("starts that were not asked for")
+        if fetch.node == LAKE:
+            job.add_past_starts(
+                [past_start(each, fetch.partitions, effect.limits) for each in head.starts]
+            )
+            return
         found = [found_start(each, fetch.partitions, effect.limits) for each in head.starts]
         job.add_starts([p for p in fetch.partitions if p not in refused], found)
 
@@ -554,44 +698,3 @@ class RemoteReads:
             self._node.handle_fetched(effect, job.found)
         else:
             handle_starts(self._state, effect, job.starts)
-
-
-def _filter_count(job: ReadJob) -> int:
-    assert isinstance(job.effect, ReadLog)
-    return len(job.effect.interests)
-
-
-def _ask_for_range(frame: FetchFrame, fetch: Fetch) -> None:
-    """Puts the ranges and filters of the jobs into a FETCH."""
-    effects: list[ReadLog] = []
-    for job in fetch.jobs:
-        assert isinstance(job.effect, ReadLog)
-        effects.append(job.effect)
-    for partition in fetch.partitions:
-        start = min(job.positions[partition] for job in fetch.jobs)
-        end = max(effect.limits[partition] for effect in effects)
-        fetch.starts.append(start)
-        frame.ranges.append(ReadRange(partition, start, end))
-    known: dict[int, int] = {}
-    filters: dict[tuple[str, int], None] = {}
-    for effect in effects:
-        for interest in effect.interests:
-            offsets = interest.start
-            index = -1
-            if offsets is not None:
-                index = known.get(id(offsets), -2)
-                if index == -2:
-                    index = -1
-                    wanted = [offsets[partition] for partition in fetch.partitions]
-                    if any(map(gt, wanted, fetch.starts)):
-                        index = len(frame.starts)
-                        frame.starts.append(wanted)
-                    known[id(offsets)] = index
-            filters[(interest.filter, index)] = None
-    frame.filters = list(filters)
-    # All that share a read want some of its records.
-    share = 1 if len(effects) == 1 else 2
-    jobs = fetch.jobs
-    pairs = list(zip(effects, jobs, strict=True))
-    frame.records_max = share * max(each.records_max - len(job.records) for each, job in pairs)
-    frame.bytes_max = share * max(each.bytes_max - job.size_bytes for each, job in pairs)

@@ -544,11 +544,11 @@ class Runtime:
         if not isinstance(effect, (ReadLog, FetchInflight, FindStarts)):
             self.clients.carry_out(effect)
         elif (
-            cluster_node.context.unstored
+            (cluster_node.context.unstored or cluster_node.remote_reads.lake.ask is not None)
             and effect.done is None
             and cluster_node.remote_reads.take(effect)
         ):
-            # Another node, or this one with others, has the records.
+            # Another node, this one with others, or a lake has the records.
             return
         elif isinstance(effect, ReadLog):
             self._read_log(effect)
@@ -592,6 +592,8 @@ class Runtime:
     def _log_read(self, effect: ReadLog, result: ReadResult) -> None:
         if effect.done is not None:
             effect.done(result if self.believes_disk else None)
+        elif result.lost and self._is_overtaken(effect):
+            return
         elif self.believes_disk:
             self.node.handle_read(
                 effect, result.records, result.positions, result.done, result.lost
@@ -600,13 +602,21 @@ class Runtime:
     def _fetched(self, effect: FetchInflight, found: Found) -> None:
         if effect.done is not None:
             effect.done(found if self.believes_disk else None)
+        elif any(record is None for _, record in found) and self._is_overtaken(effect):
+            return
         elif self.believes_disk:
             self.node.handle_fetched(effect, found)
+
+    def _is_overtaken(self, effect: ReadLog | FetchInflight | FindStarts) -> bool:
+        """Whether retention has removed records before they were read that a lake may have. Then
+        the read begins again."""
+        reads = self.cluster_node.remote_reads
+        return self.believes_disk and reads.lake.ask is not None and reads.take(effect)
 
     def _starts_found(self, effect: FindStarts, found: list[FoundStart]) -> None:
         if effect.done is not None:
             effect.done(found if self.believes_disk else None)
-        else:
+        elif not self._is_overtaken(effect):
             handle_starts(self.state, effect, found)
 
     def _batches_read(self, effect: ReadBatches, batches: list[bytes]) -> None:
