@@ -41,7 +41,7 @@ _COUNTER_NAME: Final = re.compile(
 _NUMBER_NAME: Final = re.compile(r"(?:.*_)?(?:n|no|nr|num|number|index|idx|count|counter|cnt)")
 """The words of a field that may count the messages, or what a meter counts."""
 _CODE_NAME: Final = re.compile(
-    r"(?:.*_)?(?:fw|sw|hw|ver|version|firmware|software|hardware|rev|revision|release|build|model|"
+    r"(?:.*_)?(?:fw|sw|hw|ver|version|firmware|software|hardware|rev|revision|release|build|model|dpt|"
     r"serial|sn|id|code|key|imei|imsi|iccid|mac|ean|zip|plz|phone|pin)(?:_?(?:ver|version|no|nr|"
     r"number))?"
 )
@@ -528,7 +528,7 @@ def time_arguments(name: str, topics: Sequence[TopicMessages], zone: str) -> tup
     if offset_us is None:
         why = f"; {name} is no time that agrees with the broker's, which is used"
     elif offset_us == offset_of(name, topics, ZoneInfo("Etc/GMT+1")):
-        why = (
+        return {"time": None}, (
             f"; {name} is {_distance(offset_us)} the broker's, which is used: it counts from 1970 "
             "or names its zone, so no zone corrects it"
         )

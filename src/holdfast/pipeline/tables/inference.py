@@ -7,7 +7,7 @@ without a rule each topic is a device.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -215,6 +215,7 @@ def _by_levels(topics: Sequence[TopicMessages], zone: str) -> list[_Draft]:
             first = "+" if each.levels[0] in crossing else each.levels[0]
             groups[first, len(each.levels), each.decode].append(each)
     plain = Topics(DEFAULT_RULES)
+    present = {each.levels[:-1] for each in topics if each.levels[-1] in STATUS_LEVELS}
     # Filters of text topics may have wildcards, so those of binary documents come before.
     in_order = sorted(groups.items(), key=lambda item: (not item[0][2], item[0]))
     for number, ((_, _, decode), group) in enumerate(in_order):
@@ -226,7 +227,7 @@ def _by_levels(topics: Sequence[TopicMessages], zone: str) -> list[_Draft]:
                 if all(is_picture(payload) for payload, _ in each.messages)
             ]
             group = [each for each in group if each not in unread]
-        draft = _of_group(group, zone) if group else None
+        draft = _of_group(group, zone, present) if group else None
         if draft is not None:
             own = [*_status_of(draft, topics, group), draft]
             drafts += [replace(each, group=number) for each in own]
@@ -255,9 +256,16 @@ def _same_below(topics: Sequence[TopicMessages]) -> set[str]:
 _Levels = tuple[str, ...]
 
 
-def _of_group(group: Sequence[TopicMessages], zone: str) -> _Draft | None:
-    """Returns the best rule for topics of one shape, or None: each is a device then."""
+def _of_group(group: Sequence[TopicMessages], zone: str, present: Set[_Levels]) -> _Draft | None:
+    """Returns the best rule for topics of one shape, or None: each is a device then. `present` are
+    the levels above online or offline."""
     common = csv_of(group) or roles_of(group, zone)
+    above = {each.levels[:-1] for each in group}
+    if above <= present and not any(each.objects for each in group) and not common:
+        count = len(group[0].levels)
+        device = f"levels 1-{count - 1}" if count > 2 else "level 1"
+        arguments = {"filter": _filter(group), "device": device, "metric": f"level {count}"}
+        return _Draft(arguments, "a device for each that is online or offline")
     if group[0].decode:
         common["decode"] = group[0].decode
     documents = [document for topic in group for document, _ in topic.documents]
@@ -350,20 +358,25 @@ def _status_of(
     device_of = rule.device_of()
     names = {device_of(each.name, "") for each in group} - STATUS_LEVELS.keys()
     some: dict[tuple[str, int], list[TopicMessages]] = defaultdict(list)
+    takes = Topics([rule]).readers[0].matches
+    taken = []
     for each in topics:
         if each.levels[-1] in STATUS_LEVELS:
             try:
                 if device_of(each.name, "") in names:
                     some[each.levels[-1], len(each.levels)].append(each)
+                    continue
             except DecodeError:
                 continue
+            if takes(each.name):  # the will of a station is none of its metrics
+                taken.append(each)
+    places = [([each], "levels 1--2") for each in taken]
+    places += [(group, rule.device) for _, group in sorted(some.items())]
     return [
-        _Draft(
-            {"filter": _filter(group), "decode": STATUS_LEVELS[last], "device": rule.device},
-            PRESENCE,
-        )
-        for (last, _), group in sorted(some.items())
-    ]
+        _Draft({"filter": _filter(group), "decode": STATUS_LEVELS[group[0].levels[-1]],
+                "device": device}, PRESENCE)
+        for group, device in places
+    ]  # fmt: skip
 
 
 def _filter(topics: Sequence[TopicMessages]) -> str:

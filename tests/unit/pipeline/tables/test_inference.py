@@ -177,6 +177,14 @@ FLEETS: dict[str, tuple[Pairs, set[str]]] = {
               ("site/d1/status", "online"), ("site/d2/status", "offline")),
         {"d1", "d2"},
     ),
+    "a station of three sensors, which are one device by its will": (
+        fleet(("w/temp", "2#.5"), ("w/rain", "0.#"), ("w/hum", "4#"), ("w/LWT", "Online")),
+        {"w"},
+    ),
+    "two logs of a station whose will is none of them": (
+        fleet(("w/a", '{"v":#}'), ("w/b", '{"v":#}'), ("w/availability", "online")),
+        {"a", "b", "w"},
+    ),
     "online and offline of systems that share nothing else": (
         fleet(("ha/status", "online"), ("dev9/status", "offline"), ("dev10/connected", "2"),
               ("hm/connected", "1"), ("hm/a/b", "1"), ("modbus/raw", "5"), ("ecowitt/raw", "6"),
