@@ -6,7 +6,7 @@ publishing to the broker's log, `quality`, repetitions and the like per device, 
 messages and bytes per topic.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -202,31 +202,36 @@ def aggregate_readings(groups: GroupedRows) -> ArrowColumns:
     }
 
 
-def _table(name: str, unit: str) -> Table:
+def _windows(
+    name: str,
+    table: tuple[Column, ...],
+    description: str,
+    time: str,
+    *keys: str,
+    source: str = "readings",
+    **fold: Any,
+) -> Table:
+    """Returns a table with a row for each window of some keys. `fold` are fields of WindowFold."""
     return Table(
         name=name,
         layer="gold",
-        source="readings",
-        build=WindowFold(
-            table=_columns(unit),
-            columns=_INPUT,
-            prepare=prepare_readings,
-            aggregate=aggregate_readings,
-            keys=("device", "metric"),
-            time="event_time",
-            unit=unit,
-            order=READING_ORDER,
-            rates={"rate": "readings"},
-        ),
-        columns=_columns(unit),
-        description=f"Statistics of each device and metric, for each {unit}",
-        keys=("window_start", "device", "metric"),
-        grain=Grain.hours(),
+        source=source,
+        build=WindowFold(table=table, keys=keys, time=time, **fold),
+        columns=table,
+        description=description,
+        keys=("window_start", *keys),
+        grain=Grain.hours(source_time=time),
     )
 
 
-DEVICE_MINUTES: Final = _table("device_minutes", "minute")
-DEVICE_HOURS: Final = _table("device_hours", "hour")
+DEVICE_MINUTES, DEVICE_HOURS = (
+    _windows(
+        f"device_{unit}s", _columns(unit), f"Statistics of each device and metric, for each {unit}",
+        "event_time", "device", "metric", columns=_INPUT, prepare=prepare_readings,
+        aggregate=aggregate_readings, unit=unit, order=READING_ORDER, rates={"rate": "readings"},
+    )
+    for unit in ("minute", "hour")
+)  # fmt: skip
 
 
 LATENCY_MAX_S: Final = 86_400
@@ -370,52 +375,21 @@ def aggregate_topics(groups: GroupedRows) -> ArrowColumns:
     }
 
 
-LATENCY: Final = Table(
-    name="latency",
-    layer="gold",
-    source="readings",
-    build=WindowFold(
-        table=_LATENCY_COLUMNS,
-        columns=_LATENCY_INPUT,
-        prepare=prepare_latency,
-        aggregate=aggregate_latency,
-    ),
-    columns=_LATENCY_COLUMNS,
-    description="Time from publishing to the log, where payloads say when they were published",
-    keys=("window_start", "device"),
-    grain=Grain.hours(source_time="store_time"),
-)
-QUALITY: Final = Table(
-    name="quality",
-    layer="gold",
-    source="readings",
-    build=WindowFold(
-        table=_QUALITY_COLUMNS,
-        columns=_QUALITY_INPUT,
-        prepare=prepare_quality,
-        aggregate=aggregate_quality,
-    ),
-    columns=_QUALITY_COLUMNS,
-    description="Repetitions, late messages, wrong clocks and gaps of each device and minute",
-    keys=("window_start", "device"),
-    grain=Grain.hours(source_time="store_time"),
-)
-TOPICS: Final = Table(
-    name="topics",
-    layer="gold",
-    source=RECORDS,
-    build=WindowFold(
-        table=_TOPIC_COLUMNS,
-        columns=("topic", "timestamp", "payload", "retain", "client_id"),
-        prepare=prepare_topics,
-        aggregate=aggregate_topics,
-        keys=("topic",),
-        time="timestamp",
-        order=("client_id",),
-        rates={"rate": "messages", "bytes_rate": "bytes"},
-    ),
-    columns=_TOPIC_COLUMNS,
-    description="Messages and bytes of each topic and minute",
-    keys=("window_start", "topic"),
-    grain=Grain.hours(source_time="timestamp"),
-)
+LATENCY: Final = _windows(
+    "latency", _LATENCY_COLUMNS,
+    "Time from publishing to the log, where payloads say when they were published",
+    "store_time", "device", columns=_LATENCY_INPUT, prepare=prepare_latency,
+    aggregate=aggregate_latency,
+)  # fmt: skip
+QUALITY: Final = _windows(
+    "quality", _QUALITY_COLUMNS,
+    "Repetitions, late messages, wrong clocks and gaps of each device and minute",
+    "store_time", "device", columns=_QUALITY_INPUT, prepare=prepare_quality,
+    aggregate=aggregate_quality,
+)  # fmt: skip
+TOPICS: Final = _windows(
+    "topics", _TOPIC_COLUMNS, "Messages and bytes of each topic and minute", "timestamp", "topic",
+    source=RECORDS, columns=("topic", "timestamp", "payload", "retain", "client_id"),
+    prepare=prepare_topics, aggregate=aggregate_topics, order=("client_id",),
+    rates={"rate": "messages", "bytes_rate": "bytes"},
+)  # fmt: skip
