@@ -23,6 +23,7 @@ def check_invariants(process: "Process", turn: int = 0) -> None:
         cluster_node.meta._raft.check()
         process.journal.check()
         process.runtime.links.relayed.check()
+        cluster_node.detector.check(process.state.now)
         if not process.host.is_witness:
             cluster_node.replication.check()
             cluster_node.applier.check()

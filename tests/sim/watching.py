@@ -41,7 +41,6 @@ from holdfast.log import record as log_record
 from holdfast.log.batch import Batch
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
-from holdfast.node.feeds.frames import FeedPart
 from holdfast.node.publish.apply import Applier
 from holdfast.node.session.message import Message
 from holdfast.node.session.session import Inflight, Session, tag_of
@@ -89,14 +88,10 @@ class FeedsWatch:
         self._marks = [0] * partitions
         # The filters of connected clients, and the marks when each was seen first.
         self._filters: dict[str, list[int]] = {}
-        self._receiver = process.cluster_node.feeds.receiver
-        self._apply = self._receiver._apply_record
-        self._receiver._apply_record = self._note  # type: ignore[method-assign]
+        process.cluster_node.feeds.receiver.on_record = self._note
 
-    def _note(self, part: FeedPart, index: int) -> None:
-        assert part.batch is not None
-        self._fed[part.batch.partition].add(part.offsets[index])
-        self._apply(part, index)
+    def _note(self, record: Record) -> None:
+        self._fed[record.partition].add(record.offset)
 
     def look(self, committed: list[list[Batch]]) -> None:
         """After each turn: a mark passes no record that the node needs and was not fed."""

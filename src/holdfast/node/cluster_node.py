@@ -168,7 +168,6 @@ class ClusterNode(Parts):
             self.detector.handle_heartbeat(node, payload, now)
             self.effects.check_own_health(now)
             self.ownership.renew()
-            self.proposer.is_changed = True
             self.effects.run()
             return
         self.detector.note_frame(node, now)
@@ -277,7 +276,6 @@ class ClusterNode(Parts):
         """Handles a write of the disk that takes too long, or the end of such a stall."""
         self.detector.set_stalled(is_stalled, now)
         self.effects.check_own_health(now)
-        self.proposer.is_changed = True
         self.effects.run()
 
     def handle_space(self, is_full: bool, now: float) -> None:
@@ -285,7 +283,6 @@ class ClusterNode(Parts):
         self.detector.set_full(is_full, now)
         self.effects.check_own_health(now)
         self.space.set_full(is_full, now)
-        self.proposer.is_changed = True
         self.effects.run()
 
     def handle_damage(self, now: float) -> None:
@@ -296,7 +293,6 @@ class ClusterNode(Parts):
         self.replication.set_unfit()
         self.detector.set_damaged(now)
         self.effects.check_own_health(now)
-        self.proposer.is_changed = True
         self.effects.run()
 
     def is_dispensable(self) -> bool:

@@ -4,6 +4,7 @@ from holdfast.node import frame_kinds as kinds
 from holdfast.node.alone import Alone
 from holdfast.node.connections.close import CLOSE_STEPS, close_connection
 from holdfast.node.failure.detector import Beat, HeardAgain, Suspected
+from holdfast.node.failure.health import Health
 from holdfast.node.leadership_changes import LeadershipChanges
 from holdfast.node.metadata.effects import (
     LeaderChanged,
@@ -78,13 +79,20 @@ class PartEffects:
         self._leavers: Sweep[Session] = Sweep(parts.state)
         # True unless this node must not lead Raft, because of its disk.
         self._may_lead = True
+        # What the last check has seen.
+        self._checked: tuple[ClusterMetadata, Health] | None = None
 
     def check_own_health(self, now: float) -> None:
         """Checks whether the other nodes count this one as unhealthy, and adapts its ownership and
-        its vote."""
+        its vote, and the controller."""
         metadata = self._context.metadata
+        health = self._parts.detector.health(now)
+        checked = self._checked
+        if checked is not None and checked[0] is metadata and checked[1] is health:
+            return
+        self._proposer.is_changed = True
         if metadata is not None:
-            health = self._parts.detector.health(now)
+            self._checked = metadata, health
             own = self._parts.meta.node_id
             is_unhealthy = own in useless(metadata, health)
             self._parts.ownership.set_unhealthy(is_unhealthy, now)

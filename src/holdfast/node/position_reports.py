@@ -57,7 +57,8 @@ class PositionReports:
         self._incomplete.pop(node, None)
 
     def _take(self, node: str, incomplete: frozenset[int]) -> None:
-        self._incomplete[node] = self._detector.incomplete[node] = incomplete
+        self._incomplete[node] = incomplete
+        self._detector.set_incomplete(node, incomplete)
 
     def review(self, now: float) -> None:
         """Reports the partitions in which this node may be incomplete, if they have changed. Called
@@ -68,7 +69,8 @@ class PositionReports:
     def _note_own(self, now: float) -> bool:
         own = self._replication.review_incomplete(self._incomplete, now)
         is_changed = own != self.own_incomplete
-        self.own_incomplete = self._detector.incomplete[self._meta.node_id] = own
+        self.own_incomplete = own
+        self._detector.set_incomplete(self._meta.node_id, own)
         return is_changed
 
     def handle(self, node: str, payload: bytes, now: float) -> None:

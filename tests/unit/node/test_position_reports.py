@@ -38,7 +38,7 @@ def reports(
         clock=ClusterClock("n2"),
         disk_memory=DiskMemory(),
         replication=replication,
-        detector=SimpleNamespace(incomplete={}),
+        detector=SimpleNamespace(set_incomplete=lambda node, partitions: None),
     )
     return PositionReports(cast(Parts, parts)), parts
 

@@ -247,8 +247,8 @@ class Detector:
         self._is_stalled = False
         self._is_damaged = False
         self._is_full = False
-        self.incomplete: dict[str, frozenset[int]] = {}
-        """Per node the partitions of which it may lack acknowledged records."""
+        # Per node the partitions of which it may lack acknowledged records.
+        self._incomplete: dict[str, frozenset[int]] = {}
         # The number of our first heartbeat that asks to stop; 0: none.
         self._asked = 0
         self._node_id = node_id
@@ -265,9 +265,12 @@ class Detector:
         self._well_at = now
         self._worst_lag_s = 0.0
         self._health = Health()
+        # Whether `_health` holds until the next input.
+        self._is_known = False
 
     def set_members(self, nodes: Collection[str], now: float) -> None:
         """Sets the nodes of the cluster, witnesses too. Each is expected; its opinion counts."""
+        self._is_known = False
         self._members = frozenset(nodes) - {self._node_id}
         for node in self._members:
             self._peer(node, now)
@@ -277,6 +280,7 @@ class Detector:
 
     def connected(self, node: str, presence: Presence, now: float) -> None:
         """Notes a new link; the state reported over the old one is forgotten."""
+        self._is_known = False
         peer = self._peer(node, now)
         peer.presence = presence
         peer.is_refused = False
@@ -296,6 +300,7 @@ class Detector:
         peer = self._peers.get(node)
         if peer is None:
             return
+        self._is_known = False
         if node not in self._members:
             del self._peers[node]
             return
@@ -309,8 +314,11 @@ class Detector:
         peer = self._peers.get(node)
         if peer is None or peer.presence is None:
             return
+        if peer.received_at == NEVER:
+            self._is_known = False
         peer.received_at = max(peer.received_at, now)
         if peer.is_suspected:
+            self._is_known = False
             peer.is_suspected = False
             self.effects.append(HeardAgain(node))
 
@@ -325,11 +333,19 @@ class Detector:
         if peer is None or peer.presence is None or beat.sequence <= peer.sequence:
             return
         peer.sequence = beat.sequence
-        peer.is_leaving = beat.is_leaving
-        peer.is_stalled = beat.is_stalled
-        peer.is_damaged = beat.is_damaged
-        peer.is_full = beat.is_full
-        peer.asks_to_stop = beat.asks_to_stop
+        if (
+            peer.is_leaving != beat.is_leaving
+            or peer.is_stalled != beat.is_stalled
+            or peer.is_damaged != beat.is_damaged
+            or peer.is_full != beat.is_full
+            or peer.asks_to_stop != beat.asks_to_stop
+        ):
+            self._is_known = False
+            peer.is_leaving = beat.is_leaving
+            peer.is_stalled = beat.is_stalled
+            peer.is_damaged = beat.is_damaged
+            peer.is_full = beat.is_full
+            peer.asks_to_stop = beat.asks_to_stop
         peer.is_well = beat.is_well
         peer.suspects = beat.suspected
         peer.hears = frozenset(beat.received.keys() - beat.suspected)
@@ -364,12 +380,17 @@ class Detector:
         """Announces that this node stops in good order and asks to be relieved of its
         leaderships."""
         self._is_leaving = True
+        self._announce(now)
+
+    def _announce(self, now: float) -> None:
+        """Sends a heartbeat at once, because what this node reports of itself has changed."""
+        self._is_known = False
         self._beat_at = now
 
     def ask_to_stop(self, now: float) -> None:
         """Announces that this node will stop as soon as the others can do without it."""
         self._asked = self._sequence + 1
-        self._beat_at = now
+        self._announce(now)
 
     def is_asking_known(self) -> bool:
         """Whether each node that is heard has confirmed `ask_to_stop`.
@@ -386,17 +407,23 @@ class Detector:
     def set_stalled(self, is_stalled: bool, now: float) -> None:
         """Announces whether the disk of this node responds."""
         self._is_stalled = is_stalled
-        self._beat_at = now
+        self._announce(now)
 
     def set_damaged(self, now: float) -> None:
         """Announces that the log of this node is damaged. That state does not end."""
         self._is_damaged = True
-        self._beat_at = now
+        self._announce(now)
 
     def set_full(self, is_full: bool, now: float) -> None:
         """Announces whether the disk of this node is full."""
         self._is_full = is_full
-        self._beat_at = now
+        self._announce(now)
+
+    def set_incomplete(self, node: str, partitions: frozenset[int]) -> None:
+        """Notes the partitions of which a node may lack acknowledged records."""
+        if self._incomplete.get(node) != partitions:
+            self._is_known = False
+            self._incomplete[node] = partitions
 
     def timer(self) -> float:
         return min(self._beat_at, self._silence_at)
@@ -442,7 +469,24 @@ class Detector:
         return node in self.suspects(now) and self._is_seconded(node, now)
 
     def health(self, now: float) -> Health:
-        """The health of all nodes; the same object while nothing has changed."""
+        """The health of all nodes; the same object while nothing has changed.
+
+        Time alone changes it only while a node is suspected or was never heard.
+        """
+        if self._is_known:
+            return self._health
+        health = self._find_health(now)
+        if health != self._health:
+            self._health = health
+        suspects = any(peer.is_suspected for peer in self._peers.values())
+        self._is_known = not (health.unmet or suspects)
+        return self._health
+
+    def check(self, now: float) -> None:
+        """Raises `AssertionError` if the health is another one than the known one."""
+        assert not self._is_known or self._find_health(now) == self._health, "the known health"
+
+    def _find_health(self, now: float) -> Health:
         present = {self._node_id: self._presence}
         leaving = {self._node_id} if self._is_leaving else set()
         stalled = {self._node_id} if self._is_stalled else set()
@@ -467,19 +511,17 @@ class Detector:
         suspected = self.suspects(now)
         dead = frozenset(node for node in suspected if self._is_seconded(node, now))
         ill = (frozenset(stalled), frozenset(damaged), frozenset(full))
-        incomplete = {node: each for node, each in self.incomplete.items() if node in present}
+        incomplete = {node: each for node, each in self._incomplete.items() if node in present}
         stopping = (frozenset(leaving), *ill, incomplete, frozenset(asking))
         unmet = frozenset(node for node in self._members if self._peers[node].received_at == NEVER)
         if now >= self._alone_at:
             unmet = frozenset()
-        health = Health(present, suspected, dead, *stopping, unmet)
-        if health != self._health:
-            self._health = health
-        return self._health
+        return Health(present, suspected, dead, *stopping, unmet)
 
     def _peer(self, node: str, now: float) -> _Peer:
         peer = self._peers.get(node)
         if peer is None:
+            self._is_known = False
             peer = self._peers[node] = _Peer(now)
         return peer
 
@@ -510,8 +552,8 @@ class Detector:
         peer.is_suspected = True
         peer.suspected_at = now
         self.effects.append(Suspected(node, reason))
-        # The others wait for our opinion, so the next heartbeat leaves at once.
-        self._beat_at = now
+        # The others wait for our opinion.
+        self._announce(now)
 
     def _beat(self, now: float) -> None:
         self._beat_at = now + self._config.heartbeat_s

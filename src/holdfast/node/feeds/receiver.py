@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
 from holdfast.node.feeds.frames import (
     ALIGNED,
@@ -108,6 +109,8 @@ class FeedReceiver:
         """The leader's log begins at this offset, above the mark."""
         self.on_lacks: Callable[[int, int], None] = lambda partition, offset: None
         """The leader's log ends at this offset, below the mark."""
+        self.on_record: Callable[[Record], None] | None = None
+        """Is called before a record is applied."""
 
     # Requests
 
@@ -290,6 +293,8 @@ class FeedReceiver:
         partition = record.partition
         delivered = self._state.delivered
         assert record.offset >= delivered[partition], "a record is applied twice"
+        if self.on_record is not None:
+            self.on_record(record)
         # A mark between the records of one part: all that this node needs below were before it.
         self._applier.note_fed(partition, record.offset + 1)
         self._applier.fold(record)

@@ -81,6 +81,7 @@ class Mesh:
             for sender, payload in self.inbox[node]:
                 detector.handle_heartbeat(sender, payload, self.now)
             self.inbox[node].clear()
+        detector.check(self.now)
         effects, detector.effects = detector.effects, []
         for effect in effects:
             if isinstance(effect, Beat):
