@@ -39,7 +39,7 @@ _ASKS_TO_STOP: Final = 32
 _LAG_MAX_MS: Final = (1 << 32) - 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Heartbeat:
     """The content of one heartbeat.
 
@@ -68,6 +68,14 @@ class Heartbeat:
     """The sender's disk has no room for more of the log."""
     asks_to_stop: bool = False
     """The sender will stop as soon as the others can do without it."""
+
+    def announced(self) -> tuple[bool, ...]:
+        """What the sender says of itself that the health has."""
+        return self.is_leaving, self.is_stalled, self.is_damaged, self.is_full, self.asks_to_stop
+
+    def hears(self, node: str) -> bool:
+        """Whether the sender has a link to a node, and does not suspect it."""
+        return node in self.received and node not in self.suspected
 
 
 def encode_heartbeat(beat: Heartbeat) -> bytes:
@@ -205,6 +213,10 @@ class HeardAgain:
 DetectorEffect = Beat | Suspected | HeardAgain
 
 
+NO_BEAT: Final = Heartbeat(-1)
+"""The state of a node that has sent no heartbeat over its link."""
+
+
 @dataclass
 class _Peer:
     """The last reports of another node. An unset `presence` means that it is not connected."""
@@ -215,23 +227,12 @@ class _Peer:
     """Its part of the handshake; None: it is not connected."""
     received_at: float = NEVER
     is_refused: bool = False
-    is_leaving: bool = False
-    is_stalled: bool = False
-    is_damaged: bool = False
-    is_full: bool = False
-    asks_to_stop: bool = False
     is_suspected: bool = False
     suspected_at: float = NEVER
-    sequence: int = -1
-    is_well: bool = True
-    suspects: frozenset[str] = field(default_factory=frozenset)
-    """The nodes that its last heartbeat suspects."""
-    hears: frozenset[str] = field(default_factory=frozenset)
-    """The nodes that it has a link to, and does not suspect."""
+    beat: Heartbeat = field(default_factory=lambda: NO_BEAT)
+    """Its last heartbeat over the present link."""
     acknowledged_at: float = NEVER
     """The send time of the newest of our heartbeats that it has confirmed."""
-    confirmed: int = 0
-    """The number of that heartbeat over the present link."""
 
 
 class Detector:
@@ -243,10 +244,8 @@ class Detector:
         self, node_id: str, presence: Presence, config: DetectorConfig, now: float
     ) -> None:
         self.effects: list[DetectorEffect] = []
-        self._is_leaving = False
-        self._is_stalled = False
-        self._is_damaged = False
-        self._is_full = False
+        # What our heartbeats announce of us.
+        self._own = Heartbeat(0)
         # Per node the partitions of which it may lack acknowledged records.
         self._incomplete: dict[str, frozenset[int]] = {}
         # The number of our first heartbeat that asks to stop; 0: none.
@@ -284,14 +283,7 @@ class Detector:
         peer = self._peer(node, now)
         peer.presence = presence
         peer.is_refused = False
-        peer.is_leaving = False
-        peer.is_stalled = False
-        peer.is_damaged = False
-        peer.is_full = False
-        peer.asks_to_stop = False
-        peer.sequence = -1
-        peer.confirmed = 0
-        peer.suspects = peer.hears = frozenset()
+        peer.beat = NO_BEAT
         self.note_frame(node, now)
 
     def closed(self, node: str, refused: bool, now: float) -> None:
@@ -330,27 +322,12 @@ class Detector:
         beat = decode_heartbeat(payload)
         self.note_frame(node, now)
         peer = self._peers.get(node)
-        if peer is None or peer.presence is None or beat.sequence <= peer.sequence:
+        if peer is None or peer.presence is None or beat.sequence <= peer.beat.sequence:
             return
-        peer.sequence = beat.sequence
-        if (
-            peer.is_leaving != beat.is_leaving
-            or peer.is_stalled != beat.is_stalled
-            or peer.is_damaged != beat.is_damaged
-            or peer.is_full != beat.is_full
-            or peer.asks_to_stop != beat.asks_to_stop
-        ):
+        if beat.announced() != peer.beat.announced():
             self._is_known = False
-            peer.is_leaving = beat.is_leaving
-            peer.is_stalled = beat.is_stalled
-            peer.is_damaged = beat.is_damaged
-            peer.is_full = beat.is_full
-            peer.asks_to_stop = beat.asks_to_stop
-        peer.is_well = beat.is_well
-        peer.suspects = beat.suspected
-        peer.hears = frozenset(beat.received.keys() - beat.suspected)
-        peer.confirmed = beat.received.get(self._node_id, 0)
-        age = self._sequence - peer.confirmed
+        peer.beat = beat
+        age = self._sequence - beat.received.get(self._node_id, 0)
         if 0 <= age < len(self._sent_at):
             sent_at = self._sent_at[-1 - age]
             peer.acknowledged_at = max(peer.acknowledged_at, sent_at)
@@ -379,7 +356,7 @@ class Detector:
     def leave(self, now: float) -> None:
         """Announces that this node stops in good order and asks to be relieved of its
         leaderships."""
-        self._is_leaving = True
+        self._own.is_leaving = True
         self._announce(now)
 
     def _announce(self, now: float) -> None:
@@ -389,6 +366,7 @@ class Detector:
 
     def ask_to_stop(self, now: float) -> None:
         """Announces that this node will stop as soon as the others can do without it."""
+        self._own.asks_to_stop = True
         self._asked = self._sequence + 1
         self._announce(now)
 
@@ -399,24 +377,24 @@ class Detector:
         So of two nodes that ask at the same time, one knows of the other before it leaves.
         """
         return bool(self._asked) and all(
-            peer.confirmed >= self._asked
+            peer.beat.received.get(self._node_id, 0) >= self._asked
             for peer in self._peers.values()
             if peer.presence is not None and not peer.is_suspected
         )
 
     def set_stalled(self, is_stalled: bool, now: float) -> None:
         """Announces whether the disk of this node responds."""
-        self._is_stalled = is_stalled
+        self._own.is_stalled = is_stalled
         self._announce(now)
 
     def set_damaged(self, now: float) -> None:
         """Announces that the log of this node is damaged. That state does not end."""
-        self._is_damaged = True
+        self._own.is_damaged = True
         self._announce(now)
 
     def set_full(self, is_full: bool, now: float) -> None:
         """Announces whether the disk of this node is full."""
-        self._is_full = is_full
+        self._own.is_full = is_full
         self._announce(now)
 
     def set_incomplete(self, node: str, partitions: frozenset[int]) -> None:
@@ -457,16 +435,12 @@ class Detector:
             node: [
                 name
                 for name, other in self._peers.items()
-                if node in other.hears and other.presence is not None and not other.is_suspected
+                if other.beat.hears(node) and other.presence is not None and not other.is_suspected
             ]
             for node in sorted(self._members)
-            if not (peer := self._peers[node]).is_leaving
+            if not (peer := self._peers[node]).beat.is_leaving
             and now >= max(peer.received_at + UNHEARD * suspect_s, peer.since + UNHEARD * contact_s)
         }
-
-    def confirmed(self, node: str, now: float) -> bool:
-        """True if the node is suspected and needs no further opinion: it is dead."""
-        return node in self.suspects(now) and self._is_seconded(node, now)
 
     def health(self, now: float) -> Health:
         """The health of all nodes; the same object while nothing has changed.
@@ -488,35 +462,34 @@ class Detector:
 
     def _find_health(self, now: float) -> Health:
         present = {self._node_id: self._presence}
-        leaving = {self._node_id} if self._is_leaving else set()
-        stalled = {self._node_id} if self._is_stalled else set()
-        damaged = {self._node_id} if self._is_damaged else set()
-        full = {self._node_id} if self._is_full else set()
-        asking = {self._node_id} if self._asked else set()
+        beats = {self._node_id: self._own}
+        # The link of a node that leaves closes before the node is suspected. Counter-example: in
+        # between it counts as a node that stays, and is given back the partitions that it has left.
+        leaving = {self._node_id} if self._own.is_leaving else set()
         for node, peer in self._peers.items():
-            if peer.is_leaving and not peer.is_suspected:
-                # Its link closes before the node is suspected. Counter-example: in between it
-                # counts as a node that stays, and is given back the partitions that it has left.
+            if peer.beat.is_leaving and not peer.is_suspected:
                 leaving.add(node)
             if peer.presence is not None and not peer.is_suspected:
                 present[node] = peer.presence
-                if peer.is_stalled:
-                    stalled.add(node)
-                if peer.is_damaged:
-                    damaged.add(node)
-                if peer.is_full:
-                    full.add(node)
-                if peer.asks_to_stop:
-                    asking.add(node)
+                beats[node] = peer.beat
         suspected = self.suspects(now)
-        dead = frozenset(node for node in suspected if self._is_seconded(node, now))
-        ill = (frozenset(stalled), frozenset(damaged), frozenset(full))
-        incomplete = {node: each for node, each in self._incomplete.items() if node in present}
-        stopping = (frozenset(leaving), *ill, incomplete, frozenset(asking))
-        unmet = frozenset(node for node in self._members if self._peers[node].received_at == NEVER)
-        if now >= self._alone_at:
-            unmet = frozenset()
-        return Health(present, suspected, dead, *stopping, unmet)
+        is_met = now >= self._alone_at
+        return Health(
+            present,
+            suspected,
+            frozenset(node for node in suspected if self._is_seconded(node, now)),
+            frozenset(leaving),
+            frozenset(node for node, beat in beats.items() if beat.is_stalled),
+            frozenset(node for node, beat in beats.items() if beat.is_damaged),
+            frozenset(node for node, beat in beats.items() if beat.is_full),
+            {node: each for node, each in self._incomplete.items() if node in present},
+            frozenset(node for node, beat in beats.items() if beat.asks_to_stop),
+            frozenset(
+                node
+                for node in self._members
+                if self._peers[node].received_at == NEVER and not is_met
+            ),
+        )
 
     def _peer(self, node: str, now: float) -> _Peer:
         peer = self._peers.get(node)
@@ -560,28 +533,28 @@ class Detector:
         self._sequence += 1
         self._sent_at.append(now)
         heard = {
-            node: peer.sequence
+            node: peer.beat.sequence
             for node, peer in self._peers.items()
-            if peer.presence is not None and peer.sequence > 0
+            if peer.presence is not None and peer.beat.sequence > 0
         }
         beat = Heartbeat(
             self._sequence,
             self._worst_lag_s,
-            self._is_leaving,
+            self._own.is_leaving,
             now >= self._well_at,
             self.suspects(now),
-            self._is_stalled,
-            self._is_damaged,
+            self._own.is_stalled,
+            self._own.is_damaged,
             heard,
-            self._is_full,
-            bool(self._asked),
+            self._own.is_full,
+            self._own.asks_to_stop,
         )
         self._worst_lag_s = 0.0
         self.effects.append(Beat(encode_heartbeat(beat)))
 
     def _is_seconded(self, node: str, now: float) -> bool:
         suspect = self._peers[node]
-        if suspect.is_leaving:
+        if suspect.beat.is_leaving:
             return True
         others = [
             peer
@@ -591,9 +564,9 @@ class Detector:
             and peer.presence is not None
             and not peer.is_suspected
         ]
-        if any(node in peer.suspects for peer in others):
+        if any(node in peer.beat.suspected for peer in others):
             return True
-        if any(peer.is_well for peer in others):
+        if any(peer.beat.is_well for peer in others):
             return False
         alone_at = now - self._config.alone_after_s
         lost = [self._peers[name] for name in self._members if name != node]

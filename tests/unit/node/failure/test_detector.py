@@ -98,7 +98,7 @@ class Mesh:
         return set(self.detectors[node].suspects(self.now))
 
     def confirmed(self, node: str, other: str) -> bool:
-        return self.detectors[node].confirmed(other, self.now)
+        return other in self.detectors[node].health(self.now).dead
 
     def until(self, condition: str, node: str, other: str, limit_s: float = 5.0) -> float:
         """Runs until it is so; returns how long that took."""
