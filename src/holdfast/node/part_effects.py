@@ -249,8 +249,7 @@ class PartEffects:
     def _lacks(self, partition: int, offset: int) -> None:
         """Handles a leader that lacks committed records, because an operator has given them up.
         This node has their effects, so it begins anew."""
-        fields: dict[str, object] = {"partition": partition, "offset": offset}
-        self._state.note("error", "feed_diverged", fields)
+        self._state.note("error", "feed_diverged", {"partition": partition, "offset": offset})
         self.has_diverged = True
 
     def _restarted(self, partition: int) -> None:

@@ -163,8 +163,13 @@ class FeedReceiver:
         """Ends the feeds of a node, so that the next ones count with all filters."""
         for fed in self.partitions:
             if fed.request and fed.leader == node:
-                self._forwarding.stop(fed.partition)
-                self.lose(fed.partition)
+                self._break_off(fed.partition)
+
+    def _break_off(self, partition: int) -> None:
+        """Ends the feed of a partition under its present leader. No record leaves before the next
+        one: this would not say that it is stored."""
+        self._forwarding.stop(partition)
+        self.lose(partition)
 
     def _ask(self) -> None:
         asked: dict[str, list[FeedFrom]] = {}
@@ -239,7 +244,7 @@ class FeedReceiver:
                 done += self._apply(source, fed, part, steps)
             except AssertionError as error:
                 self._broken.add(fed.partition)
-                self.lose(fed.partition)
+                self._break_off(fed.partition)
                 self._applier.on_broken(fed.partition, error)
             if part.kind == RECORDS and part.request in self._requested:
                 assert part.batch is not None
@@ -261,13 +266,9 @@ class FeedReceiver:
             self.on_accepted(partition, is_fed, self._state.now)
             if fed.request != part.request:
                 return 1
-        if part.kind == BEGINS:
-            self.lose(partition)
-            self.on_begins(partition, part.offset)
-            return 1
-        if part.kind == LACKS:
-            self.lose(partition)
-            self.on_lacks(partition, part.offset)
+        if part.kind in (BEGINS, LACKS):
+            self._break_off(partition)
+            (self.on_begins if part.kind == BEGINS else self.on_lacks)(partition, part.offset)
             return 1
         if part.kind == ALIGNED:
             fed.is_live = True

@@ -361,6 +361,9 @@ PLANTED: dict[str, tuple[type, str, Any]] = {
     "a request for the next epoch is forgotten": (
         FeedServer, "stop_leading", lambda feeds, partition: stop_and_forget(feeds, partition)
     ),
+    "noted records are forgotten too soon": (
+        Feed, "forget_own", lambda feed, offset: feed.own.clear()
+    ),
     "forwarded records are forgotten": (FeedServer, "forwarded", lambda *arguments: None),
     "pending records of before are forgotten": (
         Feed, "is_own", lambda feed, batch, index, ticket: bool(feed.own)
@@ -389,6 +392,55 @@ def test_a_feed_below_the_log_begins_with_the_state() -> None:
         pair.arrive("g1")
     assert begun == [(0, 40)]
     assert not pair.receiver.is_live(0)
+
+
+def test_a_feed_that_is_overtaken_aligns_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feed is live, falls behind, and retention removes what it lacks. No record leaves for
+    the leader before the next feed: nothing would say that it is stored."""
+    use_small_windows(monkeypatch)
+    chance = random.Random(1)
+    pair = Pair()
+    begun: list[int] = []
+    pair.receiver.on_begins = lambda partition, offset: begun.append(offset)
+    pair.publish(chance)
+    pair.settle()
+    assert pair.gateway.forwarding.target(0) == "n1"
+    journal = pair.leader.journal
+    for _ in range(100):
+        pair.append(chance)
+        pair.close()
+        pair.leader.applier.end_turn()
+        pair.leader.log.advance(0, journal.next_offset[0])
+        pair.leader.applier.apply_to(0, journal.next_offset[0])
+        pair.turn()
+    journal.start_offsets[0] = journal.next_offset[0]
+    pair.written.clear()
+    while pair.links["g1"] or pair.reads:
+        pair.arrive("g1")
+        pair.turn()
+        pair.arrive("n1")
+        pair.turn()
+        pair.read()
+        pair.turn()
+    assert set(begun) == {journal.next_offset[0]}
+    pair.receiver.check()
+    pair.publish(chance)
+    pair.gateway.forwarding.flush()
+    assert not any(kind == FORWARD for _, kind, _ in pair.gateway.context.outgoing)
+
+
+def test_the_noted_records_of_a_feed_end_with_it() -> None:
+    """The gateway's filters match everything, so no record is sent because it is its own."""
+    chance = random.Random(1)
+    pair = Pair()
+    pair.wanted = {topic.decode() for topic in TOPICS}
+    pair.settle()
+    for _ in range(50):
+        pair.append(chance)
+        pair.publish(chance)
+        pair.settle()
+    (feed,) = pair.server.live[0]
+    assert not feed.own
 
 
 def test_frames_that_cannot_be_are_refused() -> None:
