@@ -4,6 +4,7 @@ however often the lake is away, each reader receives what its filters match, onc
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -384,9 +385,9 @@ def _overtaken_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     past = RemoteReads._is_past
     here = RemoteReads._was_read_here
 
-    def read(self: RemoteReads, job: object, result: object) -> None:
+    def read(self: RemoteReads, job: object, parts: object, result: object) -> None:
         monkeypatch.setattr(RemoteReads, "_is_past", lambda *_: False)
-        here(self, job, result)  # type: ignore[arg-type]
+        here(self, job, parts, result)  # type: ignore[arg-type]
         monkeypatch.setattr(RemoteReads, "_is_past", past)
 
     monkeypatch.setattr(RemoteReads, "_was_read_here", read)
@@ -406,11 +407,16 @@ def _log_fetches_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
 def _search_is_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention moves the start of the log between the two parts of a search."""
 
-    def take(self: RemoteReads, job: ReadJob, found: list[FoundStart]) -> None:
-        job.add_starts(job.partitions, found)
-        self._assign(job)
+    here = RemoteReads._was_read_here
 
-    monkeypatch.setattr(RemoteReads, "_were_found_here", take)
+    def take(self: RemoteReads, job: ReadJob, parts: list[int], result: Any) -> None:
+        if isinstance(job.effect, FindStarts):
+            job.add_starts(job.partitions, result)
+            self._assign(job)
+        else:
+            here(self, job, parts, result)
+
+    monkeypatch.setattr(RemoteReads, "_was_read_here", take)
 
 
 @pytest.mark.parametrize(

@@ -87,17 +87,21 @@ class ReadPlanner:
         if request.generation not in (None, own):
             raise OtherGeneration("the log has another generation: it was restored")
         wanted = _ranges(request, broker.node.state.config.partitions)
+        restarts = broker.node.state.journal.restarts
         is_stored = broker.runtime.cluster_node.remote_reads.is_stored
         stored = [each for each in wanted if is_stored(each[0])]
         if wanted and not stored:
             raise NotStored(wanted[0][0])
         wanted = stored
         choice = self._topics(request)
-        reader = broker.reader
+        reader, journal = broker.reader, broker.node.state.journal
         first = [(p, reader.first_offset(p)) for p, start, _ in wanted]
         if any(start < floor for (_, start, _), (_, floor) in zip(wanted, first, strict=True)):
-            raise RemovedRecords(first)
-        committed = broker.node.state.journal.high_watermark
+            if restarts == journal.restarts:
+                raise RemovedRecords(first)
+            # The log was forgotten meanwhile, and other nodes have these records.
+            raise NotStored(wanted[0][0])
+        committed = journal.high_watermark
         limited = [(p, start, min(end, committed[p])) for p, start, end in wanted]
         return reader.extents().plan(limited, request.bytes, choice)
 

@@ -23,8 +23,9 @@ Found = list[tuple[int, Record | None]]
 class ReadLog(Effect):
     """A read of the log for a reader that is behind; the driver replies with Node.handle_read.
 
-    `done` of a read receives the result in place of the node; None: the disk here is damaged. Such
-    a read is for another node, or the local part of one, and has no cursor.
+    `done` of a read receives the result in place of the node; None: the disk here is damaged, or a
+    partition is not stored here any more. Such a read is for another node, or the local part of
+    one, and has no cursor.
     """
 
     done: Callable[[ReadResult | None], None] | None = None
@@ -93,6 +94,9 @@ class FindStarts(Effect):
         self.plan = plan
         self.wanted = wanted
         self.limits = limits
+
+
+AnyRead = ReadLog | FetchInflight | FindStarts
 
 
 class CheckPassword(Effect):

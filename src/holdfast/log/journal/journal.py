@@ -92,6 +92,8 @@ class Journal:
         # Per partition the offset the next record gets. Invariant, per partition:
         # start_offsets <= next_offset, and written, durable_offset, high_watermark <= next_offset.
         self.next_offset: list[int] = [0] * partitions
+        self.restarts = 0
+        """How often the log of a partition has begun again: see `reset`."""
         # Records appended so far.
         self.sequence = 0
         if self.segments:
@@ -391,6 +393,7 @@ class Journal:
         and it is committed up to there. The next group makes the reset durable, by a mark for a
         restart. The partition is stored from here on."""
         self._unstored.pop(partition, None)
+        self.restarts += 1
         self._history.restart_at(partition, offset)
         self._cut(partition, 0)
         mark = BatchBuilder(partition, offset)

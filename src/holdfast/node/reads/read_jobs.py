@@ -8,7 +8,7 @@ from holdfast.log.partition import partition_of
 from holdfast.log.reading.interest import ReadInterest
 from holdfast.log.reading.starts import TOPICS_MAX, FoundStart
 from holdfast.log.record import Record
-from holdfast.node.effects import FetchInflight, FindStarts, Found, ReadLog
+from holdfast.node.effects import AnyRead, FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.reads.fetch_frames import FetchFrame, ReadRange, StartEntry
 from holdfast.node.session.connection import OPEN
 from holdfast.node.session.session import Session
@@ -22,7 +22,7 @@ SHARED_DISTANCE: Final = 2000
 class ReadJob:
     """The progress of one read."""
 
-    def __init__(self, effect: ReadLog | FetchInflight | FindStarts) -> None:
+    def __init__(self, effect: AnyRead) -> None:
         self.effect = effect
         # The nodes whose log had lost a record of the range.
         self.lossy: set[str] = set()
@@ -199,18 +199,19 @@ def searched_partitions(effect: FindStarts) -> set[int]:
     limits = effect.limits
     if all(each.last and not has_wildcard(each.filter) for each in effect.wanted):
         count = len(limits)
-        return {partition_of(each.filter.encode(), count) for each in effect.wanted}
+        found = {partition_of(each.filter.encode(), count) for each in effect.wanted}
+        return {partition for partition in found if limits[partition]}
     return {partition for partition, limit in enumerate(limits) if limit}
 
 
-def reader_of(effect: ReadLog | FetchInflight | FindStarts) -> object:
+def reader_of(effect: AnyRead) -> object:
     """The session, group or connection that waits for the result of a read."""
     if isinstance(effect, ReadLog):
         return effect.cursor
     return effect.reader if isinstance(effect, FetchInflight) else effect.connection
 
 
-def all_needs(effect: ReadLog | FetchInflight | FindStarts) -> Iterable[int]:
+def all_needs(effect: AnyRead) -> Iterable[int]:
     """The partitions that a read concerns."""
     if isinstance(effect, FetchInflight):
         return [partition for _, partition, _ in effect.wanted]

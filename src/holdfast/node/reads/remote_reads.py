@@ -32,13 +32,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
 from operator import lt
-from typing import Final
+from typing import Any, Final
 
 from holdfast.log.reading.cursor import ReadResult
-from holdfast.log.reading.starts import FoundStart
 from holdfast.node.context import ClusterContext
 from holdfast.node.delivery.subscribe import handle_starts
-from holdfast.node.effects import FetchInflight, FindStarts, Found, ReadLog
+from holdfast.node.effects import AnyRead, FetchInflight, FindStarts, ReadLog
 from holdfast.node.features import FEEDS
 from holdfast.node.frame_kinds import FETCH, BadFrame
 from holdfast.node.node import Node
@@ -98,7 +97,8 @@ class RemoteReads:
         self._state: NodeState = node.state
         self._context = context
         self.is_stored = is_stored
-        """Whether this node reads a partition itself."""
+        """Whether this node reads a partition for its own readers."""
+        self._has_log = is_stored
         self.lake = LakeAccess()
         self._number = 0
         self._fetches: dict[int, Fetch] = {}
@@ -131,12 +131,17 @@ class RemoteReads:
 
     # The driver
 
-    def take(self, effect: ReadLog | FetchInflight | FindStarts) -> bool:
+    def take(self, effect: AnyRead) -> bool:
         """Takes over a read that needs records which are not stored here. False: it needs none,
-        so the driver reads."""
-        if all(map(self.is_stored, all_needs(effect))) and not self._needs_lake(effect):
+        so the driver reads. One for another node, or for a part of a job, ends without a result."""
+        is_own = effect.done is None
+        is_here = all(map(self.is_stored if is_own else self._has_log, all_needs(effect)))
+        if is_here and not (is_own and self._needs_lake(effect)):
             return False
-        self._assign(ReadJob(effect))
+        if effect.done is not None:
+            effect.done(None)
+        else:
+            self._assign(ReadJob(effect))
         return True
 
     def has_whole_log(self) -> bool:
@@ -243,7 +248,7 @@ class RemoteReads:
         metadata = self._context.metadata
         return "" if metadata is None else metadata.cluster_id
 
-    def _needs_lake(self, effect: ReadLog | FetchInflight | FindStarts) -> bool:
+    def _needs_lake(self, effect: AnyRead) -> bool:
         """Whether records of a stored partition that the read needs may be in the lake alone."""
         if self.lake.ask is None:
             return False
@@ -457,7 +462,7 @@ class RemoteReads:
         """Reads the partitions of a job that are stored here."""
         effect = job.effect
         here = set(job.partitions)
-        part: ReadLog | FetchInflight | FindStarts
+        part: AnyRead
         if isinstance(effect, ReadLog):
             limits = list(job.positions)
             for partition in here:
@@ -471,7 +476,6 @@ class RemoteReads:
                 effect.records_max - len(job.records),
                 effect.bytes_max - job.size_bytes,
             )
-            part.done = partial(self._was_read_here, job)
         elif isinstance(effect, FetchInflight):
             wanted = list(
                 takewhile(
@@ -482,17 +486,20 @@ class RemoteReads:
                 )
             )
             part = FetchInflight(None, None, wanted, effect.bytes_max - job.size_bytes)
-            part.done = partial(self._was_fetched_here, job)
         else:
             limits = [end if p in here else 0 for p, end in enumerate(effect.limits)]
             part = FindStarts(None, None, effect.wanted, limits)
             job.begins = list(self._state.journal.start_offsets)
-            part.done = partial(self._were_found_here, job)
+        part.done = partial(self._was_read_here, job, list(all_needs(part)))
         self._state.effects.append(part)
 
-    def _was_read_here(self, job: ReadJob, result: ReadResult | None) -> None:
-        # A node with a damaged disk serves no client, so nothing waits.
-        if result is not None:
+    def _was_read_here(self, job: ReadJob, here: list[int], result: Any) -> None:
+        """Continues a job, elsewhere if this node has forgotten a partition of `here`. A node with
+        a damaged disk serves no client, so nothing waits."""
+        if result is None:
+            if all(map(self._has_log, here)):
+                return
+        elif isinstance(result, ReadResult):
             if not result.lost or not any(
                 self._is_past(job, partition, job.positions[partition])
                 for partition in job.partitions
@@ -501,23 +508,16 @@ class RemoteReads:
                     job.take(record)
                 job.positions = result.positions
                 job.lost += result.lost
-            self._assign(job)
-
-    def _was_fetched_here(self, job: ReadJob, found: Found | None) -> None:
-        if found is not None:
-            for (number, record), (_, partition, offset) in zip(found, left_of(job), strict=False):
-                if record is None and self._is_past(job, partition, offset):
+        elif isinstance(job.effect, FetchInflight):
+            for (number, found), (_, partition, offset) in zip(result, left_of(job), strict=False):
+                if found is None and self._is_past(job, partition, offset):
                     break
-                job.add_found(number, record)
-            self._assign(job)
-
-    def _were_found_here(self, job: ReadJob, found: list[FoundStart] | None) -> None:
-        if found is not None:
+                job.add_found(number, found)
+        elif self.lake.ask is None or job.begins == self._state.journal.start_offsets:
             # The lake is searched below where the log began. Counter-example: the log has two of
             # the last three records, retention removes one of them, and the lake has it twice.
-            if self.lake.ask is None or job.begins == self._state.journal.start_offsets:
-                job.add_starts(job.partitions, found)
-            self._assign(job)
+            job.add_starts(job.partitions, result)
+        self._assign(job)
 
     # Reads at other nodes
 

@@ -19,7 +19,8 @@ of the driver, so a simulator that implements them runs the same turns.
 """  # noqa: E501
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from holdfast.log.journal.group_commit_delay import CommitPace, JournalWaits
 from holdfast.log.journal.segment import WriteGroup
@@ -28,7 +29,7 @@ from holdfast.log.reading.cursor import ReadResult
 from holdfast.log.reading.starts import FoundStart
 from holdfast.node.cluster_node import ClusterNode
 from holdfast.node.delivery.subscribe import handle_starts
-from holdfast.node.effects import Effect, FetchInflight, FindStarts, Found, ReadLog
+from holdfast.node.effects import AnyRead, Effect, FetchInflight, FindStarts, Found, ReadLog
 from holdfast.node.failure.disk_watch import DiskWatch
 from holdfast.node.metadata.model import NOT_RESTORED, ClusterMetadata
 from holdfast.node.node_state import NodeState
@@ -544,10 +545,8 @@ class Runtime:
         if not isinstance(effect, (ReadLog, FetchInflight, FindStarts)):
             self.clients.carry_out(effect)
         elif (
-            (cluster_node.context.unstored or cluster_node.remote_reads.lake.ask is not None)
-            and effect.done is None
-            and cluster_node.remote_reads.take(effect)
-        ):
+            cluster_node.context.unstored or cluster_node.remote_reads.lake.ask is not None
+        ) and cluster_node.remote_reads.take(effect):
             # Another node, this one with others, or a lake has the records.
             return
         elif isinstance(effect, ReadLog):
@@ -560,14 +559,16 @@ class Runtime:
     def _read_log(self, effect: ReadLog) -> None:
         """Reads now, or after the next group if the file lacks some of the records."""
         if self._is_written(effect.limits):
-            self.reader.read_log(effect, self._log_read)
+            self.reader.read_log(effect, partial(self._log_read, self.state.journal.restarts))
         else:
             self._defer(effect)
 
     def _find_starts(self, effect: FindStarts) -> None:
         """Searches now, or after the next group if the file lacks some of the records."""
         if self._is_written(effect.limits):
-            self.reader.find_starts(effect, self._starts_found)
+            self.reader.find_starts(
+                effect, partial(self._starts_found, self.state.journal.restarts)
+            )
         else:
             self._defer(effect)
 
@@ -578,45 +579,42 @@ class Runtime:
     def _fetch(self, effect: FetchInflight) -> None:
         """Reads now, or after the next group if the file lacks some of the records."""
         written = self.state.journal.written
-        for _, partition, offset in effect.wanted:
-            if offset >= written[partition]:
-                self._defer(effect)
-                return
-        self.reader.fetch(effect, self._fetched)
+        if any(offset >= written[partition] for _, partition, offset in effect.wanted):
+            self._defer(effect)
+        else:
+            self.reader.fetch(effect, partial(self._fetched, self.state.journal.restarts))
 
     def _defer(self, effect: Effect) -> None:
         """Waits for the next group, because the file lacks some of the records."""
         self.deferred.append(effect)
         self.write_journal(True)
 
-    def _log_read(self, effect: ReadLog, result: ReadResult) -> None:
-        if effect.done is not None:
+    def _is_over(self, restarts: int, effect: AnyRead, result: Any, has_lost: bool) -> bool:
+        """False if a reader here waits for the result. If a log began again during the read, it is
+        done again. Counter-example: the node forgets a log that is read for a session. The records
+        are at other nodes, and the read takes them for lost. It also begins again if retention has
+        removed records before they were read that a lake may have."""
+        reads = self.cluster_node.remote_reads
+        if restarts != self.state.journal.restarts:
+            self._carry_out(effect)
+        elif effect.done is not None:
             effect.done(result if self.believes_disk else None)
-        elif result.lost and self._is_overtaken(effect):
-            return
         elif self.believes_disk:
+            return has_lost and reads.lake.ask is not None and reads.take(effect)
+        return True
+
+    def _log_read(self, restarts: int, effect: ReadLog, result: ReadResult) -> None:
+        if not self._is_over(restarts, effect, result, result.lost > 0):
             self.node.handle_read(
                 effect, result.records, result.positions, result.done, result.lost
             )
 
-    def _fetched(self, effect: FetchInflight, found: Found) -> None:
-        if effect.done is not None:
-            effect.done(found if self.believes_disk else None)
-        elif any(record is None for _, record in found) and self._is_overtaken(effect):
-            return
-        elif self.believes_disk:
+    def _fetched(self, restarts: int, effect: FetchInflight, found: Found) -> None:
+        if not self._is_over(restarts, effect, found, any(record is None for _, record in found)):
             self.node.handle_fetched(effect, found)
 
-    def _is_overtaken(self, effect: ReadLog | FetchInflight | FindStarts) -> bool:
-        """Whether retention has removed records before they were read that a lake may have. Then
-        the read begins again."""
-        reads = self.cluster_node.remote_reads
-        return self.believes_disk and reads.lake.ask is not None and reads.take(effect)
-
-    def _starts_found(self, effect: FindStarts, found: list[FoundStart]) -> None:
-        if effect.done is not None:
-            effect.done(found if self.believes_disk else None)
-        elif not self._is_overtaken(effect):
+    def _starts_found(self, restarts: int, effect: FindStarts, found: list[FoundStart]) -> None:
+        if not self._is_over(restarts, effect, found, True):
             handle_starts(self.state, effect, found)
 
     def _batches_read(self, effect: ReadBatches, batches: list[bytes]) -> None:
