@@ -1,15 +1,19 @@
 """Retention waits for a registered lake, up to its own limit."""
 
+import json
 import re
 import shutil
 import signal
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
+
+import pyarrow as pa
 
 from holdfast.cli.main import main
 from holdfast.pipeline.lake.lake import Lake
@@ -111,6 +115,40 @@ def test_clients_read_below_the_start_of_the_log(
     assert subscribe(broker, 1, "-c", "-i", "away", "-t", "plant/#") == numbers[:1]
     assert subscribe(broker, 899, "-c", "-i", "away", "-t", "plant/#") == numbers[1:]
     assert "records_lost" not in broker.log_text()
+    assert log_records(broker, "order=oldest") == numbers
+    assert log_records(broker, "order=newest&kind=message") == numbers[::-1]
+    url = f"http://127.0.0.1:{broker.admin_port}/api/v1/log/records?filter=plant/%2B"
+    request = urllib.request.Request(url, headers={"Accept": "application/vnd.apache.arrow.stream"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        table = pa.ipc.open_stream(answer.read()).read_all()
+    assert [each.decode().split(":")[0] for each in table["payload"].to_pylist()] == numbers
+    partition, offset = table["partition"][0].as_py(), table["offset"][0].as_py()
+    assert offset < first_offsets(broker)[partition]
+    place = f"partition={partition}&offset={offset}"
+    status, text = broker.admin(f"/api/v1/log/record?{place}")
+    assert (status, json.loads(text)["record"]["topic"]) == (200, "plant/line"), text
+    assert not json.loads(text)["is_first"]
+    status, text = broker.admin(f"/api/v1/trace?{place}")
+    assert (status, json.loads(text)["record"]["offset"]) == (200, offset), text
+    time_us = json.loads(text)["record"]["at_us"]
+    status, text = broker.admin(f"/api/v1/trace?topic=plant/line&time_us={time_us}")
+    assert (status, json.loads(text)["record"]["at_us"]) == (200, time_us), text
+
+
+def log_records(broker: Holdfast, query: str) -> list[str]:
+    """The payloads of all pages of the log view."""
+    found: list[str] = []
+    after = ""
+    while True:
+        status, text = broker.admin(
+            f"/api/v1/log/records?filter=plant/line&limit=200&bytes=8&{query}{after}"
+        )
+        assert status == 200, text
+        page = json.loads(text)
+        found += [each["content"]["text"].split(":")[0] for each in page["records"]]
+        if not page["next"]:
+            return found
+        after = f"&after={page['next']}"
 
 
 def test_beyond_its_limit_a_lake_loses_records_and_is_told(

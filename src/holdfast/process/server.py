@@ -107,7 +107,6 @@ class Server:
         self.storage: Storage | None = None
         self.admin: AdminServer | None = None
         self.maintenance: Maintenance | None = None
-        self._lake: LakePort | None = None
         self.sharing: SharedDirectory | None = None
         self.cluster: ClusterOperations | None = None
         self.federation: BrokerFederation | None = None
@@ -353,11 +352,11 @@ class Server:
         broker, place = self.broker, self.config.log.lake
         if broker is not None and place:
             reads = broker.runtime.cluster_node.remote_reads
-            self._lake = LakePort(broker.loop, place, reads, broker.touch, reads.lake_greeting)
+            broker.lake = LakePort(broker.loop, place, reads, broker.touch, reads.lake_greeting)
 
     async def _close_lake(self) -> None:
-        if self._lake is not None:
-            lake, self._lake = self._lake, None
+        if self.broker is not None and self.broker.lake is not None:
+            lake, self.broker.lake = self.broker.lake, None
             await lake.stop()
 
     async def _federate(self, broker: Broker, storage: Storage) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from holdfast.cli.log import lake_reader
 from holdfast.cli.log.lake_reader import LakeReader, LakeRefused
 from holdfast.client.log.reading.lake import LakeRecords
 from holdfast.io.event_loop import lake_port
-from holdfast.io.event_loop.lake_port import LakePort
+from holdfast.io.event_loop.lake_port import LakeAwayError, LakePort
 from holdfast.log.batch import Batch
 from holdfast.log.record import MESSAGE, Record
 from holdfast.node.reads.fetch_frames import (
@@ -245,6 +246,27 @@ def run_port(place: str, body: "Callable[[LakePort, Reads], object]") -> None:
     asyncio.run(run())
 
 
+async def request_beside(port: LakePort) -> None:
+    """Requests of the admin port have answers of their own, or fail with the process."""
+
+    def wanted(partition: int) -> FetchFrame:
+        return frame(
+            ranges=[ReadRange(partition, 0, 9)], filters=[("#", -1)], records_max=9, bytes_max=999
+        )
+
+    answers = await asyncio.gather(*(port.request(wanted(each)) for each in range(4)))
+    for partition, (head, found) in enumerate(answers):
+        assert head.positions == [9]
+        assert {each.partition for each in found} == {partition}
+    assert port._process is not None
+    port._process.send_signal(signal.SIGSTOP)
+    failing = asyncio.ensure_future(port.request(wanted(0)))
+    await asyncio.sleep(0)
+    port._process.kill()
+    with pytest.raises(LakeAwayError, match="ended with exit code"):
+        await failing
+
+
 def test_the_process_is_started_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_port, "CHECK_S", 0.01)
     monkeypatch.setattr(lake_port, "GREET_S", 0.01)
@@ -263,6 +285,7 @@ def test_the_process_is_started_again(site: Site, monkeypatch: pytest.MonkeyPatc
         reads.lake.ask(encode_fetch(frame(ranges=[ReadRange(0, 0, 3)], filters=[("#", -1)])))
         while not (isinstance(answer, FetchedFrame) and answer.positions):
             answer = await reads.answers.get()
+        await request_beside(port)
 
     run_port(site.root, body)
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.whole_log import ABSENT, removed
 from holdfast.api.views.records import LogRecord, log_record
 from holdfast.log.batch import Batch
 from holdfast.log.partition import partition_of
@@ -94,17 +95,20 @@ class OneRecordRoutes:
         count = self._node.broker.node.state.config.partitions
         if partition >= count:
             raise bad_request(f"partition={partition}: this log has 0 to {count - 1}")
-        log = await self._node.log((partition,))
+        log = await self._node.log_and_lake((partition,))
         ends = log.ends
         if offset < log.first_offset(partition):
-            raise ApiRefusal(410, "the record was removed by retention")
+            raise removed(log)
         if offset >= ends[partition]:
             raise ApiRefusal(404, f"partition {partition} ends at {ends[partition]}")
         work = partial(log.read_batches, partition, offset, offset + 1, 1)
         for data in await log.in_thread(work):
             batch = Batch(data, check=False)
             if batch.base_offset <= offset < batch.end_offset:
-                return batch.record(offset - batch.base_offset)
+                record = batch.record(offset - batch.base_offset)
+                if record.kind == ABSENT:
+                    raise ApiRefusal(404, "the lake has no message at this offset")
+                return record
         raise ApiRefusal(404, "the record cannot be read here: ask another node")
 
     async def _previous(self, record: Record) -> tuple[Record | None, bool]:
@@ -113,7 +117,7 @@ class OneRecordRoutes:
         home = partition_of(record.topic, broker.node.state.config.partitions)
         if home != record.partition:
             return None, False
-        log = await self._node.log((home,))
+        log = await self._node.log_and_lake((home,))
         history = log.topic_history(record.topic, record.partition, record.offset)
         deadline = broker.loop.time() + SEARCH_S
         while not history.offsets and not history.is_done():
@@ -121,7 +125,8 @@ class OneRecordRoutes:
                 return None, False
             await log.in_thread(history.step)
         if not history.offsets:
-            return None, True
+            # The messages of a topic are listed in the log, and not in the lake.
+            return None, log.first_offset(home) == log.begin_of_log(home)
         work = partial(log.fetch, record.partition, history.offsets[0])
         return await log.in_thread(work), False
 

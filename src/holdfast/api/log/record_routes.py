@@ -58,7 +58,9 @@ class TopicScan:
         self._query = query
         topic = query.filter.encode()
         self._partition = partition_of(topic, len(query.start))
-        self._first = query.bounds[self._partition]
+        # The lists of topics are those of the log. What is older is scanned for the next pages.
+        begin = reader.begin_of_log(self._partition)
+        self._first = max(begin, query.bounds[self._partition])
         start = query.start[self._partition]
         self._history = reader.topic_history(topic, self._partition, start)
         self._at = 0
@@ -111,6 +113,10 @@ class TopicScan:
         if has_more or (self._at >= len(offsets) and not self._is_searched()):
             positions = list(self._query.bounds)
             positions[self._partition] = self._position
+            following = encode_positions(positions, self._query.generation)
+        elif self._first > self._query.bounds[self._partition]:
+            positions = list(self._query.bounds)
+            positions[self._partition] = self._first
             following = encode_positions(positions, self._query.generation)
         rows = [log_record(each, self._query.bytes_max) for each in self._found]
         return LogPage(rows, following, self._at)
@@ -187,7 +193,7 @@ class RecordRoutes:
         return await (self._stream(call) if is_arrow else self._list(call))
 
     async def _stream(self, call: Call) -> StreamingResponse:
-        log = await self._node.log()
+        log = await self._node.log_and_lake()
         query = await self._query(call, log, newest=False)
         names = [each.strip() for each in call[COLUMNS].split(",")]
         wrong = [each for each in names if each not in COLUMNS_ALL.split(",")]
@@ -218,7 +224,7 @@ class RecordRoutes:
         self._streams -= 1
 
     async def _list(self, call: Call) -> LogPage:
-        log = await self._node.log()
+        log = await self._node.log_and_lake()
         query = await self._query(call, log, newest=call[ORDER] == "newest")
         if self._scans >= SCANS_MAX:
             raise ApiRefusal(503, f"{SCANS_MAX} requests scan the log already: try again",
@@ -228,7 +234,9 @@ class RecordRoutes:
             # The log lists the messages of each topic, so those of one topic need no scan.
             scan: RecordScan | TopicScan = RecordScan(log, query)
             if query.newest and query.kind == MESSAGE and is_topic(query.filter):
-                scan = TopicScan(log, query)
+                home = partition_of(query.filter.encode(), len(query.start))
+                if query.start[home] > log.begin_of_log(home):
+                    scan = TopicScan(log, query)
             while not scan.is_done():
                 await log.in_thread(scan.step)
             starts = zip(query.start, query.bounds, strict=True)

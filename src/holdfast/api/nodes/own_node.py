@@ -111,6 +111,12 @@ class OwnNode:
         await found.open(partitions)
         return found
 
+    async def log_and_lake(self, partitions: Iterable[int] | None = None) -> WholeLog:
+        """The log like `log`, and before it what the lake has. Raises `ApiRefusal` (503)."""
+        found = await self.log(partitions)
+        await found.open_lake()
+        return found
+
     @property
     def state(self) -> NodeState:
         """The state of this node: the clients connected here."""

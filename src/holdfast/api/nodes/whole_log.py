@@ -3,6 +3,10 @@
 A node stores the partitions of which it is a replica. The others are read at one of their replicas
 in sync, over the link between the nodes. A route reads through a `WholeLog`, which has the methods
 of the node's own reader. It is of one moment: its ends are those that the replicas had.
+
+With `open_lake`, it begins where the lake of this node begins. A lake has messages alone. The
+batches that are made of them have a record of the kind ABSENT at each other offset, so that readers
+see no gap.
 """
 
 import asyncio
@@ -14,11 +18,14 @@ from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal
 from holdfast.io.event_loop.broker import Broker
-from holdfast.log.batch import Batch
+from holdfast.io.event_loop.lake_port import LakeAwayError, LakePort
+from holdfast.log.batch import DELTA_US_MAX, Batch
+from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.reading.cursor import ReadResult
 from holdfast.log.reading.interest import ReadInterest
 from holdfast.log.reading.topic_history import TopicHistory
 from holdfast.log.record import MESSAGE, Record
+from holdfast.node.reads.fetch_frames import FetchFrame, ReadRange
 from holdfast.protocol.topics.names import matches
 
 T = TypeVar("T")
@@ -33,6 +40,10 @@ HISTORY_OFFSETS: Final = 1000
 """The offsets of a topic's messages after which an answer ends."""
 HISTORY_SEGMENTS: Final = 16
 """The segments that are searched for an answer."""
+LAKE_OFFSETS: Final = 20_000
+"""The most offsets of one read of a lake."""
+ABSENT: Final = 0
+"""The kind of a record that a lake does not have, because it was no message, or was lost."""
 
 
 class BoundsQuestion(Struct):
@@ -142,6 +153,13 @@ class WholeLog:
         """The time of the oldest record; 0: there is none."""
         # The partitions that are read elsewhere, and where.
         self.nodes: dict[int, str] = {}
+        self._lake: LakePort | None = None
+        # Of the partitions that have older records in the lake, where the log begins.
+        self._begins: dict[int, int] = {}
+        # The offsets in the lake by the time that was searched.
+        self._times: dict[int, dict[int, int]] = {}
+        self.lake_error = ""
+        """Why the lake is not read, or ""."""
 
     async def open(self, partitions: Iterable[int] | None = None) -> None:
         """Finds the partitions that are not stored here, of all or of these. Raises `ApiRefusal`
@@ -178,6 +196,59 @@ class WholeLog:
                     self.nodes[partition] = node
                     left.discard(partition)
 
+    async def open_lake(self) -> None:
+        """Adds what the lake has below the start of the log. Without it the log begins as it is,
+        and `lake_error` has the reason."""
+        self._lake = self._broker.lake
+        begins = [self.first_offset(partition) for partition in range(len(self.ends))]
+        if self._lake is None or not any(begins):
+            return
+        self._begins = {partition: begin for partition, begin in enumerate(begins) if begin}
+        try:
+            found = await self._search_lake(0)
+        except LakeAwayError as error:
+            self.lake_error = str(error)
+            found = {}
+        self._begins = {partition: self._begins[partition] for partition in found}
+        self._first |= found
+
+    async def _search_lake(self, time_us: int) -> dict[int, int]:
+        """Returns per partition the first offset in the lake that is not older than a time, and is
+        below the log. Raises LakeAwayError."""
+        assert self._lake is not None
+        ranges = [ReadRange(partition, 0, begin) for partition, begin in self._begins.items()]
+        query = FetchFrame(number=0, ranges=ranges, queries=[("#", time_us, 0, [])])
+        head, _ = await self._lake.request(query)
+        pairs = zip(self._begins.items(), head.starts[0].offsets, strict=True)
+        return {partition: at for (partition, begin), at in pairs if at < begin}
+
+    def begin_of_log(self, partition: int) -> int:
+        """The offset below which records of a partition are in the lake alone."""
+        begin = self._begins.get(partition)
+        return self.first_offset(partition) if begin is None else begin
+
+    def is_in_lake(self, partition: int, offset: int) -> bool:
+        """Whether only the lake may have an offset."""
+        return offset < self._begins.get(partition, 0)
+
+    def _lake_batches(self, partition: int, start: int, end: int, size: int) -> list[bytes]:
+        """Reads batches in the lake. They have every offset from `start` on, at most up to `end`.
+        Raises ApiRefusal."""
+        assert self._lake is not None
+        end = min(end, self._begins[partition], start + LAKE_OFFSETS)
+        frame = FetchFrame(
+            number=0,
+            ranges=[ReadRange(partition, start, end)],
+            filters=[("#", -1), ("$delayed/#", -1)],
+            records_max=LAKE_OFFSETS,
+            bytes_max=max(1, min(size, REMOTE_BYTES)),
+        )
+        try:
+            head, records = self._await(self._lake.request(frame))
+        except LakeAwayError as error:
+            raise ApiRefusal(503, str(error), {"Retry-After": "1"}) from None
+        return batches_of(partition, start, head.positions[0], records)
+
     def _replicas(self, partition: int) -> list[str]:
         """The connected replicas in sync, the leader last."""
         context = self._broker.runtime.cluster_node.context
@@ -187,7 +258,7 @@ class WholeLog:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Does work with the log: in the reading thread, or in one that may wait for others."""
-        if not self.nodes:
+        if not self.nodes and not self._begins:
             return await self._broker.reads.in_thread(work)
         return await asyncio.to_thread(work)
 
@@ -208,13 +279,15 @@ class WholeLog:
         return self._reader.first_offset(partition) if first is None else first
 
     def read_batches(self, partition: int, start: int, end: int, bytes_max: int) -> list[bytes]:
+        if self.is_in_lake(partition, start):
+            return self._lake_batches(partition, start, end, bytes_max)
         if partition not in self.nodes:
             return self._reader.read_batches(partition, start, end, bytes_max)
         question = BatchesQuestion(partition, start, end, min(bytes_max, REMOTE_BYTES))
         return self._there(partition, "log_batches", question, Batches).batches
 
     def fetch(self, partition: int, offset: int) -> Record | None:
-        if partition not in self.nodes:
+        if partition not in self.nodes and not self.is_in_lake(partition, offset):
             return self._reader.fetch(partition, offset)
         for data in self.read_batches(partition, offset, offset + 1, 1):
             batch = Batch(data, check=False)
@@ -224,6 +297,18 @@ class WholeLog:
         return None
 
     def offset_for_time(self, partition: int, time_us: int) -> int:
+        offset = self._log_offset(partition, time_us)
+        # The lake has what was before the log.
+        if offset > self._begins.get(partition, -1):
+            return offset
+        if time_us not in self._times:
+            try:
+                self._times[time_us] = self._await(self._search_lake(time_us))
+            except LakeAwayError as error:
+                raise ApiRefusal(503, str(error), {"Retry-After": "1"}) from None
+        return self._times[time_us].get(partition, offset)
+
+    def _log_offset(self, partition: int, time_us: int) -> int:
         if partition not in self.nodes:
             return self._reader.offset_for_time(partition, time_us)
         question = TimeQuestion(partition, time_us)
@@ -246,16 +331,21 @@ class WholeLog:
         records_max: int,
         bytes_max: int,
     ) -> ReadResult:
-        if not self.nodes:
-            return self._reader.read(positions, limits, interests, records_max, bytes_max)
-        own = [
-            position if partition in self.nodes else limit
+        elsewhere = [
+            partition
             for partition, (position, limit) in enumerate(zip(positions, limits, strict=True))
+            if partition in self.nodes
+            or (position < limit and self.is_in_lake(partition, position))
         ]
+        if not elsewhere:
+            return self._reader.read(positions, limits, interests, records_max, bytes_max)
+        own = list(limits)
+        for partition in elsewhere:
+            own[partition] = positions[partition]
         result = self._reader.read(positions, own, interests, records_max, bytes_max)
         places = list(result.positions)
         lost = result.lost
-        for partition in self.nodes:
+        for partition in elsewhere:
             end = min(limits[partition], self.ends[partition])
             first = self.first_offset(partition)
             lost += max(0, min(first, end) - places[partition])
@@ -280,10 +370,36 @@ class WholeLog:
         return ReadResult(result.records, places, done, lost)
 
 
+def removed(log: WholeLog) -> ApiRefusal:
+    """The refusal of a record below the start of the log."""
+    text = "the record was removed by retention"
+    return ApiRefusal(410, f"{text}, and {log.lake_error}" if log.lake_error else text)
+
+
 def oldest_us(broker: Broker) -> int:
     """The time of the oldest record in the log of this node; 0: it has none."""
     times = [each.head.first_timestamp_us for each in broker.node.state.journal.segments]
     return min(filter(None, times), default=0)
+
+
+def batches_of(partition: int, start: int, end: int, records: list[Record]) -> list[bytes]:
+    """Makes batches with the records of a lake, and with ABSENT at each other offset of a range."""
+    found: list[bytes] = []
+    builder = BatchBuilder(partition, start)
+    for record in [*records, None]:
+        stop = end if record is None else record.offset
+        time_us = builder.base_timestamp_us if record is None else record.timestamp_us
+        for _ in range(stop - builder.base_offset - builder.count):
+            builder.add(Record(partition, ABSENT, timestamp_us=time_us))
+        # The times of a batch are within an hour of its first record.
+        elapsed_us = time_us - builder.base_timestamp_us
+        is_full = builder.body_bytes >= REMOTE_BYTES or not 0 <= elapsed_us < DELTA_US_MAX
+        if builder.count and (record is None or is_full):
+            found.append(builder.build(0))
+            builder = BatchBuilder(partition, stop)
+        if record is not None:
+            builder.add(record)
+    return found
 
 
 def _is_wanted(record: Record, interests: list[ReadInterest]) -> bool:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
+from holdfast.api.nodes.whole_log import removed
 from holdfast.api.views.history import (
     HISTORY_BYTES_MAX,
     SessionHistory,
@@ -100,9 +101,9 @@ class TraceRoutes:
         if partition >= state.config.partitions:
             raise bad_request(f"partition={partition}: there are 0 to"
                               f" {state.config.partitions - 1}")  # fmt: skip
-        log = await self._node.log((partition,))
+        log = await self._node.log_and_lake((partition,))
         if offset < log.first_offset(partition):
-            raise ApiRefusal(410, "the record was removed by retention")
+            raise removed(log)
         end = log.ends[partition]
         if offset >= end:
             raise ApiRefusal(404, f"partition {partition} ends at {end}")
@@ -123,7 +124,7 @@ class TraceRoutes:
         wanted_us = state.wall_us if time_us is None else time_us
         count = state.config.partitions
         chosen = partition_of(raw, count)
-        log = await self._node.log((chosen,))
+        log = await self._node.log_and_lake((chosen,))
         near_us = NEAR_S * 1_000_000
         bounds = [
             await log.in_thread(partial(log.offset_for_time, chosen, max(0, at_us)))

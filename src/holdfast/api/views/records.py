@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import DecodeError, Struct, json
 
-from holdfast.api.nodes.whole_log import LogSource
+from holdfast.api.nodes.whole_log import ABSENT, LogSource
 from holdfast.api.views.pages import BadCursor
 from holdfast.api.views.payloads import Content, content_of
 from holdfast.log.batch import Batch
@@ -191,7 +191,8 @@ def _records(batches: list[bytes], start: int, end: int) -> list[Record]:
         first = max(0, start - batch.base_offset)
         last = min(batch.count, end - batch.base_offset)
         found += [batch.record(index) for index in range(first, last)]
-    return found
+    # A lake does not have them.
+    return [each for each in found if each.kind != ABSENT]
 
 
 @dataclass

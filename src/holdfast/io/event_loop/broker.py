@@ -20,6 +20,7 @@ from holdfast.io.disk.raft_writer import RaftWriter
 from holdfast.io.disk.storage import Storage, report_damage
 from holdfast.io.event_loop.commands.agreement import UserAgreement
 from holdfast.io.event_loop.identity_checks import IdentityChecks
+from holdfast.io.event_loop.lake_port import LakePort
 from holdfast.io.event_loop.log_reads import LogReads
 from holdfast.io.event_loop.loop import COLLECT_S, COLLECTOR
 from holdfast.io.event_loop.note_ring import NOTE_LINES, NoteRing
@@ -119,6 +120,8 @@ class Broker:
             on_space=self._writer_has_space,
         )
         self.reads = LogReads(loop, storage.reader, self.touch, self.fail, self._counts)
+        self.lake: LakePort | None = None
+        """The lake of `log.lake`, while the process serves."""
         self.passwords = PasswordChecks(node, loop, self.touch, password_file)
         self.identities = IdentityChecks(node, loop, self.touch)
         self.commands: CommandPort | None = None

@@ -5,7 +5,6 @@ started again, and one that does not answer is killed: a store that hangs stops 
 """
 
 import asyncio
-import logging
 import struct
 import sys
 from collections.abc import Callable
@@ -14,8 +13,9 @@ from typing import Final, cast
 import msgspec
 
 from holdfast.io.event_loop.failures import watched
+from holdfast.log.record import Record
 from holdfast.node.frame_kinds import BadFrame
-from holdfast.node.reads.fetch_frames import FetchFrame, encode_fetch
+from holdfast.node.reads.fetch_frames import FetchedFrame, FetchFrame, decode_fetched, encode_fetch
 from holdfast.node.reads.lake_source import FAILURE, LAKE, PIECE, LakeAccess
 from holdfast.node.reads.remote_reads import RemoteReads
 
@@ -32,7 +32,14 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 
 _LENGTH: Final = struct.Struct("<I")
 
-logger = logging.getLogger("holdfast")
+OWN_NUMBERS: Final = 1 << 62
+"""The number from which the requests of `request` are counted. Those of the node are below it."""
+REQUESTS_MAX: Final = 2
+"""The most requests of the admin port at once."""
+
+
+class LakeAwayError(Exception):
+    """The lake cannot be read now. The text says why."""
 
 
 class LakePort(asyncio.SubprocessProtocol):
@@ -62,12 +69,36 @@ class LakePort(asyncio.SubprocessProtocol):
         self._waiting = 0
         self._heard_at = 0.0
         self._greet_at = 0.0
+        # The requests of the admin port, with the records so far.
+        self._requests: dict[int, tuple[asyncio.Future[FetchedFrame], list[Record]]] = {}
+        self._number = OWN_NUMBERS
+        self._room = asyncio.Semaphore(REQUESTS_MAX)
         self._timer = loop.call_soon(self._check)
         reads.lake.ask = self._ask
+
+    async def request(self, frame: FetchFrame) -> tuple[FetchedFrame, list[Record]]:
+        """Sends a FETCH of the admin port, which gets the log's id and generation. Raises
+        LakeAwayError."""
+        async with self._room:
+            greeting = self._greeting()
+            if greeting is None or self._process is None or not self._is_open:
+                raise LakeAwayError("the process that reads the lake is starting")
+            self._number += 1
+            frame.number, frame.log = self._number, greeting.log
+            frame.generation = greeting.generation
+            records: list[Record] = []
+            future: asyncio.Future[FetchedFrame] = self._loop.create_future()
+            self._requests[frame.number] = future, records
+            try:
+                self._ask(encode_fetch(frame))
+                return await future, records
+            finally:
+                del self._requests[frame.number]
 
     async def stop(self) -> None:
         """Ends the process. Readers go on without a lake."""
         self._is_open = False
+        self._fail_requests("the lake is closed")
         self._timer.cancel()
         self._touch()
         self._reads.lake = LakeAccess()
@@ -167,9 +198,29 @@ class LakePort(asyncio.SubprocessProtocol):
             return
         self._touch()
         try:
+            if self._requests and self._take_own(payload):
+                return
             self._reads.handle(LAKE, payload)
         except BadFrame as error:
             self._reject(str(error))
+
+    def _take_own(self, payload: bytes) -> bool:
+        """Takes a piece of an answer for the admin port. Returns False if it is for the node.
+        Raises BadFrame."""
+        head, found = decode_fetched(payload)
+        if head.number <= OWN_NUMBERS:
+            return False
+        # A request that was cancelled has no entry.
+        future, records = self._requests.get(head.number, (None, []))
+        records += found
+        if future is not None and not head.more and not future.done():
+            future.set_result(head)
+        return True
+
+    def _fail_requests(self, text: str) -> None:
+        for future, _ in self._requests.values():
+            if not future.done():
+                future.set_exception(LakeAwayError(text))
 
     def _reject(self, text: str) -> None:
         """Ends a process whose answers cannot be used."""
@@ -181,4 +232,5 @@ class LakePort(asyncio.SubprocessProtocol):
         if self._is_open:
             self._touch()
             self._greet_at = self._loop.time() + GREET_S
+            self._fail_requests(text)
             self._reads.lake_failed(text, is_final=is_final)
