@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.engine import locked
     from holdfast.pipeline.lake.lake import Lake
     from holdfast.pipeline.lake.runner import RunProgress, check_log, check_source
-    from holdfast.pipeline.lake.status import LATENCY, MISSING, TOPICS, hints
+    from holdfast.pipeline.lake.status import LATENCY, QUALITY, TOPICS, hints
     from holdfast.pipeline.lake.table import RECORDS
 
     lake = Lake(args.lake, store=args.format, tables=args.tables)
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         report = runner.continuously(args.trigger) if args.continuous else runner.run_once()
         reporter.is_ok = report.ok
         progress.finished(report)
-        if not args.quiet and not report.commits.keys().isdisjoint((MISSING, LATENCY, TOPICS)):
+        if not args.quiet and not report.commits.keys().isdisjoint((QUALITY, LATENCY, TOPICS)):
             for hint in hints(lake.path, lake.catalog):
                 print(f"hint: {hint}", file=sys.stderr)
         if not report.ok:

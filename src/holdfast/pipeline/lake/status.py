@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
 from holdfast.client.log.reading import offsets
@@ -28,8 +27,8 @@ from holdfast.pipeline.source.options import parse
 from holdfast.pipeline.source.source import LogAccess
 from holdfast.protocol.topics.names import matches
 
-MISSING: Final = "missing"
-"""The table of missing message numbers (holdfast.pipeline.tables)."""
+QUALITY: Final = "quality"
+"""The table of repetitions and missing messages of each device (holdfast.pipeline.tables)."""
 LATENCY: Final = "latency"
 """The table with the offset of each device's clock (holdfast.pipeline.tables)."""
 HOURS: Final = "device_hours"
@@ -44,6 +43,8 @@ CLOCK_SHARE: Final = 0.9
 """The share of these minutes that have it."""
 CLOCK_LAG_MS: Final = 120_000
 """The most milliseconds that a message of such a minute is from the offset."""
+REPETITIONS_MIN: Final = 10
+"""The most repetitions that are no hint, however few messages there are."""
 DEVICE_HINTS_MAX: Final = 5
 """The most devices with a hint of their own of each kind."""
 QUARTER_MS: Final = 900_000
@@ -167,7 +168,7 @@ def _stored(lake: LakePath) -> set[str]:
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns what looks wrong in the tables of a lake, and what may mend it."""
-    found = (_missing_hints, _clock_hints, _unit_hints, _dollar_hints)
+    found = (_number_hints, _clock_hints, _unit_hints, _dollar_hints)
     return [hint for hints_of in found for hint in hints_of(lake, catalog)]
 
 
@@ -254,26 +255,29 @@ def _unit_hints(lake: LakePath, catalog: Catalog) -> list[str]:
     return _some(hints, "metrics")
 
 
-def _missing_hints(lake: LakePath, catalog: Catalog) -> list[str]:
-    records = CommitLog(lake, RECORDS).last()
-    log = CommitLog(lake, MISSING)
-    last = log.last()
-    if MISSING not in catalog.tables or records is None or last is None:
-        return []
-    numbers = 0
-    for file in log.live(last.version):
-        with suppress(OSError, pa.ArrowInvalid):  # a run is exchanging the file
-            found = parquet.read_table(
-                readable(lake / file.path), columns=["count"], partitioning=None
+def _number_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Returns the devices most of whose messages were dropped or are missing, by their numbers:
+    these count something else."""
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    names = ("messages", "repetitions", "missing", "filled")
+    for row in _newest_rows(lake, catalog, QUALITY, ("device", *names)):
+        sums[row["device"]].update({name: row[name] for name in names})
+    hints = []
+    for device, found in sorted(sums.items()):
+        count = f"than the {found['messages']:,} messages that are there"
+        missing = found["missing"] - found["filled"]
+        if missing > found["messages"]:
+            hints.append(
+                f"device {device}: {missing:,} message numbers are missing, more {count}. If it "
+                "counts over several topics, a rule with sequence_per='device' mends it; if its "
+                "numbers are none, sequence=None"
             )
-            numbers += pc.sum(found["count"]).as_py() or 0
-    if numbers <= records.rows_total:
-        return []
-    return [
-        f"{MISSING}: {numbers:,} message numbers are missing, more than the {records.rows_total:,} "
-        "messages that are there. If a device counts over several topics, a rule with "
-        "sequence_per='device' mends it; if its numbers are none, sequence=None"
-    ]
+        if found["repetitions"] > max(found["messages"], REPETITIONS_MIN):
+            hints.append(
+                f"device {device}: {found['repetitions']:,} messages were dropped as repetitions, "
+                f"more {count}. If their number or id is none, sequence=None or id=None mends it"
+            )
+    return _some(hints, "devices")
 
 
 @dataclass(frozen=True)

@@ -55,21 +55,16 @@ def build_gaps(readings: DataFrame) -> DataFrame:
     """Returns the gaps that were opened, and the missing numbers that came later."""
     rows = readings.where((F.col("position") == 0) & F.col("gap_opened_at").isNotNull())
     opened = F.col("gap_before") > 0
+    number = F.col("sequence")
     return rows.select(
-        "stream",
-        "run",
-        "device",
+        "stream", "run", "device",
         F.when(opened, "missing").otherwise("filled").alias("event"),
-        F.when(opened, F.col("sequence") - F.col("gap_before"))
-        .otherwise(F.col("sequence"))
-        .alias("first"),
-        F.when(opened, F.col("sequence") - 1).otherwise(F.col("sequence")).alias("last"),
+        F.when(opened, number - F.col("gap_before")).otherwise(number).alias("first"),
+        F.when(opened, number - 1).otherwise(number).alias("last"),
         F.when(opened, F.col("gap_before")).otherwise(F.lit(1)).alias("count"),
         F.col("gap_opened_at").alias("opened_at"),
-        "store_time",
-        "partition",
-        "offset",
-    )
+        "store_time", "partition", "offset",
+    )  # fmt: skip
 
 
 def build_missing(gaps: DataFrame) -> DataFrame:
@@ -94,15 +89,9 @@ def build_missing(gaps: DataFrame) -> DataFrame:
         "stream", "device", "window_start", "run", "opened_at", F.explode(ranges).alias("range")
     )
     return left.where(F.col("range.first") <= F.col("range.last")).select(
-        "stream",
-        "device",
-        "window_start",
-        "run",
-        "range.first",
-        "range.last",
-        (F.col("range.last") - F.col("range.first") + 1).alias("count"),
-        "opened_at",
-    )
+        "stream", "device", "window_start", "run", "range.first", "range.last",
+        (F.col("range.last") - F.col("range.first") + 1).alias("count"), "opened_at",
+    )  # fmt: skip
 
 
 GAPS: Final = Table(
@@ -141,19 +130,12 @@ def _columns(unit: str) -> tuple[Column, ...]:
         Column("metric", "string", "what was read"),
         Column("window_start", "timestamp", f"begin of the {unit}, by the event time, UTC"),
         Column("readings", "bigint", "readings of any type, null as well"),
-        Column(
-            "rate",
-            "double",
-            f"readings per second of the observed part of the {unit}; null if that is under 10 s",
-        ),
+        Column("rate", "double", f"readings per second of the observed part of the {unit}; null if "
+               "that is under 10 s"),
         Column("late", "bigint", "of them late"),
         Column("numbers", "bigint", "of them numbers; what follows is about these"),
-        Column(
-            "unit",
-            "string",
-            "their unit; null if none is known. Several are listed, as in "
-            "`°C, °F`, and the next nine columns are null",
-        ),
+        Column("unit", "string", "their unit; null if none is known. Several are listed, as in "
+               "`°C, °F`, and the next nine columns are null"),
         Column("min", "double", "least"),
         Column("max", "double", "greatest"),
         Column("mean", "double", "mean, within min and max; null if the sum is beyond double"),
@@ -167,7 +149,7 @@ def _columns(unit: str) -> tuple[Column, ...]:
         Column("trues", "bigint", "readings that are true"),
         Column("falses", "bigint", "readings that are false"),
         Column("last_string", "string", "the last text, by the event time"),
-    )
+    )  # fmt: skip
 
 
 def prepare_readings(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -281,18 +263,15 @@ _TOPIC_COLUMNS: Final = (
     Column("topic", "string", "the topic"),
     Column("window_start", "timestamp", "begin of the minute, by the broker's time, UTC"),
     Column("messages", "bigint", "messages stored, repetitions too"),
-    Column(
-        "rate",
-        "double",
-        "messages per second of the observed part of the minute; null if that is under 10 s",
-    ),
+    Column("rate", "double", "messages per second of the observed part of the minute; null if "
+           "that is under 10 s"),
     Column("bytes", "bigint", "of payload", "bytes"),
     Column("bytes_rate", "double", "the same of bytes", "bytes/s"),
     Column("bytes_min", "bigint", "least payload", "bytes"),
     Column("bytes_max", "bigint", "greatest payload", "bytes"),
     Column("retained", "bigint", "messages with the retain flag"),
     Column("clients", "bigint", "client ids that published"),
-)
+)  # fmt: skip
 
 
 def prepare_latency(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -211,8 +211,11 @@ def _time_of(
                       and _moves(name, group)), None)  # fmt: skip
         if named is not None:
             # Times that differ are right, too: a phone sends positions of hours ago.
-            is_own = offset_of(named, group) is None
-            of_time, why = ({"time": named}, "") if is_own else time_arguments(named, group, zone)
+            of_time, why = time_arguments(named, group, zone)
+            if "zone" not in of_time and offset_of(named, group) is None:
+                of_time, why = {"time": named}, ""
+                if any(_names_no_zone(_inner(document, named)) for document, _ in objects):
+                    why = ' of UTC, as it names no zone: if it is local, zone="Europe/Berlin"'
             found |= of_time
             reasons.append(f"the time is {named}{why}")
         elif usual and not any(_is_of_the_past(name, having[name]) for name in usual):
@@ -320,9 +323,12 @@ def _is_counter(name: str, group: Sequence[TopicMessages]) -> bool:
 
 
 def _grows(name: str, topic: TopicMessages) -> bool:
-    """Returns whether the last number of a topic is greater than the first, or it has few."""
+    """Returns whether a number of a topic grows, or it has few. It seldom steps back: the numbers
+    of two devices below one topic do so all the time."""
     values = _values_of(name, topic)
-    return bool(values) and (len(values) < 3 or values[-1] > values[0])
+    steps = [after - before for before, after in pairwise(values)]
+    back = sum(step < 0 for step in steps)
+    return bool(values) and (len(steps) < 2 or (back <= len(steps) / 5 and max(steps) > 0))
 
 
 def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
@@ -501,6 +507,11 @@ def offset_of(
     return step if near >= SHARE * len(offsets) and abs(step) < DAY_US else None
 
 
+def _names_no_zone(value: Any) -> bool:
+    """Returns whether a time depends on the zone of its rule."""
+    return parse_time(value) != parse_time(value, ZoneInfo("Etc/GMT+1"))
+
+
 def _is_local(name: str, topics: Sequence[TopicMessages], zone: str) -> bool:
     """Returns whether the times of a field are right if those without a zone are of this one."""
     try:
@@ -523,11 +534,12 @@ def time_arguments(name: str, topics: Sequence[TopicMessages], zone: str) -> tup
     offset_us = offset_of(name, topics)
     if offset_us == 0:
         return {"time": name}, ""
-    if offset_us is not None and _is_local(name, topics, zone):
+    if _is_local(name, topics, zone):
         return {"time": name, "zone": zone}, ""
     if offset_us is None:
         why = f"; {name} is no time that agrees with the broker's, which is used"
-    elif offset_us == offset_of(name, topics, ZoneInfo("Etc/GMT+1")):
+    elif not any(_names_no_zone(_inner(document, name))
+                 for topic in topics for document, _ in topic.objects):  # fmt: skip
         return {"time": None}, (
             f"; {name} is {_distance(offset_us)} the broker's, which is used: it counts from 1970 "
             "or names its zone, so no zone corrects it"

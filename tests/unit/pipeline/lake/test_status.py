@@ -57,17 +57,27 @@ def test_a_log_that_ends_before_what_was_read(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("count", "is_told"), [(3, False), (40, True)])
-def test_a_sequence_rule_that_is_absurd(tmp_path: Path, count: int, is_told: bool) -> None:
-    """A device that counts over ten topics: each topic lacks nine numbers of ten."""
-    CommitLog(tmp_path, "records").record(commit(1, table="records", rows_total=20))
-    rows = [{"device": "d", "stream": f"t/{n}", "count": count} for n in range(2)]
-    write_table(tmp_path, load_catalog().table("missing"), rows)
-    (hint,) = lake_status(tmp_path, load_catalog(), {}).hints or [""]
-    assert hint.startswith(
-        "missing: 80 message numbers are missing, more than the 20 messages"
-    ) == (is_told)
-    assert ("sequence_per='device'" in hint) == is_told
+@pytest.mark.parametrize(
+    ("counts", "hint"),
+    [
+        # A device that counts over ten topics: each topic lacks nine numbers of ten.
+        ({"missing": 90, "filled": 0}, "device d: 180 message numbers are missing, more than the "
+         "20 messages that are there. If it counts over several topics, a rule with "
+         "sequence_per='device'"),
+        ({"missing": 90, "filled": 81}, ""),
+        # The number of a step of a program: equal messages of one step look like repetitions.
+        ({"repetitions": 11}, "device d: 22 messages were dropped as repetitions, more than the 20 "
+         "messages that are there. If their number or id is none, sequence=None or id=None"),
+        ({"repetitions": 10}, ""),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_absurd(tmp_path: Path, counts: dict[str, int], hint: str) -> None:
+    none = dict.fromkeys(("repetitions", "missing", "filled"), 0)
+    rows = [{"device": "d", "messages": 10} | none | counts for _ in range(2)]
+    write_table(tmp_path, load_catalog().table("quality"), rows)
+    hints = lake_status(tmp_path, load_catalog(), {}).hints
+    assert len(hints) == bool(hint)
+    assert not hints or hints[0].startswith(hint)
 
 
 def test_tables_that_nobody_declares_here(tmp_path: Path) -> None:

@@ -441,6 +441,16 @@ BELIEFS: dict[str, tuple[str, str, str]] = {
     "a time in minutes": (f'{{"sampled":"{NOW}4:1@","p":1}}', 'time="sampled"', ""),
     "local seconds since 1970": ('{"when":179000720@,"p":1}', "no zone corrects it", "zone="),
     "local time that says UTC": (f'{{"when":"{NOW}6:13:2@Z","p":1}}', "no zone corrects", "zone="),
+    "the hour that autumn has twice": (
+        '{"Time":"2026-10-25 02:#:00","p":1}', 'zone="Europe/Berlin"', "None"
+    ),
+    "times of the past without a zone": (
+        f'{{"Time":"{NOW}0:5@:00","p":1}}', "if it is local, zone=", 'Time", zone='
+    ),
+    "the numbers of two devices below one topic": (
+        '{"dev":"d%","seq":%0@,"p":1}', "sequence=None", ""
+    ),
+    "a number that wraps around": ('{"seq":$,"p":1}', "", "sequence"),
     "a version is no number": (
         '{"fw":"1.1@","swVersion":"2.@","p":"2@.5"}', "numbers=('p',)", "'fw'"
     ),
@@ -455,7 +465,16 @@ BELIEFS: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("name", BELIEFS)
 def test_what_a_field_is_believed_to_be(name: str) -> None:
     payload, wanted, unwanted = BELIEFS[name]
-    found = proposed([("d/1", payload.replace("@", str(at % 10)).encode()) for at in range(10)])
+    messages = []
+    for at in range(10):
+        text = payload.replace("@", str(at)).replace("%", str(1 + at % 2))
+        text = text.replace("$", str((250 + at) % 256)).replace("#", f"{at * 15 % 60:02}")
+        # Autumn's hour is stored when it is, from 2026-10-25T00:00Z on.
+        at_us = 1_792_886_400_000_000 + at * 900_000_000
+        if "#" not in payload:
+            at_us = TIME_US + at * 1_000_000
+        messages.append(("d/1", text.encode(), at_us))
+    found = infer(messages[:8], zone="Europe/Berlin")
     text = "\n".join(f"{each.rule} # {each.reason}" for each in found)
     assert wanted in text
     assert not unwanted or unwanted not in text
