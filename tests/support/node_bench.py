@@ -135,7 +135,7 @@ class NodeBench:
         self.verdicts: Callable[[str, str], str] | None = None
         # Reads of the log are answered once this is false again.
         self.delay_reads = False
-        self.delayed: list[ReadLog | FindStarts] = []
+        self.delayed: list[FetchInflight | FindStarts | ReadLog] = []
         # The records that the next read of the log finds lost.
         self.lost = 0
         self.log: list[bytes] = []
@@ -260,10 +260,7 @@ class NodeBench:
         if not self.delay_reads:
             delayed, self.delayed = self.delayed, []
             for effect in delayed:
-                if isinstance(effect, FindStarts):
-                    self._find(effect)
-                else:
-                    self._read(effect)
+                self._look_up(effect)
         while True:
             if self.auto_commit and self.core.waits():
                 self.commit()
@@ -338,27 +335,31 @@ class NodeBench:
         elif isinstance(effect, CheckPassword):
             valid = self.valid_passwords.get(effect.username) == effect.password
             self.node.handle_password_checked(effect.connection, valid)
-        elif isinstance(effect, FetchInflight):
-            by_place = {(r.partition, r.offset): r for r in self.records()}
-            found = []
-            size_bytes = 0
-            for pid, p, o in effect.wanted:
-                record = by_place.get((p, o))
-                found.append((pid, record))
-                size_bytes += len(record.payload) if record is not None else 0
-                if size_bytes >= effect.bytes_max:
-                    break
-            self.node.handle_fetched(effect, found)
+        elif isinstance(effect, FetchInflight | FindStarts | ReadLog):
+            if self.delay_reads:
+                self.delayed.append(effect)
+            else:
+                self._look_up(effect)
+
+    def _look_up(self, effect: FetchInflight | FindStarts | ReadLog) -> None:
+        if isinstance(effect, FetchInflight):
+            self._fetch(effect)
         elif isinstance(effect, FindStarts):
-            if self.delay_reads:
-                self.delayed.append(effect)
-            else:
-                self._find(effect)
-        elif isinstance(effect, ReadLog):
-            if self.delay_reads:
-                self.delayed.append(effect)
-            else:
-                self._read(effect)
+            self._find(effect)
+        else:
+            self._read(effect)
+
+    def _fetch(self, effect: FetchInflight) -> None:
+        by_place = {(r.partition, r.offset): r for r in self.records()}
+        found = []
+        size_bytes = 0
+        for pid, p, o in effect.wanted:
+            record = by_place.get((p, o))
+            found.append((pid, record))
+            size_bytes += len(record.payload) if record is not None else 0
+            if size_bytes >= effect.bytes_max:
+                break
+        self.node.handle_fetched(effect, found)
 
     def _find(self, effect: FindStarts) -> None:
         found: list[FoundStart] = []

@@ -101,6 +101,21 @@ def test_qos2_received_before_a_crash_is_not_sent_again() -> None:
     assert acks(third) == []
 
 
+def test_pubcomp_before_pubrec_finishes_nothing() -> None:
+    """[MQTT-4.3.3-3] The packet id is in use until the PUBCOMP of its PUBREL."""
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=1000)
+    peer.send(subscribe("t", 2))
+    bench.connect("p").send(publish("t", b"x", 2, 1))
+    (first,) = peer.publishes()
+    peer.send(m.Ack(m.PUBCOMP, first.packet_id, 0, {}))
+    peer.send(m.Ack(m.PUBREC, first.packet_id, 0, {}))
+    assert acks(peer) == [(m.PUBREL, first.packet_id, 0)]
+    peer.lose()
+    again = bench.connect("c", clean=False, expiry_s=1000)
+    assert acks(again) == [(m.PUBREL, first.packet_id, 0)]
+
+
 def test_pubrel_waits_for_the_disk() -> None:
     bench = NodeBench(auto_commit=False)
     peer = bench.connect("c", expiry_s=1000)
@@ -308,6 +323,25 @@ def test_durable_shared_group_survives_absence_and_crash() -> None:
     bench.crash()
     again = bench.connect("m1", clean=False, expiry_s=1000)
     assert again.payloads() == [b"2", b"3"]
+
+
+def test_a_record_that_a_shared_group_has_back_is_not_logged_as_finished() -> None:
+    """No other member has room for it, and then the node crashes."""
+    bench = NodeBench()
+    durable = bench.connect("m1", expiry_s=1000, properties={33: 1})
+    durable.send(subscribe("$share/g/t", 1))
+    publisher = bench.connect("p")
+    publisher.send(publish("t", b"1", 1, 1))
+    assert durable.payloads() == [b"1"]
+    other = bench.connect("m2")
+    other.send(subscribe("$share/g/t", 1))
+    publisher.send(publish("t", b"2", 1, 2))
+    assert other.payloads() == [b"2"]
+    other.lose()
+    bench.advance(1)
+    bench.crash()
+    again = bench.connect("m1", clean=False, expiry_s=1000)
+    assert sorted(again.payloads()) == [b"1", b"2"]
 
 
 def test_suback_waits_for_the_disk_of_a_durable_session() -> None:

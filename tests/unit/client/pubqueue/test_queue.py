@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, NotConnected, QueueFull, TimedOut
+from holdfast.client.pubqueue.core import RETRY_MAX_S, QueueCore
 from holdfast.client.pubqueue.format import PaperFormat
 from holdfast.client.pubqueue.messages import (
     MessageExpired,
@@ -187,6 +188,25 @@ def test_refused_message_that_then_fails_frees_the_others(new_store: Callable[[]
             client.sent[2].confirm()
 
     run(test)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_message_that_fails_after_a_later_refused_one_frees_the_others(
+    order: tuple[int, int],
+) -> None:
+    """The broker waits for the lowest number that it refused, whichever came last."""
+    core = QueueCore(2, lambda: 0.0)
+    for sequence in (1, 2):
+        core.add(QueueEntry(sequence, 1, "t", b"", None, False, 0.0, 0.0, 100))
+    core.checkpoint()
+    assert [each.sequence for each in (core.next(0.0), core.next(0.0)) if each] == [1, 2]
+    for sequence in order:
+        core.retry(sequence, 0.0, refused=True)
+    first = core.next(RETRY_MAX_S)
+    assert first is not None
+    assert first.sequence == 1
+    core.failed(1)
+    assert core.needs_renewal()
 
 
 def test_a_queue_that_may_not_publish_waits(new_store: Callable[[], Any]) -> None:

@@ -94,6 +94,29 @@ def test_resuming_is_bounded_by_the_outbox(filter: str, qos: int) -> None:
         assert not session.inflight
 
 
+def test_new_messages_come_after_unfinished_ones_that_are_fetched_in_pieces() -> None:
+    """[MQTT-4.6.0-1]"""
+    bench = NodeBench(CONFIG)
+    peer = bench.connect("c", clean=False, expiry_s=1000)
+    peer.send(subscribe("t", 1))
+    fill(bench, 30)
+    assert numbers(peer) == list(range(1, 31))
+    peer.lose()
+    back = bench.connect("c", clean=False, expiry_s=1000, properties={p.RECEIVE_MAXIMUM: 5})
+    publisher = bench.connect("late", 4)
+    waiting = list(range(31, 41))
+    received: list[int] = []
+    while page := back.publishes():
+        received += [int(each.payload.split(b".")[0]) for each in page]
+        bench.delay_reads = True
+        back.send(*[m.Ack(m.PUBACK, each.packet_id) for each in page])
+        if waiting:
+            publisher.send(publish("t", b"%d." % waiting[0], 1, waiting.pop(0)))
+        bench.delay_reads = False
+        bench.run()
+    assert received == list(range(1, 41))
+
+
 def test_a_lost_connection_keeps_nothing_that_was_fetched() -> None:
     bench = NodeBench(CONFIG)
     peer = bench.connect("c", clean=False, expiry_s=1000)
