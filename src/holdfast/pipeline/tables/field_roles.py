@@ -180,7 +180,7 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     if pairs is not None:
         found["pairs"] = pairs
         reasons.append(f"lists of {pairs[0]} and {pairs[1]}")
-    found |= _named_value([document for document, _ in objects])
+    found |= _named_value(group)
     if "value" in found:
         reasons.append(f"{found['metric']} says what {found['value']} is")
     texts = [name for name in _names(objects) if _is_number_text(name, objects)]
@@ -228,14 +228,21 @@ def _time_of(
     return found, reasons
 
 
-def _named_value(documents: Sequence[Document]) -> Arguments:
+def _named_value(group: Sequence[TopicMessages]) -> Arguments:
     """Returns the rule for objects whose value is of what another field says. Without it, the speed
-    of a pump and the level of a tank would be one metric."""
+    of a pump and the level of a tank would be one metric. A name that each topic has one of is the
+    device's."""
+    objects = [[document for document, _ in topic.objects] for topic in group]
+    documents = [each for some in objects for each in some]
     value = next((name for name in VALUE_FIELDS if all(name in each for each in documents)), "")
     for name in _NAME_FIELDS if value else ():
         names = [each.get(name) for each in documents]
         most = len(names) / 2 if name in ("name", "type", "key", "item") else len(names)
-        if all(type(each) is str for each in names) and 1 < len(set(names)) <= most:
+        if (
+            all(type(each) is str for each in names)
+            and len(set(names)) <= most
+            and (any(len({each[name] for each in some}) > 1 for some in objects))
+        ):
             return {"metric": f"field {name}", "value": value}
     return {}
 

@@ -137,10 +137,10 @@ class Reader:
                 decoded.set_unit(at, unit)
         used: Set[str] = frozenset()
         named = self._names_of_values(decoded) if self.rule.metric_field else {}
-        metrics = [
-            named.get(at) or self.metric_of(topic) if name == self.rule.value else name
-            for at, name in enumerate(decoded.names)
-        ]
+        metrics = decoded.names
+        if self.rule.value is not None:
+            metrics = [named.get(at) or self.metric_of(topic) if name == self.rule.value else name
+                       for at, name in enumerate(metrics)]  # fmt: skip
         if self.units is not None:
             texts = {name: value for name, value in zip(decoded.names, decoded.values, strict=True)
                      if type(value) is str}  # fmt: skip

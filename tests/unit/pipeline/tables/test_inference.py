@@ -498,6 +498,8 @@ def test_a_name_beside_the_value_is_the_metric_and_one_beside_others_the_device(
         ("bath", "temp", 20.0, None), ("hall", "temp", 10.0, None),
         ("plc", "Pump.Speed", 900.0, "rpm"), ("plc", "Tank.Level", 0.0, None),
     ]  # fmt: skip
+    own = fleet(*((f"p/{n}/d", f'{{"name":"press{n}","value":1#}}') for n in (1, 2)))
+    assert [each.rule for each in proposed(own)] == ['Rule("p/+/d", device="level 2")']
     # The same name below two gateways is two devices, of which no rule makes one.
     two = fleet(*((f"gw/{n}", text) for n in (1, 2) for text in names))
     assert not any("name" in each.rule for each in proposed(two))
