@@ -286,7 +286,8 @@ def test_another_broker_serves_is_hurt_and_serves_again(
     try:
         pids = target.pids()
         assert len(target.servers) == len(pids) == (3 if kind.survives_faults else 1)
-        assert publishes(target, 0)
+        # The servers make their stream for the first client, and may refuse it until then.
+        wait_until(lambda: publishes(target, 0), target.nodes, "it serves")
         hurt = target.inject(Fault.KILL, "lab/topic")
         number = [node.name for node in target.nodes].index(hurt)
         assert target.nodes[number].wait(20)

@@ -223,6 +223,7 @@ class ErlangCluster(OtherBroker):
     """Three nodes of an Erlang program, with a daemon for their names at a port of its own."""
 
     survives_faults = True
+    _names: Program | None = None
 
     def start(self) -> None:
         """Starts the daemon and the nodes. Raises `TargetError`."""
@@ -235,16 +236,16 @@ class ErlangCluster(OtherBroker):
             **os.environ, "HOME": str(self.directory), "ERL_EPMD_PORT": str(port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }  # fmt: skip
-        self._names = Program("epmd", [program_path("epmd")], self.directory, port)
-        self._names.environment = self.environment
-        self._names.start()
-        wait_until(self._names.is_listening, [self._names], "epmd listens")
+        self._names = names = Program("epmd", [program_path("epmd")], self.directory, port)
+        names.environment = self.environment
+        names.start()
+        wait_until(names.is_listening, [names], "epmd listens")
         super().start()
 
     def stop(self) -> None:
         """Stops it and removes its files."""
         super().stop()
-        if self._names.is_running():
+        if self._names is not None and self._names.is_running():
             self._names.stop()
 
     def call(self, command: Sequence[str], **variables: str) -> str:
