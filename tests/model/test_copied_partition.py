@@ -164,8 +164,8 @@ class World:
             if epoch and found == epoch:
                 common = max(common, min(own_end, end_there))
         if end > common:
-            if common >= self.journal.high_watermark[P]:
-                self.log.truncate(P, common)
+            assert common >= self.journal.high_watermark[P], "committed here, and not by the leader"
+            self.log.truncate(P, common)
             return
         following = [each for each in self.ends if each > end]
         if following:

@@ -16,7 +16,7 @@ def test_the_bytes_of_a_node_count_until_its_members_receive_them(
 ) -> None:
     """At the coordinator's node, whose memory has no payload of a record that was sent. At another
     node they count until their records are finished, and the last record may exceed the limit."""
-    monkeypatch.setattr(f"{GROUPS}.group_nodes.LOAD_BYTES_MAX", 0)
+    monkeypatch.setattr(f"{GROUPS}.next_node.LOAD_BYTES_MAX", 0)
     stage = Stage(monkeypatch, "cb", quiet=2)
     stage.publish(4 * WINDOW)
     stage.until(lambda: stage.count(0) == WINDOW)
