@@ -32,7 +32,7 @@ from holdfast.node.reads.read_jobs import ReadJob
 from holdfast.node.reads.remote_reads import RemoteReads
 from holdfast.node.session.connection import OPEN, Connection
 from holdfast.node.session.listener_rules import ListenerRules
-from holdfast.node.session.session import Group
+from holdfast.node.session.session import Group, Session
 from holdfast.protocol.topics.names import matches
 from tests.sim.disk import SimDisk
 from tests.support.log_bench import LogBench
@@ -55,7 +55,7 @@ class Reader(Node):
     def handle_fetched(self, effect: FetchInflight, found: Found) -> None:
         self.results[effect] = found
 
-    results: dict[Effect, object]
+    results: dict[Effect, Any]
 
 
 class World:
@@ -134,7 +134,8 @@ class World:
             self.reads.handle(LAKE, piece)
 
     def read(self, frame: FetchFrame) -> list[bytes]:
-        records, positions, lost = [], [], 0
+        records: list[Record] = []
+        positions, lost = [], 0
         for number, each in enumerate(frame.ranges):
             assert each.end <= self.lake[each.partition], "more than retention has removed"
             at = each.start
@@ -265,20 +266,20 @@ class World:
 
     # The oracle
 
-    def check(self, effect: Effect, result: object) -> None:
+    def check(self, effect: Effect, result: Any) -> None:
         if isinstance(effect, ReadLog):
-            records, positions, lost = result  # type: ignore[misc]
+            records, positions, lost = result
             self.check_read(effect, records, positions, lost)
         elif isinstance(effect, FetchInflight):
             assert result, "a read of records without any"
-            for (_, p, offset), (_, record) in zip(effect.wanted, result, strict=False):  # type: ignore[call-overload]
+            for (_, p, offset), (_, record) in zip(effect.wanted, result, strict=False):
                 if record is None:
                     assert (p, offset) in self.gaps, "a record that the lake has is absent"
                 else:
                     assert (record.partition, record.offset) == (p, offset)
                     assert record.payload == self.log[p][offset].payload
         else:
-            (start,) = result  # type: ignore[misc]
+            (start,) = result
             self.check_start(effect, start)
 
     def check_read(
@@ -441,11 +442,11 @@ def waiting_world() -> tuple[World, ReadLog]:
     world.gaps.clear()
     assert any(world.journal.start_offsets)
     world.is_away = True
-    group = Group("g", "#")
-    group.start_read()
+    session = Session("s")
+    session.start_read()
     limits = list(world.journal.start_offsets)
     interests = [ReadInterest("#", None)]
-    effect = ReadLog(group, None, [0] * PARTITIONS, limits, interests, 5000, 1 << 20)
+    effect = ReadLog(session, None, [0] * PARTITIONS, limits, interests, 5000, 1 << 20)
     world.asked.append(effect)
     world.gaps_at[effect] = 0
     world.carry_out(effect)
@@ -461,6 +462,8 @@ def test_a_reader_goes_on_without_a_lake_that_is_away_too_long() -> None:
     assert world.reads.lake.error == "the store is away"
     assert world.reads.lake.waiting == 1
     assert world.notes == ["lake_away"]
+    assert isinstance(effect.cursor, Session)
+    assert world.reads.lake.wait_of((effect.cursor, None)) == "the store is away"
     assert not found
     for _ in range(int(LAKE_WAIT_S)):
         world.turn(1.0)
@@ -472,7 +475,9 @@ def test_a_reader_goes_on_without_a_lake_that_is_away_too_long() -> None:
 
 
 def test_nobody_waits_for_the_lake_of_another_log() -> None:
-    world, _ = waiting_world()
+    world, effect = waiting_world()
+    assert isinstance(effect.cursor, Session)
+    assert world.reads.lake.wait_of((effect.cursor, None)) == ""
     world.reads.lake_failed("another log", is_final=True)
     found: list[tuple[list[Record], list[int], int]] = []
     world.check = lambda _, result: found.append(result)  # type: ignore[assignment,method-assign]

@@ -328,8 +328,10 @@ class NodeState(RecordedState):
         self.cluster: ClusterPort = ClusterPort()
         # Further values under $SYS/broker/, by name.
         self.sys_values: list[Callable[[], dict[str, str]]] = []
-        # Whether this node stores all partitions. Parts sets it.
+        # Whether this node stores all of the log. Parts sets it.
         self.has_whole_log: Callable[[], bool] = lambda: True
+        # Why a session waits for the lake, or "". Parts sets it.
+        self.lake_wait: Callable[[Session], str] = lambda session: ""
         self.started_us = 0
         self.connections = 0
         self.deadlines: dict[int, Deadline] = {}  # by second

@@ -184,8 +184,9 @@ class Parts:
 
     def _share_state(self) -> None:
         """Lets the broker's core and the replicated state use the same objects."""
-        self.remote_reads = RemoteReads(self.node, self.context, self._has_log)
+        reads = self.remote_reads = RemoteReads(self.node, self.context, self._has_log)
         self.state.has_whole_log = self.remote_reads.has_whole_log
+        self.state.lake_wait = lambda session: reads.lake.wait_of((session, session.connection))
         tokens = self.replication.read_tokens
         self.fetch_server = FetchServer(
             self.state, self.context, tokens, self.transfer, self._has_log

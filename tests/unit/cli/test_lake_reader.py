@@ -31,6 +31,7 @@ from holdfast.pipeline.lake.files import parquet
 from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.protocol.topics.names import matches
 from tests.support.journal_files import TIME_US
+from tests.support.small_s3 import BUCKET, Refusal, small_s3
 from tests.unit.client.log.test_lake_and_log import HOUR_US, Site
 
 PARTITIONS = 4
@@ -130,6 +131,31 @@ def test_reads_go_on_and_miss_nothing(
         wanted = expected[each.partition, each.offset]
         for name in ("topic", "payload", "timestamp_us", "client_id", "properties", "flags"):
             assert getattr(each, name) == getattr(wanted, name), name
+
+
+def test_a_store_that_fails_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request of a lake in an object store may be refused. A later one has the records."""
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 16)
+    with small_s3(monkeypatch) as store:
+        site = Site(tmp_path, f"s3://{BUCKET}/{tmp_path.name}").grown()
+        reader, limit = LakeReader(site.root), ends(site)
+        positions, got, failures = [0] * PARTITIONS, [], 0
+        while positions != limit:
+            refusals = [Refusal(404, "NoSuchKey"), None, Refusal(403, "AccessDenied")]
+            store.refuse = lambda *_, left=refusals: left.pop() if left else None
+            ranges = [ReadRange(p, at, limit[p]) for p, at in enumerate(positions)]
+            wanted = frame(ranges=ranges, filters=[("#", -1)], records_max=40, bytes_max=1 << 20)
+            for _ in range(4):
+                try:
+                    head, some = ask(reader, wanted)
+                    break
+                except (LakeError, OSError) as error:
+                    failures += not isinstance(error, LakeRefused)
+                    store.refuse = lambda *_: None
+            positions = head.positions
+            got += [(each.partition, each.offset) for each in some]
+        assert failures > 1
+        assert sorted(got) == sorted(place for place in records(site) if place[1] < limit[place[0]])
 
 
 def test_what_neither_has_counts_as_lost(site: Site) -> None:

@@ -173,6 +173,9 @@ def _waiting(
         found.text = "it waits in the log for the session"
         if session.connection is None and not session.owner:
             found.text += ", whose client is away"
+        lake_error = state.lake_wait(session)
+        if lake_error:
+            found.text += f", which waits for the lake: {lake_error}"
 
 
 def _passed(session: Session, message: TracedMessage, qos: int, found: SessionTrace) -> None:

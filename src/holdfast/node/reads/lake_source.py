@@ -45,6 +45,10 @@ class LakeAccess:
         """The number of readers that wait."""
         return len(self._waits)
 
+    def wait_of(self, readers: tuple[object, ...]) -> str:
+        """Returns why one of these readers waits, or ""."""
+        return self.error if any(each in self._waits for each in readers) else ""
+
     def may_ask(self, now: float) -> bool:
         """Whether a FETCH may be sent now."""
         return self.ask is not None and not self.is_refused and now >= self._retry_at
