@@ -4,7 +4,7 @@ import shutil
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -18,7 +18,7 @@ from holdfast.io.conversion.adoption import adopt
 from holdfast.io.conversion.carried import CarriedState
 from holdfast.log.files.data_directory import open_to_read
 from holdfast.log.files.layout import Manifest
-from holdfast.pipeline.lake.files.commits import CommitLog
+from holdfast.pipeline.lake.files.commits import Commit, CommitLog, LogRestore
 from holdfast.pipeline.lake.files.objects import location
 from holdfast.pipeline.lake.files.states import (
     EVERY_S,
@@ -27,6 +27,7 @@ from holdfast.pipeline.lake.files.states import (
     remove_old,
     save_state,
     saved_states,
+    usable,
 )
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.testing import Broker
@@ -258,6 +259,28 @@ def test_a_part_of_the_messages(site: Path, lake: Path, tmp_path: Path, capsys: 
     assert set(messages(tmp_path / "made")) == chosen
 
 
+def a_commit(log: str = "l", **more: Any) -> Commit:
+    return Commit(
+        table="records", lineage="r", version=1, revision=1, columns=[], partition_by=[],
+        committed_at_us=0, took_s=0, rows=0, quarantined=0, rows_total=0, quarantined_total=0,
+        log=log, **more,
+    )  # fmt: skip
+
+
+def test_states_of_former_generations() -> None:
+    """A state fits where its generation has the messages that the table has."""
+    former = [SavedState(log="cluster a", taken_us=n, ends={0: n}, bytes=1) for n in (5, 9)]
+    other = SavedState(log="cluster b", taken_us=6, ends={0: 1}, bytes=1)
+    now = SavedState(log="cluster a generation 7", taken_us=20, ends={0: 12}, bytes=1)
+    states = [*former, other, now]
+    commit = a_commit("cluster a generation 7")
+    assert usable(states, commit, {0: 12}) == [*former, now]
+    assert usable(states, commit, {0: 11}) == former
+    restored = LogRestore(version=1, offsets={"0": 8})
+    commit = a_commit("cluster a generation 7", restored=[restored])
+    assert usable(states, commit, {0: 12}) == [former[0], now]
+
+
 @pytest.mark.parametrize("where", ["directory", "objects"])
 def test_states_beside_a_table(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
@@ -267,14 +290,14 @@ def test_states_beside_a_table(where: str, tmp_path: Path, monkeypatch: pytest.M
             root = location(f"s3://{BUCKET}/{tmp_path.name}")
         assert saved_states(root) == []
 
-        def save(number: int, *, fails: bool = False) -> SavedState:
+        def save(number: int, log: str = "l", *, fails: bool = False) -> SavedState:
             def write(file: IO[bytes]) -> None:
                 file.write(b"state %d" % number)
                 if fails:
                     raise AdminError("the server is away")
 
             def describe(size_bytes: int) -> SavedState:
-                return SavedState(log="l", taken_us=number, ends={0: number}, bytes=size_bytes)
+                return SavedState(log=log, taken_us=number, ends={0: number}, bytes=size_bytes)
 
             return save_state(root, write, describe, number)
 
@@ -288,7 +311,8 @@ def test_states_beside_a_table(where: str, tmp_path: Path, monkeypatch: pytest.M
         # An upload that was interrupted, and one that may be under way.
         (root / STATES / f"{3:020}.snapshot").write_bytes(b"half")
         (root / STATES / f"{7 * hour_us:020}.snapshot").write_bytes(b"half")
-        remove_old(root, {0: 4 * hour_us})
+        save(hour_us // 2, "another log")
+        remove_old(root, a_commit(offsets={"0": 4 * hour_us}))
         assert saved_states(root) == states[2:]
         names = {each.name for each in (root / STATES).iterdir() if each.name.endswith(".snapshot")}
         assert names == {f"{number * hour_us:020}.snapshot" for number in (3, 4, 5, 7)}
@@ -309,3 +333,14 @@ def test_a_state_that_could_not_be_fetched_delays_nothing(
         last = CommitLog(tmp_path / name, "records").last()
         assert last is not None
         assert last.rows == 1
+
+
+def test_a_lake_keeps_no_state_of_another_log(lake: Path, tmp_path: Path) -> None:
+    states = saved_states(lake)
+    with Life(tmp_path).broker("other") as broker, Wire(broker.port) as client:
+        client.connect("publisher")
+        client.publish("a", b"1", 1)
+        source = {"servers": f"127.0.0.1:{broker.admin_port}"}
+        report = Lake(lake, spark=no_spark()).run(["records"], source=source)
+    assert "was made from another log" in str(report.errors["records"])
+    assert saved_states(lake) == states

@@ -66,7 +66,7 @@ from holdfast.node.state.snapshot_entries import (
     SNAPSHOT_RETAINED,
 )
 from holdfast.pipeline.lake.files.files import readable
-from holdfast.pipeline.lake.files.states import SavedState, saved_states
+from holdfast.pipeline.lake.files.states import SavedState, saved_states, usable
 
 BATCH_BYTES: Final = 256 << 10
 """The bytes of a batch of the new log."""
@@ -101,11 +101,8 @@ class LakeSource:
 
     def _choose_state(self) -> Snapshot:
         """Opens the newest whole state that fits the messages."""
-        log = self.lake.identity()
         states = saved_states(self.lake.path)
-        for state in reversed(states):
-            if state.log != log or not state.fits(self.ends):
-                continue
+        for state in reversed(usable(states, self.lake.commit, self.ends)):
             try:
                 snapshot = self._opened(state)
             except (CorruptSnapshot, FileNotFoundError) as error:

@@ -185,31 +185,28 @@ class Bronze:
         if time.monotonic() < self._state_due_s:
             return
         self._state_due_s = time.monotonic() + LOOK_S
-        lake, log = self.engine.lake, self._access.log
+        lake, log, last = self.engine.lake, self._access.log, self.engine.log(RECORDS).last()
         try:
-            states = saved_states(lake)
-            newest = states[-1] if states else None
-            now_us = time.time_ns() // 1000
-            before, same = log.bounds(), newest is not None and newest.log == log.identity()
-            ends = {p: bound.end for p, bound in before.items()}
-            if newest is not None and same:
-                is_used = newest.fits(self.position())
-                if not (is_used and newest.is_due(now_us) and newest.ends != ends):
-                    return
-            elif not any(ends.values()):
+            ends = {p: bound.end for p, bound in log.bounds(self.position()).items()}
+            identity, now_us = log.identity(), time.time_ns() // 1000
+            own = [each for each in saved_states(lake) if each.log == identity]
+            # The step refuses another log, or notes that this one was restored.
+            is_other = last is not None and last.log not in ("", identity)
+            if is_other or not any(ends.values()) or (own and own[-1].ends == ends):
                 return
-            identity = log.identity()
+            if own and not (own[-1].fits(self.position()) and own[-1].is_due(now_us)):
+                return
 
             def describe(size_bytes: int) -> SavedState:
                 """Returns the description of the state that was received."""
-                ends = {p: bound.end for p, bound in log.bounds(ends_before).items()}
+                later = {p: bound.end for p, bound in log.bounds(ends).items()}
                 if log.identity() != identity:
                     raise LakeError("the log was restored while its state was received")
-                return SavedState(log=identity, taken_us=now_us, ends=ends, bytes=size_bytes)
+                return SavedState(log=identity, taken_us=now_us, ends=later, bytes=size_bytes)
 
-            ends_before = ends
             save_state(lake, self._access.write_state, describe, now_us)
-            remove_old(lake, self.position())
+            if last is not None:
+                remove_old(lake, last)
         except (AdminError, DataDirectoryError, LakeError, OSError) as error:
             if str(error) != self._state_problem:
                 self._state_problem = str(error)

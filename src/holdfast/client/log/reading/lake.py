@@ -119,6 +119,12 @@ class LakeRecords:
                 self._high[number, own] = max(low, min(high, _cut(commit, file, own)))
         self._files, self._commit = files, commit
 
+    @property
+    def commit(self) -> Commit:
+        """The version that `refresh` has pinned."""
+        assert self._commit is not None
+        return self._commit
+
     def identity(self) -> str:
         """Returns the identity of the log that the table has (`offsets.log_identity`), or an empty
         text."""

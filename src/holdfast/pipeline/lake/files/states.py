@@ -9,12 +9,14 @@ of both.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Final
 
 import msgspec
 from msgspec import Struct
 
+from holdfast.client.log.reading.offsets import from_json, generation_in
+from holdfast.pipeline.lake.files.commits import Commit
 from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.files import complete, open_new, remove_all, write_atomically
 from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath
@@ -107,12 +109,34 @@ def save_state(
     return state
 
 
-def remove_old(lake: LakePath, offsets: Mapping[int, int]) -> None:
+def usable(
+    states: Sequence[SavedState], commit: Commit, ends: Mapping[int, int]
+) -> list[SavedState]:
+    """Returns the states that fit the messages of a commit below some offsets, oldest first.
+
+    A state of a former generation of the log was saved before the commit that notes the restore. It
+    fits below the offsets where the generations part.
+    """
+    name, _ = generation_in(commit.log)
+    parted = dict(ends)
+    for restored in commit.restored:
+        for p, at in restored.offsets.items():
+            parted[int(p)] = min(at, parted.get(int(p), 0))
+    return [
+        each
+        for each in states
+        if generation_in(each.log)[0] == name
+        and each.fits(ends if each.log == commit.log else parted)
+    ]
+
+
+def remove_old(lake: LakePath, commit: Commit) -> None:
     """Removes the states that no restore needs, and what was left of interrupted ones. States that
     are ahead of the table stay. Raises LakeError."""
     states = saved_states(lake)
-    fitting = [each for each in states if each.fits(offsets)]
-    kept = {each.taken_us for each in states} - {each.taken_us for each in fitting[:-KEPT]}
+    fitting = usable(states, commit, from_json(commit.offsets))
+    ahead = [each for each in states if each.log == commit.log and each not in fitting]
+    kept = {each.taken_us for each in (*fitting[-KEPT:], *ahead)}
     newest_us = max(kept, default=0)
     old = [each for each in (lake / STATES).iterdir() if _is_old(each.name, kept, newest_us)]
     # The descriptions first: without its state none may count.
