@@ -1,10 +1,11 @@
 """A small S3 server inside the test, whose failures the test chooses.
 
-It keeps objects in memory and knows the requests that a lake makes, without signatures and without
-uploads in parts. The tests marked `long` use a real server, see radosgw.py.
+It keeps objects in memory and knows the requests that a lake and pyiceberg make, without
+signatures. The tests marked `long` use a real server, see radosgw.py.
 """
 
 import hashlib
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import IO
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
@@ -45,6 +47,8 @@ class SmallS3:
     forgets: Callable[[str], bool] = lambda key: False
     """Whether an object is acknowledged and not kept."""
     requests: int = 0
+    parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    """The parts of uploads that are not complete, by key and number."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, key: str, data: bytes, only_new: bool) -> bool:
@@ -74,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         key = unquote(url.path).removeprefix(f"/{BUCKET}").strip("/")
         query = {name: values[0] for name, values in parse_qs(url.query, True).items()}
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         with self.s3.lock:
             self.s3.requests += 1
             refusal = self.s3.refuse(self.command, key)
@@ -91,6 +95,17 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
+    def body(self) -> bytes:
+        """The content of a request. That of a stream is in chunks, and these in those of S3, which
+        carry a checksum."""
+        data: IO[bytes] = self.rfile
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            data = io.BytesIO(_without_chunks(data))
+        else:
+            data = io.BytesIO(data.read(int(self.headers.get("Content-Length") or 0)))
+        is_chunked = "aws-chunked" in self.headers.get("Content-Encoding", "")
+        return _without_chunks(data) if is_chunked else data.read()
+
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_one
 
     def response(
@@ -105,6 +120,8 @@ class Handler(BaseHTTPRequestHandler):
                 s3.objects.pop(unescape(each), None)
             gone = "".join(f"<Deleted><Key>{each}</Key></Deleted>" for each in keys)
             return 200, {}, f"<DeleteResult>{gone}</DeleteResult>".encode()
+        if "uploads" in query or "uploadId" in query:
+            return self.part(key, query, body)
         if self.command == "DELETE":
             s3.objects.pop(key, None)
             return 204, {}, b""
@@ -125,6 +142,30 @@ class Handler(BaseHTTPRequestHandler):
         start %= len(data)
         headers["Content-Range"] = f"bytes {start}-{start + len(part) - 1}/{len(data)}"
         return 206, headers, part
+
+    def part(
+        self, key: str, query: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        """An upload in parts: its begin, a part, and its end."""
+        if "uploads" in query:
+            begun = "<UploadId>1</UploadId>"
+            return (
+                200,
+                {},
+                f"<InitiateMultipartUploadResult>{begun}</InitiateMultipartUploadResult>".encode(),
+            )
+        parts = self.s3.parts.setdefault(key, {})
+        if self.command == "PUT":
+            parts[int(query["partNumber"])] = body
+            return 200, {"ETag": _tag(body)}, b""
+        data = b"".join(parts[number] for number in sorted(self.s3.parts.pop(key)))
+        self.s3.put(key, data, False)
+        done = f"<Key>{escape(key)}</Key><ETag>{_tag(data)}</ETag>"
+        return (
+            200,
+            {},
+            f"<CompleteMultipartUploadResult>{done}</CompleteMultipartUploadResult>".encode(),
+        )
 
     def written(self, key: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         source = self.headers.get("x-amz-copy-source")
@@ -157,6 +198,17 @@ class Handler(BaseHTTPRequestHandler):
             for n in sorted(folders)
         ]
         return f"<ListBucketResult>{''.join(entries)}</ListBucketResult>".encode()
+
+
+def _without_chunks(data: IO[bytes]) -> bytes:
+    """The content of chunks, each behind its length in hexadecimal."""
+    found = []
+    while size := int(data.readline().partition(b";")[0], 16):
+        found.append(data.read(size))
+        data.readline()
+    while data.readline().strip():
+        pass  # A trailer, such as a checksum.
+    return b"".join(found)
 
 
 def _tag(data: bytes) -> str:

@@ -53,17 +53,16 @@ def register(args: argparse.Namespace) -> int:
 
 
 def _register_in_iceberg(lake: "Lake", args: argparse.Namespace) -> int:
-    from holdfast.pipeline.lake.files.objects import directory_of
     from holdfast.pipeline.lake.files.settings import Registration
     from holdfast.pipeline.lake.registration import registration as catalogs
 
     wanted = Registration(args.iceberg, args.namespace, dict(args.property), list(args.names))
     where = f"{args.namespace} of the catalog {args.iceberg}"
     if args.remove:
-        removed = list(catalogs.unregister(directory_of(lake.path), lake.catalog, wanted))
+        removed = list(catalogs.unregister(lake.path, lake.catalog, wanted))
         _print_removed([name for name, was_there in removed if was_there], where)
         return 0
-    tables = list(catalogs.register(directory_of(lake.path), lake.catalog, wanted))
+    tables = list(catalogs.register(lake.path, lake.catalog, wanted))
     _print_registered(tables, where)
     print("Each run now brings the catalog up to date.")
     return 0

@@ -11,7 +11,7 @@ import that is repeated, or was killed, publishes no message twice.
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -93,23 +93,26 @@ class RetainedFile:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields all messages in batches with the columns of the sink."""
-        topics: list[str] = []
-        payloads: list[bytes] = []
-        size = 0
         with _explained():
-            for topic, payload in self._db.execute("SELECT topic, payload FROM retained"):
-                topics.append(topic)
-                payloads.append(payload)
-                size += len(payload)
-                if len(topics) >= BATCH_ROWS or size >= BATCH_BYTES:
-                    yield message_batch(topics, payloads)
-                    topics, payloads, size = [], [], 0
-        if topics:
-            yield message_batch(topics, payloads)
+            yield from batched(self._db.execute("SELECT topic, payload FROM retained"))
 
 
-def message_batch(topics: list[str], payloads: list[bytes]) -> pa.RecordBatch:
-    """Returns messages as the rows of the sink."""
+def batched(messages: Iterable[tuple[str, bytes]]) -> Iterator[pa.RecordBatch]:
+    """Yields messages as rows of the sink, in batches."""
+    rows: list[tuple[str, bytes]] = []
+    size = 0
+    for message in messages:
+        rows.append(message)
+        size += len(message[1])
+        if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield _batch(rows)
+            rows, size = [], 0
+    if rows:
+        yield _batch(rows)
+
+
+def _batch(rows: list[tuple[str, bytes]]) -> pa.RecordBatch:
+    topics, payloads = zip(*rows, strict=True)
     columns = [pa.array(topics, pa.string()), pa.array(payloads, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, names=["topic", "payload"])
 
@@ -193,20 +196,7 @@ class FileImport:
         return writer.done.rows
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        topics: list[str] = []
-        payloads: list[bytes] = []
-        size = 0
-        for _, message in self._messages():
-            if isinstance(message, BadRow):
-                continue
-            topics.append(message[0])
-            payloads.append(message[1])
-            size += len(message[1])
-            if len(topics) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield message_batch(topics, payloads)
-                topics, payloads, size = [], [], 0
-        if topics:
-            yield message_batch(topics, payloads)
+        yield from batched(each for _, each in self._messages() if not isinstance(each, BadRow))
         if self._stat() != self._stamp:
             raise ImportFailed(
                 f"{self.path} was written to while it was imported: import a file that is complete"

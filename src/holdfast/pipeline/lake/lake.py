@@ -225,9 +225,9 @@ class Lake:
             given
         )
 
-    def catalog_updates(self) -> CatalogUpdates | None:
+    def catalog_updates(self) -> CatalogUpdates:
         """Returns the updates of catalogs that a run of this lake makes."""
-        return CatalogUpdates(self.path, self.catalog) if isinstance(self.path, Path) else None
+        return CatalogUpdates(self.path, self.catalog)
 
     def rebuild(
         self, name: str | Sequence[str], *, listener: RunListener | None = None

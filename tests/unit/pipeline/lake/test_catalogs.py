@@ -22,6 +22,7 @@ from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.engine import LOCAL_TASK, Engine, Step
 from holdfast.pipeline.lake.files.commits import ROWS
 from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.objects import LakePath, location
 from holdfast.pipeline.lake.files.parquet import WriteSpec, write_files
 from holdfast.pipeline.lake.files.settings import (
     LakeSettings,
@@ -29,7 +30,7 @@ from holdfast.pipeline.lake.files.settings import (
     read_settings,
     write_settings,
 )
-from holdfast.pipeline.lake.registration.iceberg_catalog import schema_of
+from holdfast.pipeline.lake.registration.iceberg_catalog import schema_of, store_properties
 from holdfast.pipeline.lake.registration.registration import (
     CatalogUpdates,
     register,
@@ -39,6 +40,7 @@ from holdfast.pipeline.lake.schema import names_of
 from holdfast.pipeline.lake.stores.store import ParquetStore
 from holdfast.pipeline.lake.table import Column, Table
 from tests.support.iceberg_rest import RestCatalogServer, rest_catalog
+from tests.support.small_s3 import BUCKET, small_s3
 
 COLUMNS = (
     Column("n", "bigint", "the number", "pieces"),
@@ -65,7 +67,7 @@ def declared(*more: Column) -> Table:
 class WrittenLake:
     """A lake with one table, whose commits are made without Spark."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: LakePath) -> None:
         self.path = path
         source = {"servers": "a:1", "tokenFile": "/secret"}
         write_settings(path, LakeSettings(1, "parquet", source, []))
@@ -240,3 +242,24 @@ def test_types_are_read_without_spark() -> None:
     for text in ("interval day", "struct<a: int", "array<>", "int)", "", "array<" * 99 + "int"):
         with pytest.raises(LakeError, match="column x has the type"):
             schema_of([("x", text)])
+
+
+@pytest.mark.parametrize("kind", ["sql", "rest"])
+def test_a_lake_in_an_object_store(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is read where the lake has it, by the name that the lake has."""
+    with small_s3(monkeypatch) as s3, connection(kind, tmp_path) as (wanted, _):
+        lake = WrittenLake(location(f"s3://{BUCKET}/plant"))
+        lake.commit([1, 2])
+        assert list(register(lake.path, lake.catalog, wanted)) == [("numbers", 1)]
+        lake.commit([3], day=1)
+        assert lake.update() == {}
+        table = load_catalog(
+            wanted.name, **store_properties(lake.path), **wanted.properties
+        ).load_table((wanted.namespace, "numbers"))
+        assert sorted(table.scan().to_arrow()["n"].to_pylist()) == [1, 2, 3]
+        files = {each.file.file_path for each in table.scan().plan_files()}
+        assert files == {f"s3://{BUCKET}/{key}" for key in s3.objects if key.endswith(".parquet")}
+        assert dict(unregister(lake.path, lake.catalog, wanted))["numbers"]
+        assert any(key.endswith(".parquet") for key in s3.objects)

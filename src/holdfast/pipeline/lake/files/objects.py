@@ -275,7 +275,10 @@ def location(path: str | LakePath) -> LakePath:
 def directory_of(lake: LakePath) -> Path:
     """Returns the path of a lake on a file system. Raises LakeError for one in an object store."""
     if isinstance(lake, ObjectPath):
-        raise LakeError(f"{lake} is in an object store, whose tables cannot be registered yet")
+        raise LakeError(
+            f"{lake} is in an object store, which Spark's own catalog cannot list. Register it in"
+            " an Iceberg catalog: `holdfast pipeline register --iceberg CATALOG`"
+        )
     return lake
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.files.commits import Commit, CommitLog, File
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, RECORDS_DESCRIPTION, stored_columns
 from holdfast.pipeline.lake.stores.store import is_applied
 from holdfast.pipeline.lake.table import RECORDS, Column
@@ -57,7 +57,7 @@ def comment_of(column: Column) -> str:
     return f"{column.description} [{unit}]" if unit else column.description
 
 
-def newest_commit(lake: Path, name: str) -> tuple[CommitLog, Commit | None]:
+def newest_commit(lake: LakePath, name: str) -> tuple[CommitLog, Commit | None]:
     """Returns the newest commit of a table whose files are all in their places."""
     log = CommitLog(lake, name)
     last = log.last()
@@ -67,7 +67,7 @@ def newest_commit(lake: Path, name: str) -> tuple[CommitLog, Commit | None]:
 
 
 def listed(
-    lake: Path, catalog: Catalog, source: Mapping[str, str], name: str
+    lake: LakePath, catalog: Catalog, source: Mapping[str, str], name: str
 ) -> ListedTable | None:
     """Returns a table as of its newest commit. None if it has never been written."""
     log, commit = newest_commit(lake, name)

@@ -9,14 +9,18 @@ Spark parses its types of columns in Java, which a registration does not start. 
 here.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow.parquet as pq
+
 from holdfast.pipeline.lake.files.commits import File
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.files import LakeError, readable
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.registration.entry import (
     LINEAGE,
     PREFIX,
@@ -187,7 +191,7 @@ class IcebergCatalog:
     """A connection to an Iceberg catalog, for the tables of one lake in one namespace."""
 
     def __init__(
-        self, lake: Path, name: str, namespace: str, properties: Mapping[str, str]
+        self, lake: LakePath, name: str, namespace: str, properties: Mapping[str, str]
     ) -> None:
         """Connects. Raises LakeError.
 
@@ -204,7 +208,8 @@ class IcebergCatalog:
                 f"an Iceberg catalog needs the package pyiceberg ({error}): "
                 "pip install 'holdfast[iceberg]'"
             ) from None
-        self._catalog: Catalog = self._try(lambda: load_catalog(name, **properties))
+        given = {**store_properties(lake), **properties}
+        self._catalog: Catalog = self._try(lambda: load_catalog(name, **given))
 
     def _try(self, work: Callable[[], Any]) -> Any:
         """Calls the catalog. Raises LakeError for whatever it raises."""
@@ -288,7 +293,8 @@ class IcebergCatalog:
         ]
         location = None
         if not self._catalog.properties.get("warehouse") and not self._is_rest():
-            location = f"file://{self.lake}/{METADATA}/{self.name}/{self.namespace}/{listed.name}"
+            place = self.lake / METADATA / self.name / self.namespace / listed.name
+            location = _uri(place)
         properties = {**PROPERTIES, **listed.properties, VERSION: "0"}
         try:
             return self._catalog.create_table(
@@ -308,7 +314,7 @@ class IcebergCatalog:
         _add_columns(transaction, listed)
         metadata = transaction.table_metadata
         schema = metadata.schema()
-        wanted = {f"file://{self.lake / file.path}": file for file in listed.files}
+        wanted = {_uri(self.lake / file.path): file for file in listed.files}
         has = table.properties
         upto = int(has[VERSION]) if has.get(LINEAGE) == listed.lineage else 0
         gone = [data for path, data in there.items() if not _is_same(data, wanted.get(path), upto)]
@@ -327,7 +333,29 @@ class IcebergCatalog:
             for data in gone:
                 update.delete_data_file(data)
             for path, file in new:
-                update.append_data_file(_data_file(table, metadata, listed, path, file))
+                footer = pq.read_metadata(readable(self.lake / file.path))
+                update.append_data_file(_data_file(footer, metadata, listed, path, file))
+
+
+def _uri(path: LakePath) -> str:
+    """Returns a name of the lake as Iceberg's metadata has it."""
+    return f"file://{path}" if isinstance(path, Path) else str(path)
+
+
+def store_properties(lake: LakePath) -> dict[str, str]:
+    """Returns what pyiceberg must know of the object store of a lake. Like the lake, it takes the
+    credentials from the environment."""
+    names = {
+        "s3.endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "s3.region": ("AWS_REGION",),
+    }
+    found = {
+        name: os.environ[each]
+        for name, variables in names.items()
+        for each in reversed(variables)
+        if each in os.environ
+    }
+    return {} if isinstance(lake, Path) else found
 
 
 def _is_same(data: "DataFile | None", file: File | None, upto: int) -> bool:
@@ -371,10 +399,9 @@ def _add_columns(transaction: "Transaction", listed: ListedTable) -> None:
 
 
 def _data_file(
-    table: "Table", metadata: Any, listed: ListedTable, path: str, file: File
+    footer: Any, metadata: Any, listed: ListedTable, path: str, file: File
 ) -> "DataFile":
     """Returns the catalog's entry of a file, with counts and bounds from its footer."""
-    import pyarrow.parquet as pq
     from pyiceberg.conversions import partition_to_py
     from pyiceberg.io.pyarrow import (
         compute_statistics_plan,
@@ -386,8 +413,6 @@ def _data_file(
     from pyiceberg.types import PrimitiveType
 
     schema = metadata.schema()
-    with table.io.new_input(path).open() as stream:
-        footer = pq.read_metadata(stream)
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=footer,
         stats_columns=compute_statistics_plan(schema, metadata.properties),

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ import msgspec
 from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.files.settings import (
     SETTINGS,
     LakeSettings,
@@ -26,7 +26,7 @@ NAMESPACE: Final = "holdfast"
 """The namespace of the tables in a catalog, unless the user gives another one."""
 
 
-def register(lake: Path, catalog: Catalog, wanted: Registration) -> Iterator[tuple[str, int]]:
+def register(lake: LakePath, catalog: Catalog, wanted: Registration) -> Iterator[tuple[str, int]]:
     """Registers tables in an Iceberg catalog, beside those that are there, and lets the lake
     remember it.
 
@@ -50,7 +50,9 @@ def register(lake: Path, catalog: Catalog, wanted: Registration) -> Iterator[tup
     yield from _update_all(lake, catalog, settings.source, wanted, connection)
 
 
-def unregister(lake: Path, catalog: Catalog, wanted: Registration) -> Iterator[tuple[str, bool]]:
+def unregister(
+    lake: LakePath, catalog: Catalog, wanted: Registration
+) -> Iterator[tuple[str, bool]]:
     """Removes tables of a lake from an Iceberg catalog: some, or all, which forgets the catalog.
 
     Yields each table and whether it was there. No file is removed. Raises LakeError.
@@ -75,7 +77,7 @@ def _stored(settings: LakeSettings, wanted: Registration) -> Registration | None
 
 
 def _remember(
-    lake: Path, settings: LakeSettings, wanted: Registration, now: Sequence[Registration]
+    lake: LakePath, settings: LakeSettings, wanted: Registration, now: Sequence[Registration]
 ) -> None:
     """Stores what the lake has of the catalog and namespace of a registration."""
     others = [each for each in settings.catalogs if not _is_same(each, wanted)]
@@ -84,7 +86,7 @@ def _remember(
         write_settings(lake, changed, is_new=False)
 
 
-def _settings(lake: Path) -> LakeSettings:
+def _settings(lake: LakePath) -> LakeSettings:
     settings = read_settings(lake)
     if settings is None:
         raise LakeError(f"there is no lake in {lake} (no {SETTINGS}): run the pipeline first")
@@ -95,7 +97,7 @@ def _is_same(one: Registration, other: Registration) -> bool:
     return (one.name, one.namespace) == (other.name, other.namespace)
 
 
-def connect(lake: Path, registration: Registration) -> IcebergCatalog:
+def connect(lake: LakePath, registration: Registration) -> IcebergCatalog:
     """Connects to the catalog of a registration. Raises LakeError."""
     return IcebergCatalog(lake, registration.name, registration.namespace, registration.properties)
 
@@ -116,7 +118,7 @@ def check_properties(registration: Registration) -> None:
 
 
 def _update_all(
-    lake: Path,
+    lake: LakePath,
     catalog: Catalog,
     source: Mapping[str, str],
     registration: Registration,
@@ -132,7 +134,7 @@ def _update_all(
 class CatalogUpdates:
     """The updates of the catalogs of a lake, by its runs. It remembers what each catalog has."""
 
-    def __init__(self, lake: Path, catalog: Catalog) -> None:
+    def __init__(self, lake: LakePath, catalog: Catalog) -> None:
         self.lake = lake
         self.catalog = catalog
         self._has: dict[tuple[str, str], Sequence[tuple[str, int]]] = {}

@@ -82,13 +82,16 @@ class TableStore:
     def apply(self, commit: Commit, before: Commit | None) -> None:
         """Makes the commit visible. The call is idempotent, and is repeated after a crash."""
         self._move_staged(commit)
-        for part in parts_of(commit, before):
-            self.publish(part, commit)
+        self._publish_all(commit, before)
         remove_all(self.lake / file.path for file in commit.released)
         if commit.forgotten:
             remove_quarantine(self.lake, commit)
         remove_old_state(self.lake, commit, before)
         self.applied[commit.table] = commit.version
+
+    def _publish_all(self, commit: Commit, before: Commit | None) -> None:
+        for part in parts_of(commit, before):
+            self.publish(part, commit)
 
     def _move_staged(self, commit: Commit) -> None:
         """Moves the staged files of a commit to their places. Raises LakeError."""
@@ -144,13 +147,10 @@ class ParquetStore(TableStore):
         """Moves the files of a commit to their places and removes the replaced ones."""
         if (commit.merges or is_replacement(commit)) and isinstance(self.lake, Path):
             self._exchange(self.lake, commit)
-        self._move_staged(commit)
+        super().apply(commit, before)
+
+    def _publish_all(self, commit: Commit, before: Commit | None) -> None:
         remove_all(self.lake / path for path in commit.removed)
-        remove_all(self.lake / file.path for file in commit.released)
-        if commit.forgotten:
-            remove_quarantine(self.lake, commit)
-        remove_old_state(self.lake, commit, before)
-        self.applied[commit.table] = commit.version
 
     def _exchange(self, lake: Path, commit: Commit) -> None:
         """Replaces merged or replaced files, atomically in each directory, if the file system can.
