@@ -386,17 +386,8 @@ def status_lines(status: LakeStatus) -> list[str]:
     if status.problem:
         lines.append(f"        cannot be asked: {status.problem}")
     lines += _losses(status)
-    heads = (
-        "table",
-        "layer",
-        "from",
-        "rows",
-        "quarantined",
-        "lag",
-        "behind",
-        "version",
-        "last commit",
-    )
+    heads = ("table", "layer", "from", "rows", "quarantined", "lag", "behind", "version",
+             "last commit")  # fmt: skip
     rows = [heads, *(_cells(table) for table in status.tables)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(heads))]
     right = {3, 4, 5, 6, 7}

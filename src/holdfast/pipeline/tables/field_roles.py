@@ -46,6 +46,9 @@ _CODE_NAME: Final = re.compile(
     r"number))?"
 )
 """The words of a field whose digits are a name: version 1.10 is not 1.1."""
+_NO_VALUES: Final = frozenset({"", "-", "--", "n/a", "na", "nan", "none", "null", "unavailable",
+                               "unknown", "error"})  # fmt: skip
+"""The texts of a field of numbers that has none now. They stay texts."""
 _NAME_FIELDS: Final = ("tag", "name", "sensor", "metric", "type", "point", "measurement",
                        "parameter", "variable", "signal", "key", "property", "item")  # fmt: skip
 """The fields that may say what the value beside them is."""
@@ -151,7 +154,9 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     texts."""
     objects = [(document, at) for topic in group for document, at in topic.objects]
     if not objects:
-        return _measured_texts(group)
+        named = _named_value(group)
+        why = {"why": f"{named['metric']} says what {named['value']} is"} if named else {}
+        return named | why or _measured_texts(group)
     found, reasons = _time_of(group, objects, zone)
     growing = [name for name in _names(objects) if _is_counter(name, group)
                and not _offset_is_near(name, objects)]  # fmt: skip
@@ -232,7 +237,8 @@ def _named_value(group: Sequence[TopicMessages]) -> Arguments:
     """Returns the rule for objects whose value is of what another field says. Without it, the speed
     of a pump and the level of a tank would be one metric. A name that each topic has one of is the
     device's."""
-    objects = [[document for document, _ in topic.objects] for topic in group]
+    objects = [[each for document, _ in topic.documents for each in _items(document)]
+               for topic in group]  # fmt: skip
     documents = [each for some in objects for each in some]
     value = next((name for name in VALUE_FIELDS if all(name in each for each in documents)), "")
     for name in _NAME_FIELDS if value else ():
@@ -245,6 +251,15 @@ def _named_value(group: Sequence[TopicMessages]) -> Arguments:
         ):
             return {"metric": f"field {name}", "value": value}
     return {}
+
+
+def _items(document: Any) -> list[Document]:
+    """Returns an object, or the objects of a list of readings that have their own times."""
+    if isinstance(document, dict):
+        return [document]
+    is_list = isinstance(document, list) and all(isinstance(each, dict) for each in document)
+    has_times = is_list and all(each.keys() & set(TIME_FIELDS) for each in document)
+    return document if has_times else []
 
 
 def _pairs_of(documents: Sequence[Document]) -> tuple[str, str] | None:
@@ -316,26 +331,24 @@ def _is_of_the_past(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     return past >= SHARE * len(objects)
 
 
-def _values_of(name: str, topic: TopicMessages) -> list[int]:
+def _steps(name: str, topic: TopicMessages) -> list[int]:
     found = [_inner(document, name) for document, _ in topic.objects]
-    return [each for each in found if type(each) is int]
+    return [after - before for before, after in pairwise(n for n in found if type(n) is int)]
 
 
 def _is_counter(name: str, group: Sequence[TopicMessages]) -> bool:
     """Returns whether a field grows by one with each message of a topic, in messages enough."""
-    steps = [
-        after - before for topic in group for before, after in pairwise(_values_of(name, topic))
-    ]
-    return len(steps) >= 5 and sum(step == 1 for step in steps) >= SHARE * len(steps)
+    steps = [step for topic in group for step in _steps(name, topic)]
+    return len(steps) >= 5 and steps.count(1) >= SHARE * len(steps)
 
 
 def _grows(name: str, topic: TopicMessages) -> bool:
     """Returns whether a number of a topic grows, or it has few. It seldom steps back: the numbers
     of two devices below one topic do so all the time."""
-    values = _values_of(name, topic)
-    steps = [after - before for before, after in pairwise(values)]
-    back = sum(step < 0 for step in steps)
-    return bool(values) and (len(steps) < 2 or (back <= len(steps) / 5 and max(steps) > 0))
+    steps = _steps(name, topic)
+    if len(steps) < 2:
+        return any(type(_inner(document, name)) is int for document, _ in topic.objects)
+    return sum(step < 0 for step in steps) <= len(steps) / 5 and max(steps) > 0
 
 
 def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
@@ -359,10 +372,11 @@ def _is_number_text(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     """Returns whether a field is a text that is a number in all messages, and no identifier."""
     having = [each for each in objects if _inner(each[0], name) is not None]
     values = [_inner(document, name) for document, _ in having]
+    values = [each for each in values if str(each).strip().lower() not in _NO_VALUES]
     texts = [each for each in values if isinstance(each, str)]
     return (
         len(texts) >= 3
-        and len(texts) == len(having)
+        and len(texts) == len(values)
         and all(
             type(plain_value(text)) in NUMBERS or measured_value(text, by_rule=True)
             for text in texts

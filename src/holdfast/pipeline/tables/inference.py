@@ -317,7 +317,8 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
         paths = {each.levels[: level + 1] for each in group}
         is_alone = len(of_level) == len(paths) or level == 0
         device = f"level {level + 1}" if is_alone else f"levels 1-{level + 1}"
-        last = {} if level == count - 1 else {"metric": f"level {count}"}
+        has_name = level == count - 1 or "metric" in base
+        last = {} if has_name else {"metric": f"level {count}"}
         if is_object:
             yield _Draft(base | {"device": device}, why)
             if last:

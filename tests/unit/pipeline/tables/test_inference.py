@@ -454,6 +454,9 @@ BELIEFS: dict[str, tuple[str, str, str]] = {
     "a version is no number": (
         '{"fw":"1.1@","swVersion":"2.@","p":"2@.5"}', "numbers=('p',)", "'fw'"
     ),
+    "a number that is not there now": (
+        '{"p":"2@.5","q":"$","r":"unavailable","s":"on@"}', "numbers=('p', 'q')", ""
+    ),
     "a constant with a unit": ('{"u":"230 V","i":"3A","p":@}', "numbers=('u',)", ""),
     "cards come again": ('{"card_id":"000456@","p":1}', "", "id="),
     "so do short ids": ('{"id":"04A1B2C@","p":1}', "", "id="),
@@ -468,7 +471,8 @@ def test_what_a_field_is_believed_to_be(name: str) -> None:
     messages = []
     for at in range(10):
         text = payload.replace("@", str(at)).replace("%", str(1 + at % 2))
-        text = text.replace("$", str((250 + at) % 256)).replace("#", f"{at * 15 % 60:02}")
+        no_number = '"unknown"' if at == 5 and '"$"' in text else str((250 + at) % 256)
+        text = text.replace('"$"' if at == 5 else "$", no_number).replace("#", f"{at * 15 % 60:02}")
         # Autumn's hour is stored when it is, from 2026-10-25T00:00Z on.
         at_us = 1_792_886_400_000_000 + at * 900_000_000
         if "#" not in payload:
@@ -498,6 +502,11 @@ def test_a_name_beside_the_value_is_the_metric_and_one_beside_others_the_device(
         ("bath", "temp", 20.0, None), ("hall", "temp", 10.0, None),
         ("plc", "Pump.Speed", 900.0, "rpm"), ("plc", "Tank.Level", 0.0, None),
     ]  # fmt: skip
+    both = '[{"ts":1790000000,"tag":"a","value":#},{"ts":1790000000,"tag":"b","value":9}]'
+    listed = fleet(*((f"l/{n}/x", both) for n in (1, 2)))
+    assert [each.rule for each in proposed(listed)] == [
+        'Rule("l/+/x", metric="field tag", value="value", device="level 2")'
+    ]
     own = fleet(*((f"p/{n}/d", f'{{"name":"press{n}","value":1#}}') for n in (1, 2)))
     assert [each.rule for each in proposed(own)] == ['Rule("p/+/d", device="level 2")']
     # The same name below two gateways is two devices, of which no rule makes one.
