@@ -24,7 +24,7 @@ from holdfast.client.log.reading.reader_http import read_ranges
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
 from holdfast.pipeline.source.options import parse
-from holdfast.security.http.tls_door import HANDSHAKES_MAX
+from holdfast.security.http.server import HANDSHAKES_MAX
 from tests.e2e import wire
 from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.test_admin_access import made_token

@@ -14,11 +14,10 @@ from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.frames import Data
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.messages import streams
-from holdfast.federation.core.messages.arrivals import Arrivals
 from holdfast.federation.core.messages.custody import Custody
 from holdfast.federation.core.messages.custody_entry import Stream
 from holdfast.federation.core.messages.forwarding import FrameForwarder
-from holdfast.federation.core.messages.origin import owner
+from holdfast.federation.core.messages.origin import Arrivals, owner
 from holdfast.federation.core.messages.streams import IncomingStreams, StreamSource
 from holdfast.federation.core.routing.routes import Routes
 from tests.support.planted import Planted, changed

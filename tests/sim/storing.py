@@ -1,5 +1,5 @@
 """A process' disk: the journal's groups, the metadata's writes, watermarks, snapshots, retention;
-what `io.disk.journal_writer`, `io.disk.raft_writer` and `io.disk.maintenance` do, without
+what `io.disk.journal_writer`, `io.disk.raft_files` and `io.disk.maintenance` do, without
 their threads. What is done when is decided by `Runtime` and `MaintenancePlan`.
 
 While the host's disk hangs nothing of it goes on; what was begun is done when it is well again.

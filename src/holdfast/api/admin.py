@@ -62,8 +62,7 @@ from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import bounded
 from holdfast.security.http.guard import Guard
 from holdfast.security.http.requests import Hosts
-from holdfast.security.http.server import HttpServer
-from holdfast.security.http.tls_door import TlsDoor
+from holdfast.security.http.server import HttpServer, TlsDoor
 
 CONNECTIONS_MAX: Final = 64
 """The most connections of the admin port. Readers of the log have a limit of their own."""

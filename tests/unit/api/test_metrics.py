@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from holdfast.api.census import Census, dates_of
 from holdfast.api.metrics.catalog import METRICS, PREFIX
-from holdfast.api.metrics.process import ProcessCollector, process_values
+from holdfast.api.metrics.node import ProcessCollector, process_values
 from holdfast.api.metrics.scrape import render
 from holdfast.config.schema import Admin, Cluster, Config, Listener
 from holdfast.node.config import NodeConfig

@@ -5,9 +5,8 @@ import sys
 import msgspec
 import pytest
 
-from holdfast.api.routes import top_topics
-from holdfast.api.routes.top_routes import COUNTERS
-from holdfast.api.routes.top_topics import TopTopics
+from holdfast.api.routes import top_routes
+from holdfast.api.routes.top_routes import COUNTERS, TopTopics
 from holdfast.api.views.top import TopDurations, TopReply, TopSession, TopTopic
 from holdfast.cli.main import main
 from holdfast.cli.top import TopView, cluster_screen, screen, with_rates
@@ -182,7 +181,7 @@ def test_publishers_that_take_turns_are_all_sampled() -> None:
 def test_the_busiest_topics_among_very_many_are_found() -> None:
     sketches = pytest.importorskip("datasketches")
     top = TopTopics()
-    top._windows = [top_topics._Window(sketches)]
+    top._windows = [top_routes._Window(sketches)]
     for number in range(50_000):
         samples = [(b"rare/%d" % number, "c", 10), (b"hot/%d" % (number % 3), "hot", 100)]
         top._count(samples, 2.0)

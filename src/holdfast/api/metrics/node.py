@@ -1,30 +1,189 @@
 """Prometheus metrics of a node, computed from its counters at each request."""
 
-from collections.abc import Iterable
+import os
+import platform
+import resource
+from collections.abc import Callable, Iterable
 from math import inf
+from pathlib import Path
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from holdfast import __version__
 from holdfast.api.census import Census
+from holdfast.api.cluster_operations import ClusterFigures, ClusterOperations, PlacementFigures
 from holdfast.api.log.node_figures import storage_of
 from holdfast.api.metrics.catalog import (
     DROPPED,
+    METRICS,
     NODE_COUNTERS,
     REFUSED,
     counter,
     gauge,
     histogram,
 )
-from holdfast.api.metrics.cluster import ClusterCollector
 from holdfast.api.metrics.federation import FederationCollector
-from holdfast.api.metrics.process import ProcessCollector
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import obstacles
 from holdfast.io.event_loop.broker import Broker
+from holdfast.log import record
 from holdfast.log.files.filesystem import DESCRIPTORS
 from holdfast.log.journal.segment_list import size_bytes
+
+Read = Callable[[ClusterFigures], int]
+
+GAUGES: Final[dict[str, Read]] = {
+    "metadata_leader": lambda f: f.is_metadata_leader,
+    "metadata_majority": lambda f: f.has_majority,
+    "metadata_version": lambda f: f.metadata_version,
+    "partitions_under_replicated": lambda f: f.under_replicated,
+    "partitions_below_min_insync": lambda f: f.below_min_insync,
+    "disk_stalled": lambda f: f.is_disk_stalled,
+    "disk_damaged": lambda f: f.is_damaged,
+    "disk_older_copy": lambda f: f.is_older_copy,
+    "logs_set_aside": lambda f: len(f.set_aside),
+    "partitions_leaderless": lambda f: f.leaderless,
+    "partitions_moving": lambda f: f.moving,
+}
+COUNTERS: Final[dict[str, Read]] = {
+    "failovers": lambda f: f.failovers,
+    "publish_forwarded": lambda f: f.forwarded_publishes,
+    "peer_bytes_relayed": lambda f: f.relayed_bytes,
+    "peer_frames_sent": lambda f: f.sent_frames,
+    "peer_bytes_sent": lambda f: f.sent_bytes,
+}
+
+
+PLACEMENT: Final[dict[str, Callable[[PlacementFigures], int]]] = {
+    "partitions_under_zoned": lambda f: f.under_zoned,
+    "replicas_uneven": lambda f: f.uneven,
+    "moves_paused": lambda f: f.is_paused,
+    "partitions_led": lambda f: f.leaders,
+    "partitions_stored": lambda f: f.replicas,
+}
+
+
+class ClusterCollector(Collector):
+    """Collects the figures of a cluster node.
+
+    All nodes report the figures that all of them know, for example under-replicated partitions. A
+    query must take their maximum, not their sum.
+    """
+
+    def __init__(self, server: ServedProcess) -> None:
+        self._server = server
+
+    def collect(self) -> Iterable[Metric]:
+        cluster = self._server.cluster
+        if cluster is None:
+            return
+        figures = cluster.figures()
+        node = figures.node
+        for name, read in GAUGES.items():
+            family = gauge(name)
+            family.add_metric([node], int(read(figures)))
+            yield family
+        for name, read in COUNTERS.items():
+            count = counter(name)
+            count.add_metric([node], read(figures))
+            yield count
+        yield from self._placement(cluster, node)
+        skew = gauge("clock_skew_seconds")
+        for peer, skew_s in figures.clock_skews_s.items():
+            skew.add_metric([node, peer], skew_s)
+        yield skew
+        connected = gauge("peer_connected")
+        for peer, is_connected in figures.peers.items():
+            connected.add_metric([node, peer], int(is_connected))
+        yield connected
+        relayed = gauge("peer_relayed")
+        for peer in figures.peers:
+            relayed.add_metric([node, peer], int(peer in figures.relayed))
+        yield relayed
+        lag = gauge("replication_lag_records")
+        for follower, records in figures.lag_records.items():
+            lag.add_metric([node, follower], records)
+        yield lag
+
+    def _placement(self, cluster: ClusterOperations, node: str) -> Iterable[Metric]:
+        figures = cluster.placement_figures()
+        if figures is None:
+            return
+        for name, read in PLACEMENT.items():
+            family = gauge(name)
+            family.add_metric([node], int(read(figures)))
+            yield family
+        zone = gauge("node_zone")
+        zone.add_metric([node, figures.zone], 1)
+        yield zone
+
+
+_PROC: Final = Path("/proc/self")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def process_values() -> dict[str, float]:
+    """Returns the process's metrics by name. Empty without /proc."""
+    try:
+        # The name of the program, in brackets, may contain blanks.
+        fields = (_PROC / "stat").read_text().rpartition(")")[2].split()
+        booted = next(
+            float(line.split()[1])
+            for line in Path("/proc/stat").read_text().splitlines()
+            if line.startswith("btime ")
+        )
+        # Since Linux 6.2 the size of this folder is the number of descriptors. Listing 100,000 of
+        # them takes 50 ms.
+        descriptors = (_PROC / "fd").stat().st_size or len(os.listdir(_PROC / "fd"))
+    except (OSError, StopIteration):
+        return {}
+    return {
+        "process_cpu_seconds": (int(fields[11]) + int(fields[12])) / _TICKS,
+        "process_virtual_memory_bytes": float(fields[20]),
+        "process_resident_memory_bytes": float(fields[21]) * _PAGE_BYTES,
+        "process_start_time_seconds": booted + float(fields[19]) / _TICKS,
+        "process_open_fds": descriptors,
+        "process_max_fds": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "process_threads": int(fields[17]),
+    }
+
+
+def _form() -> str:
+    """Returns whether the hot modules are compiled."""
+    return "interpreted" if (record.__file__ or "").endswith(".py") else "compiled"
+
+
+class ProcessCollector(Collector):
+    """Collects the build and the process."""
+
+    def __init__(self, server: ServedProcess) -> None:
+        self._server = server
+
+    def collect(self) -> Iterable[Metric]:
+        broker = self._server.broker
+        loop = type(broker.loop).__module__.partition(".")[0] if broker is not None else ""
+        build = gauge("build_info")
+        labels = [
+            self._server.config.node.id,
+            __version__,
+            platform.python_version(),
+            _form(),
+            loop,
+        ]
+        build.add_metric(labels, 1)
+        yield build
+        restarts = counter("local_process_restarts")
+        restarts.add_metric([], self._server.restarts)
+        yield restarts
+        for name, value in process_values().items():
+            made = counter if METRICS[name].kind == "counter" else gauge
+            family = made(name)
+            family.add_metric([], value)
+            yield family
 
 
 class LeaseCollector(Collector):

@@ -27,16 +27,15 @@ from holdfast.federation.core.frames import (
     decode,
 )
 from holdfast.federation.core.identity import Identity, MessageId
-from holdfast.federation.core.messages.arrivals import Arrivals
 from holdfast.federation.core.messages.custody import Custody
 from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.messages.local_delivery import LocalDelivery
-from holdfast.federation.core.messages.origin import Origin
+from holdfast.federation.core.messages.origin import Arrivals, Origin
 from holdfast.federation.core.messages.streams import FormerPositions, IncomingStreams, Position
 from holdfast.federation.core.neighbours import Departures, Repair
 from holdfast.federation.core.policy import OPEN, Gate, LinkPolicy
 from holdfast.federation.core.provenance import Provenance
-from holdfast.federation.core.retained.service import RetainedMessages
+from holdfast.federation.core.retained.anti_entropy import RetainedMessages
 from holdfast.federation.core.routing.announcement_memory import AnnouncementMemory
 from holdfast.federation.core.routing.flooding import Flooder
 from holdfast.federation.core.routing.interest import (

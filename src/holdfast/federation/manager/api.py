@@ -6,18 +6,22 @@ of web pages are refused, because a browser on the operator's machine reaches th
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from holdfast.federation.manager import views
 from holdfast.federation.manager.access import (
     Forbidden,
     ManagerCaller,
@@ -30,6 +34,8 @@ from holdfast.federation.manager.access import (
     require_operator,
 )
 from holdfast.federation.manager.brokers import broker_url
+from holdfast.federation.manager.graph.graph import Link, diameter, structure_of
+from holdfast.federation.manager.graph.health import HealthVerdict, MemberState
 from holdfast.federation.manager.manager import Manager, NoSuchMember
 from holdfast.federation.manager.messages import (
     AuditView,
@@ -39,6 +45,7 @@ from holdfast.federation.manager.messages import (
     JoinAnswer,
     JoinRequest,
     LinkRules,
+    LinkView,
     NodeView,
     Report,
     TokenRequest,
@@ -46,7 +53,6 @@ from holdfast.federation.manager.messages import (
     TopologyView,
     Watched,
 )
-from holdfast.federation.manager.metrics import registry_for, render
 from holdfast.federation.manager.openapi import Described, ManagerParameter, document, schemes_of
 from holdfast.federation.manager.state.changes import TooMany
 from holdfast.federation.manager.state.federation_state import ChangeRefused, Member, rules_of
@@ -54,6 +60,169 @@ from holdfast.federation.manager.state.store import StateStoreError
 from holdfast.numbers import whole_number
 from holdfast.security.http.connections import note_proof
 from holdfast.security.http.requests import page_refusal
+
+
+def node_view(manager: Manager, member: Member, verdict: HealthVerdict) -> NodeView:
+    ago_s, report = manager.reports.newest(member.id) or (None, None)
+    return NodeView(
+        id=member.id,
+        ip=member.ip,
+        uuid=member.uuid,
+        certificate=member.certificate,
+        epoch=member.epoch,
+        advertise=member.advertise,
+        labels=member.labels,
+        capacity=member.capacity,
+        state=verdict.states[member.id].value,
+        latency_ms=manager.round_trips.of_members.get(member.id),
+        neighbors=manager.state.neighbours(member.id),
+        joined_at_s=member.joined_at_s,
+        reported_ago_s=ago_s,
+        digest=report.digest if report else "",
+        interest=report.interest if report else 0,
+    )
+
+
+def node_views(manager: Manager) -> list[NodeView]:
+    verdict = manager.verdict()
+    return [node_view(manager, each, verdict) for each in manager.state.members.values()]
+
+
+def topology_view(manager: Manager) -> TopologyView:
+    state = manager.state
+    graph = state.graph()
+    found = structure_of(graph)
+    return TopologyView(
+        revision=state.revision,
+        nodes=node_views(manager),
+        links=[_link_view(manager, link) for link in sorted(state.links)],
+        forbidden=sorted(state.forbidden),
+        articulation_points=sorted(found.articulation_points),
+        components=len(found.components),
+        diameter=diameter(graph),
+    )
+
+
+def _link_view(manager: Manager, link: Link) -> LinkView:
+    return LinkView(
+        a=link[0],
+        b=link[1],
+        pinned=link in manager.state.pinned,
+        rtt_ms=manager.round_trips.of_links.get(link),
+        up=manager.reports.link_up(link),
+    )
+
+
+def health_view(manager: Manager) -> HealthView:
+    verdict = manager.verdict()
+    states = Counter(state.value for state in verdict.states.values())
+    is_everybody_well = all(
+        state in (MemberState.HEALTHY, MemberState.NEW) for state in verdict.states.values()
+    )
+    problems = list(manager.problems)
+    if manager.changes.unknown_because:
+        problems.append(f"the database is away: {manager.changes.unknown_because}")
+    return HealthView(
+        healthy=is_everybody_well and not problems,
+        frozen=verdict.is_frozen,
+        members=len(manager.state.members),
+        states=dict(states),
+        problems=problems,
+        revision=manager.state.revision,
+    )
+
+
+def dot(manager: Manager) -> str:
+    """Returns the graph for Graphviz: filled by health, bold if pinned, dotted if down."""
+    verdict = manager.verdict()
+    colours = {
+        MemberState.HEALTHY: "palegreen",
+        MemberState.NEW: "white",
+        MemberState.SUSPECT: "khaki",
+    }
+    lines = ["graph federation {", "  node [shape=box, style=filled];"]
+    for member in manager.state.members.values():
+        label = _quoted(f"{member.id}\n{member.labels.get('name', member.ip)}")
+        colour = colours.get(verdict.states[member.id], "salmon")
+        lines.append(f"  {member.id} [label={label}, fillcolor={colour}];")
+    for link in sorted(manager.state.links):
+        style = "dotted" if manager.reports.link_up(link) is False else "solid"
+        if link in manager.state.pinned:
+            style += ",bold"
+        trip_ms = manager.round_trips.of_links.get(link)
+        label = "" if trip_ms is None else f'label="{trip_ms:.1f} ms", '
+        lines.append(f'  {link[0]} -- {link[1]} [{label}style="{style}"];')
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+COUNTERS = {
+    "joins": "Joins, rejoins included, since the start.",
+    "removals": "Members removed since the start.",
+    "probes_failed": "Probes of members that failed since the start.",
+    "database_losses": "How often the database was lost since the start.",
+}
+
+
+class TopologyCollector(Collector):
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    def collect(self) -> Iterable[Metric]:
+        manager = self._manager
+        state = manager.state
+        verdict = manager.verdict()
+        members = GaugeMetricFamily(
+            "holdfast_topology_members", "Members by health.", labels=["state"]
+        )
+        for each in MemberState:
+            members.add_metric([each.value], sum(one is each for one in verdict.states.values()))
+        yield members
+        found = structure_of(state.graph())
+        for name, text, value in (
+            ("links", "Desired links.", len(state.links)),
+            ("revision", "Revision of the desired state.", state.revision),
+            ("components", "Parts that no desired link joins.", len(found.components)),
+            (
+                "articulation_points",
+                "Members that would cut others off if they failed.",
+                len(found.articulation_points),
+            ),
+            (
+                "announcements_pending",
+                "Announcements that members have not got yet.",
+                len(state.announcements),
+            ),
+            ("frozen", "1 while too many fail at once to remove anybody.", verdict.is_frozen),
+            (
+                "database_away",
+                "1 while the database cannot be used.",
+                bool(manager.changes.unknown_because),
+            ),
+        ):
+            yield GaugeMetricFamily(f"holdfast_topology_{name}", text, value=float(value))
+        counts = {**manager.counts, "database_losses": manager.changes.losses}
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(
+                f"holdfast_topology_{name}", text, value=float(counts.get(name, 0))
+            )
+
+
+def registry_for(manager: Manager) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(TopologyCollector(manager))
+    return registry
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """Returns the metrics in the OpenMetrics text format."""
+    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
+    return text
+
 
 T = TypeVar("T")
 
@@ -237,11 +406,11 @@ class Api:
         return True
 
     async def _nodes(self, request: Request, caller: ManagerCaller) -> object:
-        return views.node_views(self._manager)
+        return node_views(self._manager)
 
     async def _node(self, request: Request, caller: ManagerCaller) -> object:
         member = self._manager.member(_id(request))
-        return views.node_view(self._manager, member, self._manager.verdict())
+        return node_view(self._manager, member, self._manager.verdict())
 
     async def _leave(self, request: Request, caller: ManagerCaller) -> object:
         node = _id(request)
@@ -262,10 +431,10 @@ class Api:
     async def _topology(self, request: Request, caller: ManagerCaller) -> object:
         wanted = request.query_params.get("format", "json")
         if wanted == "dot":
-            return PlainTextResponse(views.dot(self._manager), media_type="text/vnd.graphviz")
+            return PlainTextResponse(dot(self._manager), media_type="text/vnd.graphviz")
         if wanted != "json":
             raise ValueError(f"format {wanted!r}: choose json or dot")
-        return views.topology_view(self._manager)
+        return topology_view(self._manager)
 
     async def _rules(self, request: Request, caller: ManagerCaller) -> object:
         require_operator(caller)
@@ -273,12 +442,12 @@ class Api:
         await self._manager.set_rules(
             rules_of([(each.a, each.b, each.rule) for each in wanted.links]), caller.name
         )
-        return views.topology_view(self._manager)
+        return topology_view(self._manager)
 
     async def _rebalance(self, request: Request, caller: ManagerCaller) -> object:
         require_operator(caller)
         await self._manager.rebalance(caller.name)
-        return views.topology_view(self._manager)
+        return topology_view(self._manager)
 
     async def _watch(self, request: Request, caller: ManagerCaller) -> object:
         manager = self._manager
@@ -311,7 +480,7 @@ class Api:
         return await self._manager.changes.audit(lines)
 
     async def _health(self, request: Request, caller: ManagerCaller) -> object:
-        return views.health_view(self._manager)
+        return health_view(self._manager)
 
     async def _metrics(self, request: Request, caller: ManagerCaller) -> object:
         return Response(

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.io.disk import older_copy, unsynced
 from holdfast.io.disk.journal_writer import Done, JournalWriter, sync_newest
-from holdfast.io.disk.raft_files import RaftFiles
-from holdfast.io.disk.raft_writer import RaftWriter
+from holdfast.io.disk.raft_files import RaftFiles, RaftWriter
 from holdfast.io.disk.storage import Storage, report_damage
 from holdfast.io.event_loop.commands.agreement import UserAgreement
 from holdfast.io.event_loop.identity_checks import IdentityChecks

@@ -15,9 +15,14 @@ import pytest
 
 from holdfast.config.problem import ConfigError
 from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
-from holdfast.federation.sidecar.paper import outlet as paper_outlet
-from holdfast.federation.sidecar.paper.federator import PaperFederator, PaperManager
-from holdfast.federation.sidecar.paper.outlet import NeighbourLink, Outlet, options
+from holdfast.federation.sidecar.paper import federator as paper_federator
+from holdfast.federation.sidecar.paper.federator import (
+    NeighbourLink,
+    Outlet,
+    PaperFederator,
+    PaperManager,
+    options,
+)
 from holdfast.federation.sidecar.paper.settings import PaperSettings
 from holdfast.io.peers.complaints import Complaints
 from tests.support.ports import free_port
@@ -246,8 +251,8 @@ def test_without_a_manager_the_settings_say_who_is_who() -> None:
 
 
 def test_an_outlet_keeps_the_newest_and_counts_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paper_outlet, "QUEUE_MESSAGES_MAX", 3)
-    monkeypatch.setattr(paper_outlet, "QUEUE_BYTES_MAX", 100)
+    monkeypatch.setattr(paper_federator, "QUEUE_MESSAGES_MAX", 3)
+    monkeypatch.setattr(paper_federator, "QUEUE_BYTES_MAX", 100)
 
     async def test() -> None:
         lost: Counter[str] = Counter()

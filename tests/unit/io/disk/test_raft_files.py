@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.io.disk.journal_writer import DiskFullError
-from holdfast.io.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles
-from holdfast.io.disk.raft_writer import RaftWriter
+from holdfast.io.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles, RaftWriter
 from holdfast.log.files.filesystem import OsFileSystem, read_file
 from holdfast.node.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
 from holdfast.node.raft.state import Write
