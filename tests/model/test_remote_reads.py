@@ -559,6 +559,33 @@ def test_a_reader_waits_for_the_only_replica(monkeypatch: pytest.MonkeyPatch) ->
     assert not world.reads.unreachable
 
 
+def test_a_replica_that_has_copied_the_log_again_is_asked() -> None:
+    """Its log began later before. The metadata has changed since, because it left and came back."""
+    world = World(3)
+    world.in_sync[:] = [("n1",)] * PARTITIONS
+    world.metadata = world.context.metadata = ClusterMetadata(
+        "c", 2, 1, {},
+        tuple(PartitionInfo(each, leader=each[0], epoch=1, in_sync=each) for each in world.in_sync),
+        2,
+    )  # fmt: skip
+    replica = world.replicas["n1"]
+    replica.members.update(range(PARTITIONS))
+    world.apply(replica, everything=True)
+    group = Group("g", "#")
+    limits = list(world.state.delivered)
+    begin = replica.bench.journal.start_offsets[0]
+    for start in (begin + 3, begin):
+        replica.bench.journal.start_offsets[0] = start
+        world.reads.nodes_changed()
+        group.start_read()
+        positions = [0, *limits[1:]]
+        read = ReadLog(group, None, positions, limits, [ReadInterest("#", None)], 500, 1 << 20)
+        world.asked.append(read)
+        world.reads.take(read)
+        while world.asked:
+            world.turn()
+
+
 def test_a_log_that_is_copied_is_read_elsewhere() -> None:
     """Its state is ahead of its records: a read here would wait for them, or end too early."""
     world = SimWorld(1, Settings())

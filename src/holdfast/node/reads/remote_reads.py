@@ -182,8 +182,10 @@ class RemoteReads:
         self._assign_all(self._queues.pop(node, ()))
 
     def nodes_changed(self) -> None:
-        """Tries the parked jobs again, because another node may have their records."""
+        """Tries the parked jobs again, because another node may have their records. Where logs
+        begin is asked again: a replica may have come back with a copy of earlier records."""
         self._retry_at = 0.0
+        self._begins.clear()
 
     def is_busy(self) -> bool:
         """Whether `advance` has anything to do, apart from late answers of nodes."""
@@ -500,10 +502,8 @@ class RemoteReads:
             if all(map(self._has_log, here)):
                 return
         elif isinstance(result, ReadResult):
-            if not result.lost or not any(
-                self._is_past(job, partition, job.positions[partition])
-                for partition in job.partitions
-            ):
+            is_past = any(self._is_past(job, p, job.positions[p]) for p in job.partitions)
+            if not (result.lost and is_past):
                 for record in result.records:
                     job.take(record)
                 job.positions = result.positions
