@@ -341,7 +341,7 @@ PLANTED = {
         the_home_partition_says_which_session_it_is,
         settings_for(93, casts=(DEVICES,)),
         "which is not committed",
-        126,
+        2,
     ),
     "a session that ends is still there": in_cluster(
         a_session_that_ends_is_still_there, settings(DEVICES), "of a session that has just begun", 2

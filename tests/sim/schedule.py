@@ -4,6 +4,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
+from struct import pack
 from typing import Final
 from zlib import crc32
 
@@ -85,8 +86,12 @@ class Schedule(VirtualTime):
         self.seed = seed
         self.trace: deque[str] = deque(maxlen=TRACED)
         self.on_trace: Callable[[str], None] | None = None
-        # Of everything traced: two runs of a seed have the same.
+        # Of everything traced and planned: two runs of a seed have the same.
         self.digest = 0
+
+    def at(self, when: float, work: Callable[[], object]) -> None:
+        self.digest = crc32(pack("d", when), self.digest)
+        super().at(when, work)
 
     def chance(self, name: str) -> random.Random:
         """A stream of randomness of its own."""

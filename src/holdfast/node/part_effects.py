@@ -214,7 +214,7 @@ class PartEffects:
 
     def _carry_out_detector(self, effect: object) -> None:
         if isinstance(effect, Beat):
-            for node in self._context.connected:
+            for node in sorted(self._context.connected):
                 self._context.outgoing.append((node, kinds.HEARTBEAT, effect.payload))
             self._positions.send(self._state.now)
             return

@@ -271,7 +271,7 @@ class Detector:
         """Sets the nodes of the cluster, witnesses too. Each is expected; its opinion counts."""
         self._is_known = False
         self._members = frozenset(nodes) - {self._node_id}
-        for node in self._members:
+        for node in sorted(self._members):
             self._peer(node, now)
         for node, peer in list(self._peers.items()):
             if node not in self._members and peer.presence is None:

@@ -107,7 +107,7 @@ class LeaderSync:
                 leaders.add(leader)
         # Without a connected leader the next event, not a timer, triggers the request.
         self._asked_at = now if leaders else -1.0
-        for leader in leaders:
+        for leader in sorted(leaders):
             self._context.send(leader, BARRIER, barrier_request(ALIGNMENT))
 
     def timer(self) -> float | None:

@@ -296,7 +296,7 @@ class Qos0Routing:
             self._announced = self._number
             added = [filter for filter, wanted in changes.items() if wanted]
             removed = [filter for filter, wanted in changes.items() if not wanted]
-            for node in self._context.connected:
+            for node in sorted(self._context.connected):
                 self._tell_changes(node, added, removed)
 
     def handle_interest(self, node: str, payload: bytes) -> None:
