@@ -15,8 +15,8 @@ from typing import Final
 
 from holdfast.security import passwords, scram_file
 from holdfast.security.dynamic.document import DynamicSecurityError
+from holdfast.security.dynamic.edit import new_document, set_password
 from holdfast.security.dynamic.file import DynamicSecurityFile, write
-from holdfast.security.dynamic.first_user import new_document, set_password
 from holdfast.security.files import replace_file
 from holdfast.security.passwords import PasswordError
 from holdfast.security.scram_file import ScramError

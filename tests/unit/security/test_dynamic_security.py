@@ -24,9 +24,8 @@ from holdfast.security.dynamic.document import (
     SecurityDocument,
     parse,
 )
-from holdfast.security.dynamic.edit import SecurityChanges, SecurityEdit
+from holdfast.security.dynamic.edit import SecurityChanges, SecurityEdit, new_document
 from holdfast.security.dynamic.file import DynamicSecurityFile, write
-from holdfast.security.dynamic.first_user import new_document
 from holdfast.security.dynamic.users import DynamicRules, DynamicUsers
 from holdfast.security.filter_verdict import verdict_on_filter
 

@@ -1,14 +1,18 @@
 """Looks up what dynamic security commands name, and changes a document by them."""
 
 from collections.abc import Callable, Collection
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from holdfast.security.dynamic.document import (
     ACLS_MAX,
     NO_PRIORITY,
+    PUBLISHES,
+    RECEIVES,
     ROLES_EACH_MAX,
+    SUBSCRIBES_PATTERN,
+    UNSUBSCRIBES_PATTERN,
     DynamicSecurityError,
     GroupClient,
     RoleAcl,
@@ -253,3 +257,33 @@ def with_password(user: SecurityUser, password: str) -> SecurityUser:
 
 def without(grants: tuple[RoleGrant, ...], name: str) -> tuple[RoleGrant, ...]:
     return tuple(each for each in grants if each.rolename != name)
+
+
+ADMIN: Final = "admin"
+_ADMIN_ACLS: Final = (
+    (PUBLISHES, "$CONTROL/dynamic-security/#"),
+    (RECEIVES, "$CONTROL/dynamic-security/#"),
+    (SUBSCRIBES_PATTERN, "$CONTROL/dynamic-security/#"),
+    (RECEIVES, "$SYS/#"),
+    (SUBSCRIBES_PATTERN, "$SYS/#"),
+    (RECEIVES, "#"),
+    (SUBSCRIBES_PATTERN, "#"),
+    (UNSUBSCRIBES_PATTERN, "#"),
+)
+
+
+def new_document(username: str, password: str) -> SecurityDocument:
+    """A document with one user, who may send commands and receive all messages."""
+    document = SecurityDocument()
+    acls = acls_by_priority([RoleAcl(kind, topic, 0, True) for kind, topic in _ADMIN_ACLS])
+    document.roles[ADMIN] = SecurityRole(ADMIN, acls=acls)
+    user = SecurityUser(username, roles=(RoleGrant(ADMIN),))
+    document.users[username] = with_password(user, password)
+    return document
+
+
+def set_password(document: SecurityDocument, username: str, password: str) -> None:
+    """Gives a user another password, and a new one no role. An operator who has lost the password
+    of the only administrator gets in again this way."""
+    user = document.users.get(username, SecurityUser(username))
+    document.users[username] = with_password(user, password)

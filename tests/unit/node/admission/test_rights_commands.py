@@ -20,7 +20,7 @@ from holdfast.security.dynamic.document import (
     SecurityRole,
     SecurityUser,
 )
-from holdfast.security.dynamic.first_user import new_document
+from holdfast.security.dynamic.edit import new_document
 from holdfast.security.dynamic.users import DynamicRules
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.node.test_rights import Bench, connack, publication
