@@ -210,7 +210,9 @@ class Bronze:
         except (AdminError, DataDirectoryError, LakeError, OSError) as error:
             if str(error) != self._state_problem:
                 self._state_problem = str(error)
-                logger.warning("state_not_saved lake=%s error=%r", lake, str(error))
+                # A directory has none before its broker writes the first: no line for that.
+                level = logging.INFO if isinstance(error, DataDirectoryError) else logging.WARNING
+                logger.log(level, "state_not_saved lake=%s error=%r", lake, str(error))
 
     def _register(self, commit: Commit) -> None:
         """Reports to the servers how far the lake has the log, so that retention may remove it. A
