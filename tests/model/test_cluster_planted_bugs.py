@@ -257,10 +257,10 @@ PLANTED = {
         acknowledged_before_the_fsync, settings("power", "outage"), "which is not committed", 5
     ),
     "truncation to the watermark": in_cluster(
-        truncation_to_the_watermark, settings("kill", "pause"), "replica_diverged", 21
+        truncation_to_the_watermark, settings("kill", "pause"), "replica_diverged", 94
     ),
     "no epoch check at the follower": in_cluster(
-        no_epoch_check_at_the_follower, settings("pause", "late", mean_s=0.3), "the log ends at", 41
+        no_epoch_check_at_the_follower, settings("pause", "late", mean_s=0.3), "the log ends at", 97
     ),
     "releases are not logged": in_cluster(
         releases_are_not_logged, settings("kill"), "which is not committed", 0
@@ -275,7 +275,7 @@ PLANTED = {
         records_of_an_owner_before_count, settings("isolate", "pause", "one-way"), "is with", 0
     ),
     "sent again without alignment": in_cluster(
-        sent_again_without_alignment, settings("kill", "reset"), "and was sent less often", 8
+        sent_again_without_alignment, settings("kill", "reset"), "and was sent less often", 26
     ),
     "an older copy of a disk goes on": in_cluster(
         an_older_copy_goes_on, settings("go-back", "kill", min_insync=2), "replica_diverged", 1
@@ -284,7 +284,7 @@ PLANTED = {
         a_replica_that_lost_records_leads,
         settings("power", "kill", min_insync=2, durable=False, snapshot_s=1000.0),
         "replica_diverged",
-        1,
+        12,
     ),
     "home decides too early": in_cluster(
         home_decides_before_it_has_applied, settings("kill", "outage"), "which has not had it", 2
@@ -293,7 +293,7 @@ PLANTED = {
         leader_forgets_the_tail, settings("kill", "slow-disk"), "is in the log twice", 60
     ),
     "owners are not asked": in_cluster(
-        owners_are_not_asked, settings("isolate", "pause", "kill"), "has been connected to", 7
+        owners_are_not_asked, settings("isolate", "pause", "kill"), "has been connected to", 66
     ),
     "messages of an owner before are stored": in_cluster(
         messages_of_an_owner_before_are_stored,
@@ -302,10 +302,10 @@ PLANTED = {
         12,
     ),
     "a request opens twice": in_cluster(
-        a_request_opens_twice, settings("isolate", "pause", "one-way"), "a session from nowhere", 0
+        a_request_opens_twice, settings("isolate", "pause", "one-way"), "a session from nowhere", 61
     ),
     "wills can be refused": in_cluster(
-        wills_can_be_refused, settings("kill", "outage"), "have not come", 18
+        wills_can_be_refused, settings("kill", "outage"), "have not come", 22
     ),
     "what was refused is stored": in_cluster(
         what_was_refused_is_stored, settings("kill"), "has acknowledged", 2

@@ -166,6 +166,8 @@ class ClusterNode(Parts):
         link."""
         if kind == kinds.HEARTBEAT:
             self.detector.handle_heartbeat(node, payload, now)
+            if self.detector.timer() <= now:
+                self.meta.handle_timers(now, beats=self.detector.handle_timers(now))
             self.effects.check_own_health(now)
             self.ownership.renew()
             self.effects.run()
@@ -456,11 +458,11 @@ class ClusterNode(Parts):
 
     def handle_timers(self, now: float) -> None:
         if not self.context.is_alone:
-            self.detector.handle_timers(now)
+            beats = self.detector.handle_timers(now)
             health = self.detector.health(now)
             unhealthy = health.suspected | health.unhealthy
             self.replication.handle_unhealthy(unhealthy, now, health.unmet)
-            self.meta.handle_timers(now)
+            self.meta.handle_timers(now, beats=beats)
         self.replication.handle_timers(now)
         self.session_coordinator.handle_timers()
         self.acquisition.handle_timers()

@@ -216,7 +216,7 @@ class PartEffects:
         if isinstance(effect, Beat):
             for node in sorted(self._context.connected):
                 self._context.outgoing.append((node, kinds.HEARTBEAT, effect.payload))
-            self._positions.send(self._state.now)
+            self._positions.report(self._state.now)
             return
         self._proposer.is_changed = True
         if isinstance(effect, Suspected):

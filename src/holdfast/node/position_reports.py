@@ -1,5 +1,7 @@
 """Reports disk positions and clocks between the nodes of a cluster."""
 
+from typing import Final
+
 from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.node.attendance import RECOVERS
 from holdfast.node.failure.health import Presence
@@ -14,9 +16,19 @@ from holdfast.node.replicate.disk_position import (
 from holdfast.node.replicate.incomplete import FEATURE as BEGAN_INCOMPLETE
 from holdfast.security.peer_identity import features_in
 
+REPORT_S: Final = 1.0
+"""The interval in seconds of reports without a change. A sample of a clock counts for
+`cluster_clock.SAMPLE_S`."""
+MOVED_US: Final = 100_000
+"""The change of a clock that is reported at once, in microseconds."""
+
 
 class PositionReports:
-    """The nodes that understand POSITION, and the position of the disk here."""
+    """The nodes that understand POSITION, and the position of the disk here.
+
+    A report leaves with a heartbeat if it differs from the last one. So the other nodes remember
+    each position after one heartbeat, and a node at rest reports only its clock, every REPORT_S.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._context = parts.context
@@ -30,6 +42,11 @@ class PositionReports:
         self._detector = parts.detector
         # Per connected node the partitions of which it may lack records.
         self._incomplete: dict[str, frozenset[int]] = {}
+        # The last reports of nodes that are no members by the metadata here, and their times.
+        self._early: dict[str, tuple[bytes, float]] = {}
+        # What the last report of a heartbeat said, and its time.
+        self._sent: tuple[DiskPosition, frozenset[int], tuple[int, int]] | None = None
+        self._sent_at = 0.0
         self.own_incomplete: frozenset[int] = frozenset()
         """The partitions of which this node may lack acknowledged records."""
         self._note_own(0.0)
@@ -40,6 +57,7 @@ class PositionReports:
         """Reports to `node` at once, because frames that are judged by this node's clock may
         follow."""
         self._nodes.pop(node, None)
+        self._early.pop(node, None)
         self._context.features[node] = presence.features
         features = features_in(presence.features)
         if RECOVERS in features:
@@ -54,6 +72,7 @@ class PositionReports:
 
     def disconnected(self, node: str) -> None:
         self._nodes.pop(node, None)
+        self._early.pop(node, None)
         self._incomplete.pop(node, None)
 
     def _take(self, node: str, incomplete: frozenset[int]) -> None:
@@ -61,8 +80,12 @@ class PositionReports:
         self._detector.set_incomplete(node, incomplete)
 
     def review(self, now: float) -> None:
-        """Reports the partitions in which this node may be incomplete, if they have changed. Called
-        at the end of a turn."""
+        """Reports the partitions in which this node may be incomplete, if they have changed, and
+        takes the reports of new members. Called at the end of a turn."""
+        metadata = self._context.metadata
+        if self._early and metadata is not None:
+            for node in self._early.keys() & metadata.nodes.keys():
+                self.handle(node, *self._early.pop(node))
         if self.own_incomplete and self._note_own(now):
             self.send(now)
 
@@ -78,13 +101,16 @@ class PositionReports:
         wall_us, agreed_us, position, incomplete = decode_report(payload)
         incarnation = self._nodes.get(node)
         metadata = self._context.metadata
+        if incarnation is None:
+            return
         # A node that has just started may not know the members yet. It needs the others' clocks as
         # soon as it knows them, and the next reports come too late for that.
-        is_member = metadata is None or node in metadata.nodes
-        if incarnation is not None and is_member:
+        if metadata is None or node in metadata.nodes:
             self._memory.note(node, incarnation, position)
             self._take(node, incomplete)
             self._clock.add_sample(node, wall_us, agreed_us, now)
+        else:
+            self._early[node] = payload, now
 
     def is_awaited(self) -> bool:
         """Returns True if this node knows no clock but its own, although another member will report
@@ -94,12 +120,30 @@ class PositionReports:
             return False
         return any(node in metadata.nodes for node in self._nodes)
 
+    def report(self, now: float) -> None:
+        """Reports to all nodes, with a heartbeat, unless the last report says the same."""
+        if self._nodes and (now >= self._sent_at + REPORT_S or self._has_changed()):
+            self.send(now)
+
+    def _has_changed(self) -> bool:
+        if self._sent is None:
+            return True
+        position, incomplete, clocks = self._sent
+        own_us, agreed_us = self._clock.offsets_us()
+        return (
+            incomplete != self.own_incomplete
+            or abs(own_us - clocks[0]) > MOVED_US
+            or abs(agreed_us - clocks[1]) > MOVED_US
+            or position != self.position()
+        )
+
     def send(self, now: float) -> None:
-        """Reports to all nodes, with each heartbeat."""
-        if self._nodes:
-            report = self._encode(now)
-            for node in self._nodes:
-                self._context.outgoing.append((node, POSITION, report))
+        """Reports to all nodes."""
+        report = self._encode(now)
+        self._sent = (self._position, self.own_incomplete, self._clock.offsets_us())
+        self._sent_at = now
+        for node in self._nodes:
+            self._context.outgoing.append((node, POSITION, report))
 
     def _encode(self, now: float) -> bytes:
         clock = self._clock

@@ -67,6 +67,49 @@ def test_a_node_waits_for_the_clock_of_another_member() -> None:
     assert not found.is_awaited()
 
 
+def test_a_report_of_a_node_that_is_no_member_yet_counts_when_it_is_one() -> None:
+    """The next one comes REPORT_S later, and a node that starts waits for it."""
+    found, parts = reports(["n2"])
+    found.connected("n1", Presence("i", "a", features=FEATURE), 5.0)
+    parts.clock.tick(5.0, TRUE_US)
+    found.handle("n1", encode_report(TRUE_US, TRUE_US, DiskPosition(1, 2, 3)), 5.0)
+    found.review(5.1)
+    assert not parts.disk_memory.positions
+    parts.context.metadata.nodes["n1"] = None
+    assert found.is_awaited()
+    found.review(5.2)
+    assert not found.is_awaited()
+    assert parts.disk_memory.positions["n1"][1].records == 3
+    assert parts.clock.skews_s()["n1"] == 0.0, "the clock at the time of the report"
+
+
+def test_a_report_leaves_when_it_says_something_new_and_else_every_second() -> None:
+    journal = Journal(1, replicated=True)
+    found, parts = reports(["n1", "n2"], journal)
+    found.connected("n1", Presence("i", "a", features=FEATURE), 5.0)
+    clock, sent = parts.clock, parts.context.outgoing
+
+    def beats(times: int, now: float, wall_us: int = TRUE_US) -> int:
+        sent.clear()
+        for number in range(times):
+            clock.tick(now + number / 10, wall_us + number * 100_000)
+            found.report(now + number / 10)
+        return len(sent)
+
+    beats(1, 6.0)
+    assert beats(9, 6.1, TRUE_US + 100_000) == 0
+    assert beats(11, 7.01, TRUE_US + 1_010_000) == 2
+    clock.has_agreed = True
+    assert beats(3, 8.11, TRUE_US + 2_110_000) == 1, "the clock here counts from now on"
+    journal.append(Record(0, MESSAGE, topic=b"t"))
+    group = journal.close_write_group()
+    assert group is not None
+    journal.wrote(group)
+    journal.commit(group)
+    assert beats(3, 8.41, TRUE_US + 2_410_000) == 1, "the disk has another record"
+    assert beats(3, 8.71, TRUE_US + DAY_US) == 1, "somebody has set the clock"
+
+
 def test_records_that_were_cut_off_hide_no_lost_ones() -> None:
     """The copy has 100 records that no other node had, and that were cut off later. It lacks 90
     committed records of another partition."""

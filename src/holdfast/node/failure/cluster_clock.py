@@ -5,11 +5,11 @@ node writes a time and another judges it later, so one wrong clock must not coun
 counter-example: A closes a session that lasts ten minutes, B is two days ahead and leads its home.
 B ends the session at once, with the messages that were acknowledged for it.
 
-Each node sends its clock with its heartbeats. A node uses its own clock while that is within
-TOLERANCE_S of the median of all clocks that it knows. Otherwise it uses the median. Between two
-samples the median advances with the monotonic clock, so a jump of the node's own clock moves
-nothing. Of two middle clocks, the one nearer to the previous value counts. A node that has just
-started has no previous value, and takes the others'. It decides nothing before it has one.
+Each node sends its clock once a second (`position_reports`). A node uses its own clock while that
+is within TOLERANCE_S of the median of all clocks that it knows. Otherwise it uses the median.
+Between two samples the median advances with the monotonic clock, so a jump of the node's own clock
+moves nothing. Of two middle clocks, the one nearer to the previous value counts. A node that has
+just started has no previous value, and takes the others'. It decides nothing before it has one.
 Counter-example: B, two days ahead, restarts and leads the home again before A has reported its
 clock. B has no other clock than its own, and ends the session.
 
@@ -76,12 +76,16 @@ class ClusterClock:
         """This node's own wall clock, right or wrong."""
         return int(now * 1e6) + self._own_us
 
+    def offsets_us(self) -> tuple[int, int]:
+        """This node's own clock and the one that it uses, as offsets from our monotonic clock; 0
+        for the latter if it has just started. Both change only when a clock is set or is wrong."""
+        if not self.has_agreed:
+            return self._own_us, 0
+        return self._own_us, self._own_us if self._base_us is None else self._base_us
+
     def agreed_us(self, now: float) -> int:
         """The clock that this node uses, for the others; 0 if it has just started."""
-        if not self.has_agreed:
-            return 0
-        base_us = self._base_us
-        return int(now * 1e6) + (self._own_us if base_us is None else base_us)
+        return int(now * 1e6) + self.offsets_us()[1] if self.has_agreed else 0
 
     def add_sample(self, node: str, wall_us: int, agreed_us: int, now: float) -> None:
         """Takes a sample of another node's clock."""

@@ -161,6 +161,9 @@ NEVER: Final = float("-inf")
 UNHEARD: Final = 0.7
 """The part of the time until suspicion after which the other nodes may be asked for a way to the
 silent one, so that a link through one of them is there before the suspicion."""
+JOINS: Final = 0.5
+"""The part of `heartbeat_s` by which a heartbeat leaves early, to leave together with those of the
+other nodes. With less, groups of nodes at even distances stay apart."""
 REMEMBERED: Final = 100
 """The number of our heartbeats whose send times are kept."""
 
@@ -331,6 +334,10 @@ class Detector:
         if 0 <= age < len(self._sent_at):
             sent_at = self._sent_at[-1 - age]
             peer.acknowledged_at = max(peer.acknowledged_at, sent_at)
+        if now < self._beat_at <= now + JOINS * self._config.heartbeat_s:
+            # The heartbeats of all nodes leave at about the same moment, so a node wakes up a few
+            # times for all of them. None leaves later than without this.
+            self._beat_at = now
 
     def acknowledged_at(self, node: str) -> float:
         """The send time of our newest heartbeat that this node has confirmed; NEVER without one.
@@ -406,13 +413,16 @@ class Detector:
     def timer(self) -> float:
         return min(self._beat_at, self._silence_at)
 
-    def handle_timers(self, now: float) -> None:
+    def handle_timers(self, now: float) -> bool:
+        """Finds silent nodes, and sends a heartbeat if it is due. Returns True if it was."""
         due = min(self._beat_at, self._silence_at)
         if now > due:
             self.loop_lag(now - due, now)
         self._find_silent(now)
-        if now >= self._beat_at:
-            self._beat(now)
+        if now < self._beat_at:
+            return False
+        self._beat(now)
+        return True
 
     def suspects(self, now: float) -> frozenset[str]:
         """The nodes that we suspect. While our own loop is unwell, only those whose address refuses

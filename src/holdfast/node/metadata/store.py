@@ -376,9 +376,10 @@ class MetaStore:
             raise BadFrame(f"a frame of kind {kind} is none for the metadata")
         self._drain(now)
 
-    def handle_timers(self, now: float) -> None:
-        if now >= self._raft.timer():
-            self._raft.handle_timers(now)
+    def handle_timers(self, now: float, *, beats: bool = False) -> None:
+        """`beats`: the node sends heartbeats, and those of a Raft leader leave with them."""
+        if beats or now >= self._raft.timer():
+            self._raft.handle_timers(now, beats=beats)
             if self._is_stalled:
                 self.transfer_leadership(now)
             self._maintain_voters(now)

@@ -196,8 +196,11 @@ class RaftNode:
         elif message.term == raft.term and sender == raft.leader:
             start_election(raft, now, is_transfer=True)
 
-    def handle_timers(self, now: float) -> None:
+    def handle_timers(self, now: float, *, beats: bool = False) -> None:
+        """`beats`: the heartbeats of a leader leave now."""
         raft = self._raft
+        if beats:
+            raft.heartbeat_at = min(raft.heartbeat_at, now)
         if raft.role == LEADER:
             handle_leader_timers(raft, now)
         elif now >= raft.election_at:

@@ -36,7 +36,8 @@ class RaftDiverged(RaftFailure):
 class RaftTiming:
     """The times of elections and heartbeats, in seconds."""
 
-    heartbeat_s: float = 0.05
+    heartbeat_s: float = 0.1
+    """A node's leader sends them with the heartbeats of the node, if those are not rarer."""
     election_min_s: float = 0.3
     """A follower that received a message of its leader within this time elects no other."""
     election_max_s: float = 0.6

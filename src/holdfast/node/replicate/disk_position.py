@@ -14,10 +14,10 @@ record of partition 0, which is cut off later, and lacks a committed record of p
 that is cut off stays in the count of those that were durable, and so does one that is forgotten. So
 the third part is compared only for a node without the last one.
 
-Each heartbeat carries the position. The handshake carries it too, and compares it. A node stores
-the positions that it remembers once a second (`DiskMemory.encode`). Counter-example without the
-file: all nodes are killed, and the disk of n1 is put back to a copy. Nobody remembers more of it,
-and n1 is a majority with a node that was behind.
+The next heartbeat after a change carries the position. The handshake carries it too, and compares
+it. A node stores the positions that it remembers once a second (`DiskMemory.encode`).
+Counter-example without the file: all nodes are killed, and the disk of n1 is put back to a copy.
+Nobody remembers more of it, and n1 is a majority with a node that was behind.
 
 Records that an operator has given up are not missed. A cluster that goes on without records has a
 new generation of its log (`metadata.generation`), and the handshake names it. A position that was

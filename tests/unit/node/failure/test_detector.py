@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 
@@ -37,6 +37,7 @@ class Mesh:
         self.delayed = False
         """Nothing arrives now, but later."""
         self.events: list[tuple[float, str, object]] = []
+        self.beats: dict[str, list[float]] = {}
         self.members: list[str] = []
         for node in nodes:
             self.add(node, connect)
@@ -85,6 +86,7 @@ class Mesh:
         effects, detector.effects = detector.effects, []
         for effect in effects:
             if isinstance(effect, Beat):
+                self.beats.setdefault(node, []).append(self.now)
                 self.broadcast(node, effect.payload)
             else:
                 self.events.append((self.now, node, effect))
@@ -119,6 +121,23 @@ def test_all_is_well() -> None:
     assert set(health.present) == {"a", "b", "c"}
     assert health.suspected == health.dead == health.leaving == frozenset()
     assert mesh.detectors["a"].health(mesh.now) is health
+
+
+def test_the_heartbeats_of_all_nodes_leave_together_and_none_later() -> None:
+    """Each node that joins has another phase, so that a node would wake up for each of them."""
+    mesh = Mesh("a")
+    for number, name in enumerate("bcdefg"):
+        mesh.run(0.03 + 0.02 * number)
+        mesh.add(name)
+    mesh.run(1)
+    mesh.beats.clear()
+    mesh.run(2)
+    first = mesh.beats["a"]
+    assert 19 <= len(first) <= 21
+    for times in mesh.beats.values():
+        for one, other in pairwise(times):
+            assert other - one <= CONFIG.heartbeat_s + 1.5 * STEP_S
+        assert all(min(abs(time - each) for each in first) < 2.5 * STEP_S for time in times)
 
 
 def test_a_dead_process_is_confirmed_at_once() -> None:
