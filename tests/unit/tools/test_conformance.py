@@ -95,8 +95,7 @@ def test_render_and_unknown() -> None:
     assert unknown_tags(statements, [Tag("MQTT3-9.9.9-9", "x.py", "")]) == []
 
 
-def test_the_tree_has_no_unknown_tags() -> None:
-    """Of the whole tree, as it is: the tool must at least be able to read it."""
+def test_the_table_is_that_of_the_tree() -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, str(root / "tools" / "conformance.py"), "--check"],
@@ -104,5 +103,4 @@ def test_the_tree_has_no_unknown_tags() -> None:
         text=True,
         check=False,
     )
-    assert "not a statement" not in done.stderr
-    assert "not of the form" not in done.stderr
+    assert done.returncode == 0, done.stderr  # `python tools/conformance.py` writes it

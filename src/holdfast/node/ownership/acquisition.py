@@ -393,6 +393,7 @@ class SessionAcquisition:
         if is_lost:
             self._refuse(asking)
             return
+        # [MQTT-3.1.2-5]
         resumed = image if answer.present else None
         if (
             resumed is not None

@@ -298,7 +298,10 @@ class SessionCoordinator:
 
     def _open_appended(self, request: SessionRequest, epoch: int, error: str) -> None:
         """Replies to the request now that its `open` record is applied, which says whether the
-        session was there. `error`: the record is refused, because this node leads no more."""
+        session was there. [MQTT-3.2.2-2] [MQTT-3.2.2-3]
+
+        `error`: the record is refused, because this node leads no more.
+        """
         image = self.recorded_session(request.client_id)
         if error or image is None or image.owner != request.node or image.epoch != epoch:
             # Or a later record, perhaps of another leader, has changed the owner. The node repeats

@@ -322,6 +322,7 @@ class Recovery(SenderPacketIds):
         if session is not None and epoch and epoch < session.epoch:
             return
         if isinstance(change, OpenRecord):
+            # [MQTT-3.1.2-4]
             if session is not None and change.clean:
                 self._forget(session)
                 session = None
