@@ -276,6 +276,9 @@ SKIPPED: dict[str, dict[str, str]] = {
         "pip install 'dist": PACKAGES + "test_a_wheel",
         "apt install": PACKAGES + "test_the_debian_package",
     },
+    "docs/backup.md": {
+        "holdfast restore --from-lake": "a bucket; test_restore_from_lake.py restores from a lake",
+    },
     "docs/lab.md": {"holdfast lab report ": "needs a finished run; tests/e2e/test_lab.py"},
     "docs/listeners.md": {
         "mosquitto_pub -p 8883 --psk": "needs Python 3.13; tests/unit/security/test_psk.py"
