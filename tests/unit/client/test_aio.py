@@ -1,6 +1,8 @@
 """The asyncio client over real sockets, against a broker that does what the test says."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -247,6 +249,36 @@ def test_the_last_packets_reach_a_server_that_sends_much() -> None:
             await asyncio.sleep(0)
             leaves.set()
             await leaving
+
+    run(test)
+
+
+def test_a_reset_right_after_the_servers_disconnect() -> None:
+    """The end of the connection is reported, and by what the server said."""
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", free_port())) as listener:
+            listener.setblocking(False)
+            accepted: list[socket.socket] = []
+
+            def reset(sent: bool, packet: object) -> None:
+                if not sent and isinstance(packet, pk.Disconnect):
+                    accepted[0].setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
+                    accepted[0].close()
+
+            client = Client("127.0.0.1", listener.getsockname()[1], on_trace=reset)
+            connecting = asyncio.create_task(client.connect())
+            accepted.append((await loop.sock_accept(listener))[0])
+            await loop.sock_recv(accepted[0], 1000)
+            await loop.sock_sendall(accepted[0], b"\x20\x03\x00\x00\x00")
+            await connecting
+            await loop.sock_sendall(accepted[0], b"\xe0\x02\x8b\x00")
+            error = await client.wait_closed()
+        assert isinstance(error, ConnectionLost)
+        assert error.reason == reasons.SERVER_SHUTTING_DOWN
 
     run(test)
 

@@ -149,7 +149,12 @@ class ClientSocket(asyncio.Protocol):
             # Reads on until the server closes. A socket that is closed with unread data sends a
             # reset, at which a server may drop what it has not read: acknowledgements, or messages
             # of QoS 0. RFC 1122, section 4.2.2.13.
-            transport.write_eof()
+            try:
+                transport.write_eof()
+            except OSError:
+                # The server has reset the connection meanwhile, which nobody has noticed yet.
+                transport.abort()
+                return
             if self._paused:
                 transport.resume_reading()
             self._loop.call_later(LINGER_S, transport.close)

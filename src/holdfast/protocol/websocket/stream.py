@@ -7,6 +7,7 @@ that of the socket, in both directions: the stream buffers nothing.
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from secrets import token_bytes
 from typing import Any, Final, cast
 
@@ -312,7 +313,8 @@ class WebSocketStream:
         # The peer's close frame must be read, even if the inner protocol has paused reading.
         socket.resume_reading()
         if not self._is_client and socket.can_write_eof():
-            socket.write_eof()
+            with suppress(OSError):  # the peer has reset the connection meanwhile
+                socket.write_eof()
         self._start_timer(ANSWER_S, self._close_socket)
 
     def _close_socket(self) -> None:
