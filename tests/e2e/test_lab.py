@@ -122,7 +122,8 @@ def test_a_hostile_name_stays_text() -> None:
 def test_the_document_is_that_of_its_results(tmp_path: Path) -> None:
     """And it names what a run lacks."""
     docs = Path(__file__).parents[2] / "docs"
-    assert document.is_kept(docs / "experiments.md"), "holdfast lab report DIR --document FILE"
+    for name in ("experiments.md", "brokers.md"):
+        assert document.is_kept(docs / name), "holdfast lab report DIR --document FILE"
     result = store.Result(
         "packet-loss", "pair", "A pair", "v 1", {"QoS": "1"}, {"lost": 0.0, "other": 1.0},
         problems=["no figure"], broken=["7 were lost"], events="x.jsonl",
@@ -321,9 +322,9 @@ def test_many_targets_are_the_rows_of_a_table() -> None:
                      promise="on disk" if number else "")
         for number in range(7)
     ]  # fmt: skip
-    few = document.document(store.LabRun(store.VERSION, "2026", "c", {}, results[:2]))
+    few = document.document(store.LabRun(store.VERSION, "2026", "c", {}, results[:2]), "lab")
     assert "| figure | the study | T 0 | T 1 |\n|---|---|---|---|\n| lost | 20 | 0 | 1 |" in few
     assert "| acknowledged means | – | – | on disk |" in few
-    many = document.document(store.LabRun(store.VERSION, "2026", "c", {}, results))
+    many = document.document(store.LabRun(store.VERSION, "2026", "c", {}, results), "lab")
     assert "| figure | lost | acknowledged means |\n|---|---|---|\n| the study | 20 | – |" in many
     assert "| T 6 | 6 | on disk |" in many

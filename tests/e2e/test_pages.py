@@ -264,6 +264,7 @@ SKIPPED: dict[str, dict[str, str]] = {
         "holdfast cluster plan": "tests/e2e/test_cluster_zones.py",
         "python -m bench.cluster ": HOURS,
     },
+    "docs/brokers.md": {"holdfast lab report ": "tests/e2e/test_lab.py"},
     "docs/experiments.md": {"holdfast lab report ": "tests/e2e/test_lab.py"},
     "docs/federation.md": dict.fromkeys(
         ("export ", "HOLDFAST_", "holdfast "), README + "test_the_federation"

@@ -1,7 +1,7 @@
 """Writes a run's results as a document: for each experiment a table of the study, ours and others.
 
-`docs/experiments.md` is such a document. Its results are kept beside it without their charts, and a
-test makes the document from them again.
+`docs/experiments.md` and `docs/brokers.md` are such documents. Their results are kept beside them
+without their charts, and a test makes the documents from them again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ COLUMNS: Final = 100
 COLUMNS_MAX: Final = 6
 """The most targets that are columns of a table; more of them are its rows."""
 HEAD: Final = """\
-# Experiments
+# {title}
 
 This page has the experiments of the published studies, measured by [the lab](lab.md). The columns
 are the study's figure, Holdfast's targets and other brokers. A dash is a figure that the study does
@@ -31,9 +31,10 @@ not give, or that was not measured. The page is generated from the results in `{
 """
 
 
-def document(run: LabRun, kept: str = "docs/experiments") -> str:
-    """Returns the document of a run. `kept` is the directory of its results, for the command."""
-    command = f"holdfast lab report {kept} --document docs/experiments.md"
+def document(run: LabRun, kept: str, page: str = "experiments") -> str:
+    """Returns the document of a run. `kept` is the directory of its results, `page` the name of the
+    document."""
+    command = f"holdfast lab report {kept} --document docs/{page}.md"
     machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
     lines = [
         f"- measured: {run.started[:16].replace('T', ' ')} UTC",
@@ -46,7 +47,7 @@ def document(run: LabRun, kept: str = "docs/experiments") -> str:
         results = [each for each in run.results if each.experiment == name]
         if results:
             lines += _experiment(name, results)
-    text = HEAD.format(command=command, kept=kept) + "\n".join(lines)
+    text = HEAD.format(title=page.capitalize(), command=command, kept=kept) + "\n".join(lines)
     return "\n".join(_wrapped(line) for line in text.split("\n"))
 
 
@@ -102,10 +103,14 @@ def keep(run: LabRun, page: Path) -> None:
         each.charts = []
         each.events = ""
     save(run, directory)
-    page.write_text(document(load(directory)))
+    page.write_text(_page(directory))
+
+
+def _page(directory: Path) -> str:
+    return document(load(directory), f"docs/{directory.name}", directory.name)
 
 
 def is_kept(page: Path) -> bool:
     """Returns whether a document is the one that its kept results make."""
     directory = page.with_suffix("")
-    return (directory / FILE).exists() and page.read_text() == document(load(directory))
+    return (directory / FILE).exists() and page.read_text() == _page(directory)
