@@ -474,6 +474,23 @@ def test_a_reader_goes_on_without_a_lake_that_is_away_too_long() -> None:
     assert world.reads.lake.given_up == 1
 
 
+def test_a_reader_of_a_damaged_file_goes_on_though_the_lake_answers_others() -> None:
+    world, effect = waiting_world()
+    found: list[tuple[list[Record], list[int], int]] = []
+    world.check = lambda _, result: found.append(result)  # type: ignore[assignment,method-assign]
+    check = encode_fetched(FetchedFrame(number=0), [])
+    for _ in range(int(LAKE_WAIT_S) + 20):
+        assert not found or world.reads.lake.given_up
+        for piece in check:
+            world.reads.handle(LAKE, piece)
+        world.turn(1.0)
+    ((records, positions, lost),) = found
+    assert not records
+    assert positions == effect.limits
+    assert lost == sum(effect.limits)
+    assert world.reads.lake.given_up == 1
+
+
 def test_nobody_waits_for_the_lake_of_another_log() -> None:
     world, effect = waiting_world()
     assert isinstance(effect.cursor, Session)

@@ -236,7 +236,7 @@ def test_a_broker_is_lost_with_its_disk(tmp_path: Path, capsys: Capture) -> None
 
 
 def test_a_restored_log_begins_at_a_time(site: Path, lake: Path, tmp_path: Path) -> None:
-    """What a session, a queue or the saved state needs is there, however old it is."""
+    """A restore keeps what a session, a queue or the saved state needs, however old it is."""
     assert restore(lake, tmp_path / "made", "--since", "2030-01-01T00:00:00Z") == 0
     before, after = reading(site / "data"), reading(tmp_path / "made")
     assert after.carried().lasting()[:3] == before.carried().lasting()[:3]

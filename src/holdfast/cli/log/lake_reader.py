@@ -65,7 +65,7 @@ FILTERS_MAX: Final = 64
 LAST_ROWS_MAX: Final = 10_000_000
 """The rows, the newest first, among which the last records of topics are searched."""
 NICE: Final = 5
-"""What the process adds to its niceness, so that the node comes first."""
+"""Added to the niceness of the process, so that the node comes first."""
 PARTITIONS_MAX: Final = 1 << 16
 
 _LENGTH: Final = struct.Struct("<I")
@@ -91,7 +91,7 @@ class Interests:
         names = tuple(dict.fromkeys(filter for filter, _ in frame.filters))
         is_all = "#" in names or len(names) > FILTERS_MAX
         self.topics = TopicFilter() if is_all else TopicFilter((Clause(names),))
-        """What is read of the files, which may be more than is wanted."""
+        """The rows that are read of the files, perhaps more than are wanted."""
 
     def wants(self, topic: str, partition: int, offset: int) -> bool:
         """Whether a filter matches the topic and covers the offset."""

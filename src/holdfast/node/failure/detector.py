@@ -70,7 +70,7 @@ class Heartbeat:
     """The sender will stop as soon as the others can do without it."""
 
     def announced(self) -> tuple[bool, ...]:
-        """What the sender says of itself that the health has."""
+        """The part of the health that the sender tells of itself."""
         return self.is_leaving, self.is_stalled, self.is_damaged, self.is_full, self.asks_to_stop
 
     def hears(self, node: str) -> bool:

@@ -54,9 +54,16 @@ class LakeAccess:
         return self.ask is not None and not self.is_refused and now >= self._retry_at
 
     def succeeded(self) -> None:
-        """The lake has answered a request."""
+        """The lake has answered a request, perhaps of another reader.
+
+        Smallest counter-example for the end of all waits here: one file is damaged. Each reader of
+        it would wait for ever, because each check of the lake succeeds meanwhile.
+        """
         self.error = ""
-        self._waits.clear()
+
+    def end_wait(self, reader: object) -> None:
+        """Ends the wait of a reader that the lake has answered, or that has left."""
+        self._waits.pop(reader, None)
 
     def failed(self, text: str, now: float, *, is_final: bool) -> bool:
         """A request has failed. Returns whether this is news."""

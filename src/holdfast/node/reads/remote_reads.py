@@ -165,6 +165,8 @@ class RemoteReads:
         fetch.records += records
         if not head.more:
             self._end(head.number)
+            for job in fetch.jobs if node == LAKE else ():
+                self.lake.end_wait(reader_of(job.effect))
             try:
                 self._take_answer(fetch, head)
             except BadFrame:
@@ -240,11 +242,8 @@ class RemoteReads:
 
     def lake_greeting(self) -> FetchFrame | None:
         """Returns a FETCH of nothing, by which the lake is checked, or None without metadata."""
-        if self._context.metadata is None:
-            return None
-        return FetchFrame(
-            number=0, generation=self._context.generation, ranges=[], log=self._log_id()
-        )
+        log, generation = self._log_id(), self._context.generation
+        return FetchFrame(number=0, generation=generation, ranges=[], log=log) if log else None
 
     def _log_id(self) -> str:
         metadata = self._context.metadata
@@ -306,6 +305,7 @@ class RemoteReads:
     def _assign(self, job: ReadJob) -> None:
         """Gives the job to the node that serves it next, or its result to its reader."""
         if job.is_stale():
+            self.lake.end_wait(reader_of(job.effect))
             return
         self._plan_past(job)
         needs = [] if job.is_full() else self._pass_lost(job)
