@@ -125,15 +125,14 @@ class RaftLog:
         self.snapshot = state.snapshot
         self.base_index = state.base_index
         self._base_term = state.base_term
-        self._entries = list(state.entries)
+        self._entries: list[LogEntry] = []
         first = (0, Membership())
         if state.snapshot is not None:
             first = (state.snapshot.index, state.snapshot.membership)
         # (index, membership) in order, as far back as a truncation may reach.
         self._memberships = [first]
-        for entry in self._entries:
-            if entry.kind == EntryKind.MEMBERS and entry.index > first[0]:
-                self._memberships.append((entry.index, Membership.decode(entry.data)))
+        for entry in state.entries:
+            self.append(entry)
 
     @property
     def last_index(self) -> int:
@@ -193,7 +192,8 @@ class RaftLog:
         if entry.index != self.last_index + 1:
             raise ValueError(f"entry {entry.index} does not follow {self.last_index}")
         assert entry.term >= self.last_term, "terms fall along the log"
-        if entry.kind == EntryKind.MEMBERS:
+        # The snapshot has the membership of an entry that it covers, and that is still in the log.
+        if entry.kind == EntryKind.MEMBERS and entry.index > self.membership_index:
             self._memberships.append((entry.index, Membership.decode(entry.data)))
         self._entries.append(entry)
 
