@@ -27,7 +27,7 @@ from holdfast.node.reads.fetch_frames import (
     encode_fetch,
 )
 from holdfast.node.reads.lake_source import LakeAccess
-from holdfast.pipeline.lake.files import parquet
+from holdfast.pipeline.lake.files import objects, parquet
 from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.protocol.topics.names import matches
 from tests.support.journal_files import TIME_US
@@ -314,6 +314,22 @@ def test_the_process_is_started_again(site: Site, monkeypatch: pytest.MonkeyPatc
         await request_beside(port)
 
     run_port(site.root, body)
+
+
+def test_what_a_store_says_is_told_before_the_process_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with small_s3(monkeypatch) as store:
+        store.refuse = lambda *_: Refusal(503, "SlowDown")
+
+        async def body(port: LakePort, reads: Reads) -> None:
+            while "starting" in (answer := str(await reads.answers.get())):
+                pass
+            assert "does not serve s3://lake/plant/" in answer
+            assert "503 Service Unavailable, SlowDown" in answer
+            assert store.requests == objects.SHORT_RETRIES_MAX + 1
+
+        run_port(f"s3://{BUCKET}/plant", body)
 
 
 def test_a_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

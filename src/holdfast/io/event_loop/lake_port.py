@@ -16,13 +16,10 @@ from holdfast.io.event_loop.failures import watched
 from holdfast.log.record import Record
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.reads.fetch_frames import FetchedFrame, FetchFrame, decode_fetched, encode_fetch
-from holdfast.node.reads.lake_source import FAILURE, LAKE, PIECE, LakeAccess
+from holdfast.node.reads.lake_source import ANSWER_S, FAILURE, LAKE, PIECE, LakeAccess
 from holdfast.node.reads.remote_reads import RemoteReads
 
 READER: Final = "holdfast.cli.log.lake_reader"
-ANSWER_S: Final = 60.0
-"""The time in seconds after the last sign of the process after which it is killed, while a request
-waits."""
 CHECK_S: Final = 1.0
 """The interval in seconds of the checks, and the least time between two starts of the process."""
 GREET_S: Final = 10.0

@@ -15,6 +15,9 @@ LAKE: Final = "(lake)"
 LAKE_WAIT_S: Final = 300.0
 """The longest time in seconds for which a reader waits for a lake that is away, like that of the
 log client. Then it goes on at the start of the log."""
+ANSWER_S: Final = 60.0
+"""The time in seconds after the last sign of the process after which it is killed, while a request
+waits. The process reports a store that does not respond before that (`cli.log.lake_reader`)."""
 RETRY_S: Final = 1.0
 """The time in seconds from a failure to the next request."""
 FAILURE: Final = 0
@@ -22,6 +25,8 @@ ANSWER: Final = 1
 PIECE: Final = 2
 """The first byte of a message of the process: the text of a failure, a FETCHED, or one that the
 next message continues."""
+
+assert ANSWER_S + RETRY_S < LAKE_WAIT_S, "a reader must see more than one attempt"
 
 
 class LakeAccess:

@@ -6,7 +6,8 @@ none of that name, and it can copy one. The lake needs no more:
 - A commit is one object that is *created*. Of two drivers that create it, one succeeds.
 - A file is *copied* from its staged name to its final one, and then its staged name is removed.
 
-Requests that fail with 5xx, 429 or no response are repeated for at most RETRY_S.
+Requests that fail with 5xx, 429 or no response are repeated for at most RETRY_S, or SHORT_RETRY_S
+after `shorten_retries`.
 
 A store that lets two writers create one object is refused. Counter-example: OpenStack Swift checks
 the condition before it writes. Two drivers that create the same commit at the same time both
@@ -36,6 +37,11 @@ SCHEMES: Final = ("s3", "gs", "abfss", "az")
 RETRY_S: Final = 120.0
 """The seconds for which a request is repeated."""
 RETRIES_MAX: Final = 12
+SHORT_RETRY_S: Final = 10.0
+"""The seconds for which a process repeats a request whose caller asks it again."""
+SHORT_RETRIES_MAX: Final = 4
+BACKOFF_MAX_S: Final = 10.0
+"""The most seconds between two attempts."""
 REQUEST_S: Final = 30.0
 """The seconds that one attempt may take, its body included."""
 PART_BYTES: Final = 8 << 20
@@ -337,6 +343,16 @@ def has_plain_http() -> bool:
     return any(value.startswith("http://") for value in found.values())
 
 
+_has_short_retries = False
+
+
+def shorten_retries() -> None:
+    """Lets this process report an unavailable store after SHORT_RETRY_S."""
+    global _has_short_retries
+    _has_short_retries = True
+    client.cache_clear()
+
+
 @lru_cache(maxsize=16)
 def client(root: str) -> "ObjectStore":
     """Returns the client of a bucket, with the credentials and the endpoint of the environment."""
@@ -356,8 +372,9 @@ def client(root: str) -> "ObjectStore":
             "timeout": timedelta(seconds=REQUEST_S),
         },
         retry_config={
-            "max_retries": RETRIES_MAX,
-            "retry_timeout": timedelta(seconds=RETRY_S),
+            "max_retries": SHORT_RETRIES_MAX if _has_short_retries else RETRIES_MAX,
+            "retry_timeout": timedelta(seconds=SHORT_RETRY_S if _has_short_retries else RETRY_S),
+            "backoff": {"max_backoff": timedelta(seconds=BACKOFF_MAX_S)},
         },
         **more,
     )
