@@ -205,7 +205,7 @@ long: setup
 # Every screen in Chromium, and the types of its modules.
 console: setup
 	$(BIN)/python tools/vendor_console.py --check
-	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q tests/browser tests/unit/test_console_files.py
+	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q tests/browser tests/unit/api/test_console_files.py
 
 # docs/images, with a cluster, a kill -9 and a federation.
 screenshots: setup

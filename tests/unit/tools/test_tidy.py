@@ -113,6 +113,10 @@ def test_each_pattern_of_the_makefile_matches_a_test() -> None:
         (patterns,) = re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE)
         tests = ROOT / "tests" / "unit" if name == "INTERPRETED_FOLDERS" else ROOT / "tests"
         assert not [each for each in patterns.split() if not list(tests.glob(each))]
+    # Those that a target names, in full.
+    named = re.findall(r"(?<![\w/])tests/[\w/]+(?:\.py)?", makefile)
+    assert "tests/unit/api/test_console_files.py" in named
+    assert not [each for each in named if not (ROOT / each).exists()]
 
 
 def test_test_files_outside_packages_have_different_names() -> None:
