@@ -42,6 +42,7 @@ class Feeds:
         applier.fed = self.server.live
         applier.on_committed = self.server.applied
         interest.before_ack = self.server.send_marks
+        interest.before_suback = self.holds.leave_laggards
         self.receiver.is_announced = interest.is_announced
         self.receiver.announced = lambda: interest.number
 

@@ -9,7 +9,10 @@ left, or its leader has acknowledged them and everything from before is applied 
 counted as a subscription until its subscriptions are, so the filters stay announced.
 
 A leader that does not acknowledge within WAIT_S is left: its feed is requested again from the mark,
-behind the filters. Nothing is lost by that, and nothing waits for it.
+behind the filters. Nothing is lost by that, and nothing waits for it. So is one that has not
+acknowledged the filters of a SUBACK that leaves. Counter-example: a SUBSCRIBE waits for the log and
+has no hold, because this node stores all partitions. The first of them is fed before the record is
+committed, and the client relies on its SUBACK.
 """
 
 from collections import deque
@@ -64,30 +67,33 @@ class FilterHolds:
         for filter in valid:
             self._interest.subscribed(filter)
         hold = FilterHold(valid, self._interest.number, self._state.now, then, is_needed)
-        if self._waiting or self._laggards(hold):
+        if self._waiting or self._laggards(hold.number):
             self._waiting.append(hold)
         else:
             hold.is_over = True
             self._over.append(hold)
         return hold
 
-    def _laggards(self, hold: FilterHold) -> list[str]:
+    def _laggards(self, number: int) -> list[str]:
         return [
             node
-            for node in sorted(self._receiver.feeders(hold.number))
-            if self._interest.acknowledged(node) < hold.number
+            for node in sorted(self._receiver.feeders(number))
+            if self._interest.acknowledged(node) < number
         ]
+
+    def leave_laggards(self, number: int) -> None:
+        """Leaves the feeds whose leaders have not acknowledged the filters up to a number."""
+        for node in self._laggards(number):
+            self._receiver.leave(node)
 
     def advance(self) -> None:
         """Ends the holds that all leaders have acknowledged, or that have waited for WAIT_S."""
         waiting = self._waiting
         while waiting:
             hold = waiting[0]
-            laggards = self._laggards(hold)
-            if laggards and self._state.now < hold.since + WAIT_S:
+            if self._state.now < hold.since + WAIT_S and self._laggards(hold.number):
                 return
-            for node in laggards:
-                self._receiver.leave(node)
+            self.leave_laggards(hold.number)
             waiting.popleft()
             hold.is_over = True
             self._over.append(hold)

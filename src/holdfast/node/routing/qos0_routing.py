@@ -162,6 +162,8 @@ class Qos0Routing:
         self.dropped = 0
         # Called before a node gets an acknowledgement of its filters. Feeds sets it.
         self.before_ack: Callable[[str], None] = lambda node: None
+        # Called before a SUBACK leaves, with the number of its filters. Feeds sets it.
+        self.before_suback: Callable[[int], None] = lambda number: None
 
     def subscribed(self, filter: str) -> None:
         """Counts a subscription of this node, and announces a new filter."""
@@ -224,6 +226,8 @@ class Qos0Routing:
         if self._laggards(self._number):
             promise.waiting += 1
             self._waiting.append(_Waiting(self._number, promise, self._state.now))
+        else:
+            self.before_suback(self._number)
         self._promises.add(promise)
 
     def _laggards(self, number: int) -> list[str]:
@@ -322,6 +326,7 @@ class Qos0Routing:
             if self._laggards(first.number) and first.since + WAIT_S > self._state.now:
                 return
             waiting.popleft()
+            self.before_suback(first.number)
             self._promises.settle(first.promise)
 
     def timer(self) -> float | None:
