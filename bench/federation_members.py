@@ -334,7 +334,7 @@ class PaperFederatorProcess(Broker):
 
     def command(self) -> list[str]:
         return [
-            *[sys.executable, "-m", "bench.federation_paper", *self._options],
+            *[sys.executable, "-m", "bench.paper", *self._options],
             *["--core-ann-interval-s", str(CORE_ANN_INTERVAL_S)],
             *["--beacon-interval-s", str(BEACON_INTERVAL_S)],
             *["--redundancy", str(PAPER_REDUNDANCY)],

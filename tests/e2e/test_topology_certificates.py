@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from bench.paper.federator import PaperManager
+from bench.paper.settings import PaperSettings
 from holdfast.federation.sidecar.manager_client.http import (
     ManagerHttp,
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.federation.sidecar.paper.federator import PaperManager
-from holdfast.federation.sidecar.paper.settings import PaperSettings
 from holdfast.io.peers.complaints import Complaints
 from tests.support.certificates import Authority, Certificate
 from tests.support.manager_process import ManagerProcess, command

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from bench.paper.federator import PaperFederator
+from bench.paper.settings import PaperSettings
 from holdfast.client import Client, PublishRefused, Reconnect
-from holdfast.federation.sidecar.paper.federator import PaperFederator
-from holdfast.federation.sidecar.paper.settings import PaperSettings
 from tests.e2e.brokers import MOSQUITTO, Broker, Mosquitto
 from tests.support.manager_process import ManagerProcess
 
@@ -78,7 +78,7 @@ class FederatorProcess(Broker):
 
     def command(self) -> list[str]:
         settings = [f"{name}={value}" for name, value in self._environment.items()]
-        return ["env", *settings, sys.executable, "-m", "tests.support.paper_process"]
+        return ["env", *settings, sys.executable, "-m", "bench.paper"]
 
     def launch(self) -> None:
         self._ready_lines = self._connected()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from bench.paper.effects import Outbox, PublishToNeighbour
+from bench.paper.messages import CORE_ANN
+from bench.paper.topic import OtherRoot, OwnRoot, Topic
 from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
-from holdfast.federation.paper.effects import Outbox, PublishToNeighbour
-from holdfast.federation.paper.messages import CORE_ANN
-from holdfast.federation.paper.topic import OtherRoot, OwnRoot, Topic
 from tests.sim.schedule import Wrong
 from tests.support.paper_worlds import calm_world, rough_world
 from tests.support.planted import Plant, Planted, changed

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.federation.paper.config import PaperConfig
+from bench.paper.config import PaperConfig
 from tests.support.paper_worlds import calm_world, grid_edges, lan, rough_world, settled
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import LAN_EDGES, edges_of, random_edges

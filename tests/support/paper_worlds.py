@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from holdfast.federation.paper.config import PaperConfig
+from bench.paper.config import PaperConfig
 from tests.support.sim_federation import LAN_EDGES, edges_of, random_edges
 from tests.support.sim_paper import TOPIC, PaperWorld, Weather
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.federation.paper.config import PaperConfig
-from holdfast.federation.paper.effects import (
+from bench.paper.config import PaperConfig
+from bench.paper.effects import (
     ConnectNeighbour,
     DeliverLocally,
     DisconnectNeighbour,
@@ -26,9 +26,9 @@ from holdfast.federation.paper.effects import (
     PublishToNeighbour,
     Refused,
 )
-from holdfast.federation.paper.member import PaperMember
-from holdfast.federation.paper.messages import BEACON, FEDERATED, ROUTING, TOPOLOGY_ANN
-from holdfast.federation.paper.topic import PaperMesh, mesh
+from bench.paper.member import PaperMember
+from bench.paper.messages import BEACON, FEDERATED, ROUTING, TOPOLOGY_ANN
+from bench.paper.topic import PaperMesh, mesh
 from tests.sim.schedule import Wrong
 from tests.support.sim_links import LinkedTime, Weather
 

@@ -455,7 +455,6 @@ DECODERS = table()
 ELSEWHERE = {
     "api/endpoints.py:parse": "unit/api/test_endpoints.py",
     "federation/core/frames.py:decode": "unit/federation/core/test_frames.py",
-    "federation/paper/messages.py:decode": "unit/federation/paper/test_messages.py",
     "protocol/mqtt/decode.py:decode": "unit/protocol/mqtt/test_decode.py",
     "protocol/mqtt/decode.py:decode_ack": "unit/protocol/mqtt/test_decode.py",
     "protocol/mqtt/decode.py:decode_connect": "unit/protocol/mqtt/test_decode.py",

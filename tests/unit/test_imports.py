@@ -28,7 +28,7 @@ ROOMS = {
     ),
     "session": ("node/session",),
     "node": ("node",),
-    "federation": ("federation/core", "federation/paper"),
+    "federation": ("federation/core",),
     "drivers": ("io",),
     "client": ("client",),
     "log_client": ("client/log",),

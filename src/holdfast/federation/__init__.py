@@ -4,7 +4,6 @@
 - `sidecar` runs a member: links, a store on disk, and an edge to its broker, inside the broker's
   process or beside any MQTT broker.
 - `manager` is the REST service that says which members are linked, and repairs the graph.
-- `paper` is the published protocol of self-managed federations.
 
 Never: a relay keeps no messages, and the manager sees none. The invariants are in the packages.
 """

@@ -56,55 +56,30 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         parser.add_argument(
             f"--{name}", dest=name, metavar=value, action="append", help=f"{text}; repeatable"
         )
-    parser.add_argument(
-        "--mode",
-        choices=("links", "paper"),
-        default="links",
-        help="paper: the published protocol, configured by the published environment alone",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     from holdfast.cli.logs import set_up_plain_logging
     from holdfast.config.problem import ConfigError
+    from holdfast.federation.sidecar.federator import FederatorError
+    from holdfast.federation.sidecar.sidecar_settings import load
     from holdfast.io.event_loop.descriptors import raise_limit
+    from holdfast.io.event_loop.loop import new_event_loop
+    from holdfast.process.sidecar import run as run_sidecar
 
     set_up_plain_logging()
     raise_limit()
     try:
-        return _run_paper(args) if args.mode == "paper" else _run_links(args)
+        settings = load(args.config, os.environ, _overrides(args))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(run_sidecar(settings))
     except ConfigError as error:
         for line in error.problems:
             print(f"holdfast: {line}", file=sys.stderr)
         return EXIT_CONFIG
-
-
-def _run_links(args: argparse.Namespace) -> int:
-    """Runs a member with links to other members. Raises `ConfigError`."""
-    from holdfast.federation.sidecar.federator import FederatorError
-    from holdfast.federation.sidecar.sidecar_settings import load
-    from holdfast.io.event_loop.loop import new_event_loop
-    from holdfast.process.sidecar import run as run_sidecar
-
-    settings = load(args.config, os.environ, _overrides(args))
-    try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(run_sidecar(settings))
     except FederatorError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_FAILED
-    return 0
-
-
-def _run_paper(args: argparse.Namespace) -> int:
-    """Runs a member of the published protocol. Raises `ConfigError`."""
-    from holdfast.config.problem import ConfigError
-    from holdfast.federation.sidecar.paper import federator as paper
-    from holdfast.federation.sidecar.paper.settings import PaperSettings
-
-    if args.config is not None or _overrides(args):
-        raise ConfigError("--mode paper: takes its settings from the environment alone")
-    asyncio.run(paper.run(PaperSettings.from_environment(os.environ)))
     return 0
 
 

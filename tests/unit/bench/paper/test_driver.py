@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.config.problem import ConfigError
-from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
-from holdfast.federation.sidecar.paper import federator as paper_federator
-from holdfast.federation.sidecar.paper.federator import (
+from bench.paper import federator as paper_federator
+from bench.paper.federator import (
     NeighbourLink,
     Outlet,
     PaperFederator,
     PaperManager,
     options,
 )
-from holdfast.federation.sidecar.paper.settings import PaperSettings
+from bench.paper.settings import PaperSettings
+from holdfast.config.problem import ConfigError
+from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
 from holdfast.io.peers.complaints import Complaints
 from tests.support.ports import free_port
 
@@ -119,7 +119,7 @@ def test_a_join_is_tried_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -
         envelope({**JOINED, "coreAnnInterval": 0}),
         envelope(JOINED),
     ]
-    monkeypatch.setattr("holdfast.federation.sidecar.paper.federator.RETRY_S", 0.01)
+    monkeypatch.setattr("bench.paper.federator.RETRY_S", 0.01)
 
     async def test() -> None:
         async with manager_of(lambda request, body: answers.pop(0)) as url:

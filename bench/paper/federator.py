@@ -2,7 +2,7 @@
 
     asyncio.run(run(PaperSettings.from_environment(os.environ)))
 
-`holdfast.federation.paper` decides, and this module carries out its effects in the event loop. It
+`bench.paper` decides, and this module carries out its effects in the event loop. It
 retries an unreachable manager or broker forever and logs that once a minute. Only wrong settings
 are an error.
 """
@@ -18,6 +18,19 @@ from typing import Any, Final
 
 import msgspec
 
+from bench.paper.config import PaperConfig
+from bench.paper.effects import (
+    ConnectNeighbour,
+    DeliverLocally,
+    DisconnectNeighbour,
+    Effect,
+    PublishToNeighbour,
+    Refused,
+)
+from bench.paper.member import PaperMember
+from bench.paper.messages import SUBSCRIPTIONS
+from bench.paper.settings import PaperSettings
+from bench.paper.topic import TopicView
 from holdfast.client import (
     Client,
     ClientError,
@@ -32,24 +45,11 @@ from holdfast.client.errors import ConnectionLost, NotConnected
 from holdfast.client.servers import Server, parse_server
 from holdfast.config.problem import ConfigError
 from holdfast.federation.manager.messages import JoinAnswer, Neighbor, Watched
-from holdfast.federation.paper.config import PaperConfig
-from holdfast.federation.paper.effects import (
-    ConnectNeighbour,
-    DeliverLocally,
-    DisconnectNeighbour,
-    Effect,
-    PublishToNeighbour,
-    Refused,
-)
-from holdfast.federation.paper.member import PaperMember
-from holdfast.federation.paper.messages import SUBSCRIPTIONS
-from holdfast.federation.paper.topic import TopicView
 from holdfast.federation.sidecar.manager_client.http import (
     ManagerHttp,
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.federation.sidecar.paper.settings import PaperSettings
 from holdfast.federation.sidecar.settings import JOIN_PATH
 from holdfast.io.event_loop.failures import first_unexpected, watched
 from holdfast.io.peers.complaints import Complaints

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.federation.paper.config import PaperConfig
-from holdfast.federation.paper.effects import (
+from bench.paper.config import PaperConfig
+from bench.paper.effects import (
     ConnectNeighbour,
     DeliverLocally,
     Effect,
     PublishToNeighbour,
     Refused,
 )
-from holdfast.federation.paper.member import PaperMember
-from holdfast.federation.paper.messages import (
+from bench.paper.member import PaperMember
+from bench.paper.messages import (
     LEVELS_MAX,
     SUBSCRIPTIONS,
     TOPIC_BYTES_MAX,

@@ -1,23 +1,23 @@
 """What the published federators get wrong, each by its number in docs/federation-paper.md; and the
 bounds of what is kept. Their first defect, the lost answer to a join, is the driver's:
-tests/unit/federation/paper/test_driver.py."""
+tests/unit/bench/paper/test_driver.py."""
 
 import json
 from typing import Any
 
 import pytest
 
-from holdfast.federation.core.messages.duplicates import WINDOW
-from holdfast.federation.paper.config import BadConfig, PaperConfig
-from holdfast.federation.paper.effects import (
+from bench.paper.config import BadConfig, PaperConfig
+from bench.paper.effects import (
     ConnectNeighbour,
     DeliverLocally,
     DisconnectNeighbour,
     Effect,
     PublishToNeighbour,
 )
-from holdfast.federation.paper.member import PaperMember
-from holdfast.federation.paper.topic import TIMES_MAX
+from bench.paper.member import PaperMember
+from bench.paper.topic import TIMES_MAX
+from holdfast.federation.core.messages.duplicates import WINDOW
 from tests.support.paper_worlds import grid_edges, lan, settled
 from tests.support.sim_paper import TOPIC, PaperWorld
 

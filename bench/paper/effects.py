@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from holdfast.federation.paper.config import PaperConfig
-from holdfast.federation.paper.messages import (
+from bench.paper.config import PaperConfig
+from bench.paper.messages import (
     CORE_ANN,
     MEMB_ANN,
     CoreAnnouncement,

@@ -18,8 +18,8 @@ from itertools import islice
 from math import inf
 from typing import Final
 
-from holdfast.federation.paper.effects import Outbox
-from holdfast.federation.paper.messages import CoreAnnouncement, MembershipAnnouncement
+from bench.paper.effects import Outbox
+from bench.paper.messages import CoreAnnouncement, MembershipAnnouncement
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from math import inf
 from typing import Final
 
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
-from holdfast.federation.paper.config import PaperConfig
-from holdfast.federation.paper.effects import (
+from bench.paper.config import PaperConfig
+from bench.paper.effects import (
     ConnectNeighbour,
     DeliverLocally,
     DisconnectNeighbour,
@@ -23,7 +21,7 @@ from holdfast.federation.paper.effects import (
     Outbox,
     Refused,
 )
-from holdfast.federation.paper.messages import (
+from bench.paper.messages import (
     BEACON,
     CONTROL_BYTES_MAX,
     CORE_ANN,
@@ -42,7 +40,7 @@ from holdfast.federation.paper.messages import (
     encode,
     topic_below,
 )
-from holdfast.federation.paper.topic import (
+from bench.paper.topic import (
     OtherRoot,
     OwnRoot,
     TableFull,
@@ -50,6 +48,8 @@ from holdfast.federation.paper.topic import (
     TopicTable,
     TopicView,
 )
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
 
 NUMBER_BYTES: Final = 8
 TIDY_S: Final = 60.0

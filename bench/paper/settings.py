@@ -5,11 +5,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct, field
 
+from bench.paper.config import BadConfig, PaperConfig
 from holdfast.client.servers import parse_server
 from holdfast.config.first_line import first_line, first_word
 from holdfast.config.problem import ConfigError, Problem
 from holdfast.config.sources import Overrides, Published, load_settings
-from holdfast.federation.paper.config import BadConfig, PaperConfig
 from holdfast.federation.sidecar.settings import duration_s, listener_url, manager_url
 
 _MANAGER_FILES: Final = ("manager_token_file", "manager_ca", "manager_certificate", "manager_key")

@@ -1,1 +1,0 @@
-"""Federator of the published protocol: a client of its own and its neighbours' brokers."""
