@@ -33,8 +33,8 @@ export function verdict(found) {
     else if (each.suspected) warn.push(own.suspected(each.node));
     else if (each.through) warn.push(own.through(each.node, each.through));
   }
-  if (found.under_replicated) warn.push(own.under(found.under_replicated, found.replication_factor));
   if (found.replication?.waits_for) warn.push(found.replication.waits_for + ".");
+  else if (found.under_replicated) warn.push(own.under(found.under_replicated, found.replication_factor));
   if (bad.length) return ["bad", [...bad, ...warn]];
   return warn.length ? ["warn", found.below_min_insync ? warn : [...warn, own.safe]] : ["good", [own.healthy(found.replication_factor)]];
 }
@@ -75,7 +75,8 @@ export function component() {
   if (!found) return html`<${Head} title=${title} /><${State} of=${status} />`;
   const names = found.nodes.map((/** @type {Node} */ each) => each.node);
   const led = new Map((replicas.data?.partitions || []).map((/** @type {any} */ each) => [each.partition, each]));
-  const lag = (/** @type {Partition} */ row, /** @type {string} */ node) => /** @type {any} */ (led.get(row.partition))?.lags[node];
+  const up = new Set(found.nodes.filter((/** @type {Node} */ each) => each.state === "up").map((/** @type {Node} */ each) => each.node));
+  const lag = (/** @type {Partition} */ row, /** @type {string} */ node) => up.has(node) ? /** @type {any} */ (led.get(row.partition))?.lags[node] : null;
   const odd = found.partitions.filter((/** @type {Partition} */ row) => row.in_sync.length < row.replicas.length || !row.leader || row.adding.length || row.leader !== row.replicas[0]);
   const many = found.partitions.length > SHOWN && !all;
   const rows = many ? [...odd, ...found.partitions.filter((/** @type {Partition} */ row) => !odd.includes(row))].slice(0, SHOWN) : found.partitions;
