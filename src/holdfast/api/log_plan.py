@@ -103,7 +103,10 @@ class ReadPlanner:
             raise NotStored(wanted[0][0])
         committed = journal.high_watermark
         limited = [(p, start, min(end, committed[p])) for p, start, end in wanted]
-        return reader.extents().plan(limited, request.bytes, choice)
+        plan = reader.extents().plan(limited, request.bytes, choice)
+        if restarts != journal.restarts and stored:
+            raise NotStored(stored[0][0])
+        return plan
 
     def _topics(self, request: ReadRequest) -> TopicChoice | None:
         filters, prefixes = request.filters, request.prefixes

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
-from holdfast.api.nodes.whole_log import ANSWER_S, WholeLog
+from holdfast.api.nodes.whole_log import ANSWER_S, WholeLog, check_restarts
 from holdfast.log.reading.topic_history import BUCKETS_MAX
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 from holdfast.security.access.scopes import Scope
@@ -116,9 +116,11 @@ class RecordCountRoutes:
             question.buckets,
             chosen,
         )
+        restarts = broker.node.state.journal.restarts
         found = await broker.reads.in_thread(make)
         deadline = broker.loop.time() + COUNT_S
         while not found.is_done() and broker.loop.time() < deadline:
             await broker.reads.in_thread(found.step)
+        check_restarts(broker, restarts)
         complete_us = found.complete_from_us
         return LogCounts(question.from_us, found.width_us, found.counts, complete_us, 0)

@@ -1,6 +1,8 @@
 """Answers other nodes that read the log here: see `whole_log`."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from holdfast.api.endpoints import ApiRefusal
 from holdfast.api.nodes.fan_out import Everywhere
@@ -15,10 +17,13 @@ from holdfast.api.nodes.whole_log import (
     HistoryQuestion,
     OffsetAnswer,
     TimeQuestion,
+    check_restarts,
     oldest_us,
     search,
 )
 from holdfast.io.event_loop.broker import Broker
+
+T = TypeVar("T")
 
 
 class LogAnswers:
@@ -58,14 +63,22 @@ class LogAnswers:
         end = min(question.end, self._node.committed()[partition])
         size = min(question.size, REMOTE_BYTES)
         read = partial(broker.reader.read_batches, partition, question.start, end, size)
-        return Batches(await broker.reads.in_thread(read))
+        return Batches(await _read(broker, read))
 
     async def _time(self, question: TimeQuestion) -> OffsetAnswer:
         broker, partition = self._broker(question.partition), question.partition
         read = partial(broker.reader.offset_for_time, partition, question.time_us)
-        return OffsetAnswer(await broker.reads.in_thread(read))
+        return OffsetAnswer(await _read(broker, read))
 
     async def _history(self, question: HistoryQuestion) -> HistoryAnswer:
         broker = self._broker(question.partition)
         history = broker.reader.topic_history(question.topic, question.partition, question.before)
-        return await broker.reads.in_thread(partial(search, history, question.before))
+        return await _read(broker, partial(search, history, question.before))
+
+
+async def _read(broker: Broker, read: Callable[[], T]) -> T:
+    """Reads the log here. Raises `ApiRefusal` (503) if it has left this node meanwhile."""
+    restarts = broker.node.state.journal.restarts
+    found = await broker.reads.in_thread(read)
+    check_restarts(broker, restarts)
+    return found

@@ -7,6 +7,10 @@ of the node's own reader. It is of one moment: its ends are those that the repli
 With `open_lake`, it begins where the lake of this node begins. A lake has messages alone. The
 batches that are made of them have a record of the kind ABSENT at each other offset, so that readers
 see no gap.
+
+Invariant: what is read here is of logs that did not begin again since the `WholeLog` was made.
+Counter-example: the node forgets the log of a partition, and a route that has its ends finds no
+record before them. The read is refused then, because other nodes have the records.
 """
 
 import asyncio
@@ -146,6 +150,7 @@ class WholeLog:
         self._ask = ask
         self._reader = broker.reader
         journal = broker.node.state.journal
+        self._restarts = journal.restarts
         self.ends = list(map(min, journal.high_watermark, journal.written))
         """The first offset of each partition that is not both committed and readable."""
         self._first: dict[int, int] = {}
@@ -257,10 +262,14 @@ class WholeLog:
         return sorted(found, key=lambda name: info is not None and name == info.leader)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Does work with the log: in the reading thread, or in one that may wait for others."""
+        """Does work with the log: in the reading thread, or in one that may wait for others. Raises
+        `ApiRefusal` (503) if a log has left this node meanwhile."""
         if not self.nodes and not self._begins:
-            return await self._broker.reads.in_thread(work)
-        return await asyncio.to_thread(work)
+            found = await self._broker.reads.in_thread(work)
+        else:
+            found = await asyncio.to_thread(work)
+        check_restarts(self._broker, self._restarts)
+        return found
 
     def _await(self, answer: Awaitable[T]) -> T:
         async def get() -> T:
@@ -276,7 +285,10 @@ class WholeLog:
 
     def first_offset(self, partition: int) -> int:
         first = self._first.get(partition)
-        return self._reader.first_offset(partition) if first is None else first
+        if first is None:
+            first = self._reader.first_offset(partition)
+            check_restarts(self._broker, self._restarts)
+        return first
 
     def read_batches(self, partition: int, start: int, end: int, bytes_max: int) -> list[bytes]:
         if self.is_in_lake(partition, start):
@@ -374,6 +386,14 @@ def removed(log: WholeLog) -> ApiRefusal:
     """The refusal of a record below the start of the log."""
     text = "the record was removed by retention"
     return ApiRefusal(410, f"{text}, and {log.lake_error}" if log.lake_error else text)
+
+
+def check_restarts(broker: Broker, restarts: int) -> None:
+    """Raises `ApiRefusal` (503) if a log of a node has begun again, or was forgotten, since its
+    journal had this number of restarts."""
+    if broker.node.state.journal.restarts != restarts:
+        text = "a partition has left this node during the request: send it again"
+        raise ApiRefusal(503, text, {"Retry-After": "1"})
 
 
 def oldest_us(broker: Broker) -> int:
