@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What PyPI does not have, from Debian's packages: venv, a C compiler for the compiled form, and
 # Mosquitto as the peer for interoperability tests and benchmarks, HAProxy in front of listeners,
-# PostgreSQL for the topology manager's tests, Prometheus for the alert rules, strace for the tests of
+# PostgreSQL for the test of an example, Prometheus for the alert rules, strace for the tests of
 # syncs. Installs only what is missing.
 set -eu
 python=$1

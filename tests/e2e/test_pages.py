@@ -310,7 +310,6 @@ SKIPPED: dict[str, dict[str, str]] = {
         "test_clients_after_an_adoption",
     },
     "docs/topology.md": {
-        "DB_URL=": "needs PostgreSQL",
         "HOLDFAST_TOPOLOGY__CERTIFICATE": "needs certificates",
         "holdfast federation manager nodes --url https": "needs certificates",
         "holdfast federation sidecar": "needs certificates",

@@ -87,7 +87,7 @@ TOKEN_VARIABLE: Final = "HOLDFAST_TOPOLOGY__TOKEN"
 _SERVE_OPTIONS: Final = {
     "bind": "address to listen on (default 127.0.0.1)",
     "port": "HTTP port (default 8080)",
-    "db_url": "sqlite:///FILE (default sqlite:///holdfast-topology.db) or postgresql://HOST/NAME",
+    "db_url": "sqlite:///FILE (default sqlite:///holdfast-topology.db)",
     "token_file": "file with the operator's token; without one everybody may do everything",
     "degree_max": "most neighbours of a member (default 5)",
     "strategy": "where newcomers are linked: default or paper",

@@ -14,9 +14,8 @@ from holdfast.federation.manager.brokers import MqttBrokers
 from holdfast.federation.manager.graph.health import measured_ms
 from holdfast.federation.manager.manager import Manager
 from holdfast.federation.manager.settings import ManagerSettings
-from holdfast.federation.manager.state.databases import open_store
 from holdfast.federation.manager.state.federation_state import Member
-from holdfast.federation.manager.state.store import StateStoreError
+from holdfast.federation.manager.state.store import StateStore, StateStoreError, file_of
 from holdfast.security.certificates import certificate_identity
 from holdfast.security.http.connections import BoundedConnection, bounded
 from holdfast.security.http.guard import Guard
@@ -156,7 +155,7 @@ async def serve(settings: ManagerSettings) -> None:
     brokers = MqttBrokers(
         settings.probe_timeout_s, settings.broker_username or None, settings.broker_password()
     )
-    store = open_store(settings.db_url)
+    store = StateStore(file_of(settings.db_url))
     manager = Manager(settings, store, brokers)
     rounds = Rounds(manager)
     try:

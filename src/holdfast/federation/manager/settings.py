@@ -18,7 +18,7 @@ from holdfast.config.problem import ConfigError, Problem
 from holdfast.config.sources import Published, load_settings, read_text
 from holdfast.config.values import find_type
 from holdfast.federation.manager.broker_addresses import broker_pattern
-from holdfast.federation.manager.state.databases import SQLITE, check_url
+from holdfast.federation.manager.state.store import SCHEME, file_of
 
 PREFIX: Final = "HOLDFAST_TOPOLOGY__"
 PUBLISHED: Final[Published] = {
@@ -97,9 +97,8 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None)
     is_named = "DB_URL" in environ or f"{PREFIX}DB_URL" in environ or "db_url" in overrides
     if environ.get("MONGO_URL") and not is_named:
         raise ConfigError(
-            "MONGO_URL: this manager does not use MongoDB, it keeps its state in SQLite or"
-            f" PostgreSQL; unset it, and set DB_URL={SQLITE}/path/to/topology.db (members join"
-            " again by themselves)"
+            "MONGO_URL: this manager does not use MongoDB, it keeps its state in SQLite; unset it,"
+            f" and set DB_URL={SCHEME}/path/to/topology.db (members join again by themselves)"
         )
     kind = inspect.type_info(ManagerSettings)
     given = {
@@ -152,7 +151,7 @@ def _value_problems(settings: ManagerSettings) -> Iterator[Problem]:
         except ValueError as error:
             yield "brokers", str(error)
     try:
-        check_url(settings.db_url)
+        file_of(settings.db_url)
     except ValueError as error:
         yield "db_url", str(error)
     if settings.broker_password_file and not settings.broker_username:

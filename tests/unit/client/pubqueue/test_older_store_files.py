@@ -10,7 +10,7 @@ from holdfast.client.pubqueue.messages import Failed, QueueEntry
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import QueueChange
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.manager.state.databases import SqliteStateStore
+from holdfast.federation.manager.state.store import StateStore
 from holdfast.federation.sidecar.store.file import MemberStoreChange, MemberStoreError, StoreFile
 from holdfast.protocol.mqtt import properties as pr
 from tests.unit.federation.manager.test_stores import FULL, LINE
@@ -63,7 +63,7 @@ def test_a_member(tmp_path: Path) -> None:
 
 
 def test_a_manager(tmp_path: Path) -> None:
-    store = SqliteStateStore(unpacked("manager", tmp_path))
+    store = StateStore(unpacked("manager", tmp_path))
     assert store.load() == FULL
     assert [line.action for line in store.audit(5)] == [LINE.action]
     store.close()

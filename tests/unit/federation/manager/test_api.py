@@ -23,7 +23,7 @@ from holdfast.federation.manager.messages import (
 )
 from holdfast.federation.manager.server import Rounds
 from holdfast.federation.manager.settings import ManagerSettings
-from holdfast.federation.manager.state.databases import SqliteStateStore
+from holdfast.federation.manager.state.store import StateStore
 from tests.support.topology_brokers import FakeBrokers
 
 OPERATOR = "operator-token-of-the-test"
@@ -35,7 +35,7 @@ class Site:
             token=token, core_ann_interval="2s", beacon_interval="1m30s", brokers=("a", "b")
         )
         self.brokers = FakeBrokers()
-        self.manager = Manager(settings, SqliteStateStore(file), self.brokers)
+        self.manager = Manager(settings, StateStore(file), self.brokers)
         self.api = Api(self.manager)
         self.token = token
         transport = httpx.ASGITransport(self.api.application())

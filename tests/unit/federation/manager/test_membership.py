@@ -1,8 +1,10 @@
-"""Joins, leaves, deaths and announcements of a manager on each real database, with brokers that
-answer as the test says. The published manager's defects are named where they are met."""
+"""Joins, leaves, deaths and announcements of a manager on a real file, with brokers that answer
+as the test says. The published manager's defects are named where they are met."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +17,22 @@ from holdfast.federation.manager.manager import Manager, NoSuchMember
 from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, LinkReport, Report
 from holdfast.federation.manager.server import Rounds
 from holdfast.federation.manager.settings import ManagerSettings
-from holdfast.federation.manager.state.databases import SqliteStateStore, open_store
 from holdfast.federation.manager.state.federation_state import (
     ChangeRefused,
     PendingAnnouncement,
     rules_of,
 )
-from holdfast.federation.manager.state.store import StateStoreError
+from holdfast.federation.manager.state.store import StateStore, StateStoreError
 from tests.support.topology_brokers import FakeBrokers
-from tests.support.topology_databases import DATABASES, Database, SqliteDatabase, new_database
 
 
 class Site:
-    def __init__(self, database: Database, **settings: Any) -> None:
-        self.database = database
+    def __init__(self, file: Path, **settings: Any) -> None:
+        self.file = file
         self.settings = ManagerSettings(**settings)
         self.brokers = FakeBrokers()
         self.now = 1000.0
-        self.store = open_store(database.url)
+        self.store = StateStore(file)
         self._begin()
 
     def _begin(self) -> None:
@@ -42,9 +42,14 @@ class Site:
     def open(self) -> Manager:
         """As after a kill: nothing of the manager before is told, and its connection is gone."""
         self.store.close()
-        self.store = open_store(self.database.url)
+        self.store = StateStore(self.file)
         self._begin()
         return self.manager
+
+    def execute(self, sql: str) -> None:
+        """From beside the manager."""
+        with closing(sqlite3.connect(self.file)) as connection, connection:
+            connection.execute(sql)
 
     async def join(self, number: int, **more: Any) -> JoinAnswer:
         return await self.manager.join(
@@ -56,9 +61,9 @@ class Site:
             await self.join(number, uuid=f"uuid-000{number}")
 
 
-@pytest.fixture(params=DATABASES)
-def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
-    site = Site(new_database(request.param, tmp_path, request))
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path / "topology.db")
     yield site
     site.store.close()
 
@@ -161,7 +166,7 @@ async def test_everything_is_there_after_a_kill(site: Site) -> None:
 async def test_a_change_that_cannot_be_stored_has_not_happened(site: Site) -> None:
     await site.grow(3)
     before = site.manager.state
-    site.database.execute("UPDATE meta SET value = value + 1 WHERE name = 'revision'")
+    site.execute("UPDATE meta SET value = value + 1 WHERE name = 'revision'")
     with pytest.raises(StateStoreError, match="another manager"):
         await site.manager.leave(1, "test")
     assert site.manager.state is before
@@ -171,10 +176,7 @@ async def test_a_change_that_cannot_be_stored_has_not_happened(site: Site) -> No
 
 @in_loop
 async def test_a_database_of_another_version_is_left_alone(site: Site) -> None:
-    if isinstance(site.database, SqliteDatabase):
-        site.database.execute("PRAGMA user_version = 99")
-    else:
-        site.database.execute("UPDATE meta SET value = 99 WHERE name = 'format'")
+    site.execute("PRAGMA user_version = 99")
     with pytest.raises(StateStoreError, match="another version"):
         site.open()
 
@@ -183,7 +185,7 @@ def test_something_else_than_a_database(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("not a database, " * 100)
     with pytest.raises(StateStoreError, match="text"):
-        SqliteStateStore(text)
+        StateStore(text)
 
 
 @in_loop

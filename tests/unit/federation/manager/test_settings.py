@@ -63,7 +63,7 @@ def test_ours_win_and_the_command_line_wins_over_both() -> None:
 def test_a_mongo_url_alone_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"does not use MongoDB.*set DB_URL=sqlite:///"):
         load({"MONGO_URL": "mongodb://root:secret@mongo:27017"})
-    assert load({"MONGO_URL": "mongodb://x", "DB_URL": "postgres://h/d"}).db_url == "postgres://h/d"
+    assert load({"MONGO_URL": "mongodb://x", "DB_URL": "sqlite:///d"}).db_url == "sqlite:///d"
 
 
 @pytest.mark.parametrize(

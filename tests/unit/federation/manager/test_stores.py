@@ -1,13 +1,11 @@
-"""The stores themselves: what one of the databases makes difficult, and what both must keep."""
+"""The store itself: what comes back, and what is refused."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.federation.manager.state import store as store_module
-from holdfast.federation.manager.state.databases import SqliteStateStore, open_store
 from holdfast.federation.manager.state.federation_state import (
     FederationState,
     JoinToken,
@@ -15,14 +13,13 @@ from holdfast.federation.manager.state.federation_state import (
     PendingAnnouncement,
 )
 from holdfast.federation.manager.state.store import AuditLine, StateStore, StateStoreError
-from tests.support.topology_databases import DATABASES, new_database
 
 LINE = AuditLine(at_s=1.5, revision=0, actor="test", action="do", detail="x")
 
 
-@pytest.fixture(params=DATABASES)
-def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StateStore]:
-    store = open_store(new_database(request.param, tmp_path, request).url)
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    store = StateStore(tmp_path / "topology.db")
     yield store
     store.close()
 
@@ -106,22 +103,3 @@ def test_the_audit_log_is_bounded(store: StateStore, monkeypatch: pytest.MonkeyP
         state = after
     assert [line.revision for line in store.audit(100)] == [7, 6, 5]
     assert [line.revision for line in store.audit(2)] == [7, 6]
-
-
-def test_what_a_database_cannot_write_is_an_error_of_the_store(store: StateStore) -> None:
-    """SQLite takes a NUL in a text, PostgreSQL does not."""
-    line = AuditLine(at_s=0, revision=0, actor="a\0b", action="", detail="")
-    if isinstance(store, SqliteStateStore):
-        store.save(FederationState(), FULL, line)
-        assert store.load() == FULL
-    else:
-        with pytest.raises(StateStoreError, match="NUL"):
-            store.save(FederationState(), FULL, line)
-        assert store.load() == FederationState()
-
-
-def test_without_a_driver_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "holdfast.federation.manager.state.postgresql", raising=False)
-    with pytest.raises(StateStoreError, match=r"pip install 'holdfast\[postgresql\]'"):
-        open_store("postgresql://h/d")

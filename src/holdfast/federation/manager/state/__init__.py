@@ -1,1 +1,1 @@
-"""The manager's state, its changes, and the databases that store it."""
+"""The manager's state, its changes, and the file that stores it."""

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -29,8 +28,7 @@ from holdfast.federation.manager.state.store import (
 T = TypeVar("T")
 
 ANSWER_S: Final = 15.0
-"""The most seconds of a change, or of a connection with its lock. The limits of a store itself are
-shorter; this one is for a server that hangs."""
+"""The most seconds of a change: for a disk that hangs."""
 INTERRUPT_S: Final = 5.0
 """The most seconds of a call after its interrupt."""
 
@@ -77,8 +75,6 @@ logger = logging.getLogger("holdfast.topology")
 
 WAITING_MAX: Final = 1_000
 """The most changes that wait for the one before them."""
-CHECK_S: Final = 5.0
-"""The seconds between two checks of the database connection."""
 RETRY_S: Final = 0.2
 """The seconds before the first retry. They double up to RETRY_S_MAX."""
 RETRY_S_MAX: Final = 5.0
@@ -109,7 +105,7 @@ class Changes:
         self.unknown_because = ""
         """The reason why it is unknown whether `state` is stored; empty if it is known."""
         self.losses = 0
-        """The number of lost connections since the start."""
+        """The number of losses since the start."""
         self._thread = StoreThread(store)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -195,15 +191,10 @@ class Changes:
         return self._changed
 
     async def maintain(self, adopted: Callable[[FederationState], None]) -> None:
-        """Watches the connection until it is cancelled, and reads the state again after a loss.
-        `adopted` is called with the state before."""
+        """Reads the state again after a loss, until it is cancelled. `adopted` is called with the
+        state before."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_S):
-                    await self._needs_reload.wait()
-            if not self.unknown_because:
-                with suppress(StoreLost):
-                    await self._undisturbed(self._check())
+            await self._needs_reload.wait()
             pause_s = RETRY_S
             while self.unknown_because:
                 await self._undisturbed(self._reload(adopted))
@@ -216,11 +207,6 @@ class Changes:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         await asyncio.shield(task)
-
-    async def _check(self) -> None:
-        async with self._turn:
-            if not self.unknown_because:
-                await self._run(self._thread.store.check)
 
     async def _reload(self, adopted: Callable[[FederationState], None]) -> None:
         async with self._turn:
@@ -235,8 +221,8 @@ class Changes:
             if state.revision < before.revision:
                 lost = (
                     f"its revision is {state.revision}, and members have been told"
-                    f" {before.revision}: was a backup restored, or did a standby that was behind"
-                    " take over? Restart the manager to go on from there"
+                    f" {before.revision}: was a backup restored? Restart the manager to go on from"
+                    " there"
                 )
                 if lost != self.unknown_because:
                     self.unknown_because = lost

@@ -1,7 +1,5 @@
-"""Stores the manager's state in an SQL database: one transaction per change, each with a line of
+"""Stores the manager's state in an SQLite file: one transaction per change, each with a line of
 the audit log. The difference of two states is written.
-
-For every database:
 
 1. A change is stored as a whole or not at all, and only on the revision on which it was decided. So
    revisions grow by the changes of one manager at a time.
@@ -9,10 +7,11 @@ For every database:
    until `load` has read the state.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Final, TypeVar
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -23,13 +22,62 @@ from holdfast.federation.manager.state.federation_state import (
     Member,
     PendingAnnouncement,
 )
+from holdfast.sqlite import Trouble, connect, make_durable, transaction, trouble_of
 
 T = TypeVar("T")
 
 VERSION: Final = 1
 """The version of the tables. A database of another version is not changed."""
+BUSY_TIMEOUT_S: Final = 5.0
 AUDIT_LINES_MAX: Final = 100_000
 """The most lines of the audit log. Older ones are removed."""
+
+
+_SCHEMA: Final = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE members (
+    id INTEGER PRIMARY KEY, uuid TEXT UNIQUE, ip TEXT NOT NULL UNIQUE, body TEXT NOT NULL
+);
+CREATE TABLE links (
+    low INTEGER NOT NULL, high INTEGER NOT NULL, PRIMARY KEY (low, high), CHECK (low < high)
+) WITHOUT ROWID;
+CREATE TABLE rules (
+    low INTEGER NOT NULL, high INTEGER NOT NULL, rule TEXT NOT NULL, PRIMARY KEY (low, high)
+) WITHOUT ROWID;
+CREATE TABLE tokens (hash TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE announcements (
+    receiver INTEGER NOT NULL, about INTEGER NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (receiver, about)
+) WITHOUT ROWID;
+CREATE TABLE audit (
+    at INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, revision INTEGER NOT NULL,
+    actor TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL
+);
+"""
+
+
+_HINTS: Final = {
+    Trouble.FULL: "the disk is full: make room",
+    Trouble.IN_USE: "another program holds it",
+    Trouble.NO_DATABASE: "give another file in DB_URL",
+    Trouble.CANNOT_OPEN: "does its directory exist?",
+    Trouble.READ_ONLY: "see its permissions",
+}
+
+
+SCHEME: Final = "sqlite:///"
+
+
+def file_of(url: str) -> Path:
+    """Returns the file of a database URL. Raises ValueError for an invalid one, with a text that
+    contains no secret."""
+    if url.startswith(SCHEME) and url != SCHEME:
+        return Path(url.removeprefix(SCHEME))
+    scheme, separator, _ = url.partition("://")
+    raise ValueError(
+        f"{scheme if separator else 'no URL'!r}: write {SCHEME}/path/to/topology.db: the state is"
+        " in an SQLite file (members join again by themselves)"
+    )
 
 
 class StateStoreError(Exception):
@@ -37,7 +85,7 @@ class StateStoreError(Exception):
 
 
 class StoreLost(StateStoreError):
-    """The connection is lost, and the last change may or may not be stored."""
+    """The disk has failed, and the last change may or may not be stored."""
 
 
 class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,48 +99,75 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class StateStore(ABC):
-    """A database with the state. All calls block.
+class StateStore:
+    """The file with the state. A second manager on the same file is detected by the revision when
+    it writes.
 
-    Only `interrupt` is thread-safe; the other calls come one at a time, from any thread. A subclass
-    opens its database in its constructor. Its SQL has `?` for parameters.
+    All calls block. Only `interrupt` is thread-safe; the other calls come one at a time, from any
+    thread.
     """
 
-    name: str
-    """The name for log lines, without secrets."""
+    def __init__(self, path: Path) -> None:
+        """Opens or creates the file. Raises StateStoreError."""
+        self.name = str(path)
+        self._connection: sqlite3.Connection | None = None
+        self._connect()
 
-    @abstractmethod
-    def _all(self, sql: str) -> Sequence[tuple[Any, ...]]: ...
+    def _connect(self) -> None:
+        if self._connection is not None:
+            return
+        with self._explained():
+            self._connection = connect(Path(self.name), self._prepare, BUSY_TIMEOUT_S)
 
-    @abstractmethod
-    def _run(self, sql: str, values: Sequence[object]) -> int:
-        """Runs a statement. Returns the number of changed rows."""
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        make_durable(db)
+        [version] = db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            db.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO meta VALUES ('revision', 0),"
+                f" ('next_id', 0); PRAGMA user_version = {VERSION}; COMMIT;"
+            )
+        elif version != VERSION:
+            raise StateStoreError(
+                f"{self.name}: written by another version of the manager (format {version}, this"
+                f" one knows {VERSION})"
+            )
 
-    @abstractmethod
-    def _run_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreLost(f"{self.name}: is not open")
+        return self._connection
 
-    @abstractmethod
     def _transaction(self, work: Callable[[], T]) -> T:
         """Runs `work` in one transaction, which is rolled back when it raises."""
+        return transaction(self._connected(), work)
 
-    @abstractmethod
-    def _explained(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         """Turns errors of the database into StateStoreError and StoreLost."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            trouble = trouble_of(error)
+            if trouble is Trouble.DISK:
+                # Whether a COMMIT is in the file shows when it is read anew.
+                self.close()
+                raise StoreLost(f"{self.name}: {error}") from error
+            hint = f": {_HINTS[trouble]}" if trouble in _HINTS else ""
+            raise StateStoreError(f"{self.name}: {error}{hint}") from error
+        except OSError as error:
+            raise StateStoreError(f"{self.name}: {error.strerror}") from error
 
-    @abstractmethod
-    def _connect(self) -> None:
-        """Connects if there is no connection. Raises StateStoreError."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Checks the connection to the database. Raises StoreLost when it is lost."""
-
-    @abstractmethod
     def interrupt(self) -> None:
         """Ends the call of another thread soon, with an exception there."""
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def load(self) -> FederationState:
         """Returns the stored state. It connects again if necessary. Raises StateStoreError."""
@@ -104,7 +179,7 @@ class StateStore(ABC):
             raise StateStoreError(f"{self.name}: damaged: {error}") from error
 
     def _read(self) -> FederationState:
-        ask = self._all
+        ask = self._connected().execute
         meta = dict(ask("SELECT name, value FROM meta"))
         members = [_decode(Member, body) for (body,) in ask("SELECT body FROM members")]
         rules = list(ask("SELECT low, high, rule FROM rules"))
@@ -132,13 +207,15 @@ class StateStore(ABC):
             self._transaction(lambda: self._write(before, after, line))
 
     def _write(self, before: FederationState, after: FederationState, line: AuditLine) -> None:
-        run = self._run
+        run = self._connected().execute
         changed = run(
             "UPDATE meta SET value = ? WHERE name = 'revision' AND value = ?",
             (after.revision, before.revision),
         )
-        if changed != 1:
-            raise self._conflict()
+        if changed.rowcount != 1:
+            raise StateStoreError(
+                f"{self.name}: another manager writes to it, too; stop one of them"
+            )
         run("UPDATE meta SET value = ? WHERE name = 'next_id'", (after.next_id,))
         # Deleted before inserted: an address or uuid may have gone from one member to another.
         self._difference("members", ("id",), _members(before), _members(after))
@@ -154,9 +231,6 @@ class StateStore(ABC):
         )
         run("DELETE FROM audit WHERE at <= (SELECT max(at) FROM audit) - ?", (AUDIT_LINES_MAX,))
 
-    def _conflict(self) -> StateStoreError:
-        return StateStoreError(f"{self.name}: another manager writes to it, too; stop one of them")
-
     def _difference(
         self,
         table: str,
@@ -168,31 +242,24 @@ class StateStore(ABC):
         condition = " AND ".join(f"{name} = ?" for name in key)
         stale = [each for each, row in before.items() if after.get(each) != row]
         if stale:
-            self._run_many(f"DELETE FROM {table} WHERE {condition}", stale)
+            self._connected().executemany(f"DELETE FROM {table} WHERE {condition}", stale)
         rows = [row for each, row in after.items() if before.get(each) != row]
         if rows:
             places = ", ".join("?" for _ in rows[0])
-            self._run_many(f"INSERT INTO {table} VALUES ({places})", rows)
+            self._connected().executemany(f"INSERT INTO {table} VALUES ({places})", rows)
 
     def audit(self, lines: int) -> list[AuditLine]:
         """Returns the newest lines of the audit log, the newest first. Raises StateStoreError."""
         with self._explained():
-            found = self._all(
-                "SELECT at_s, revision, actor, action, detail FROM audit ORDER BY at DESC"
-                f" LIMIT {lines:d}"
+            found = self._connected().execute(
+                "SELECT at_s, revision, actor, action, detail FROM audit ORDER BY at DESC LIMIT ?",
+                (lines,),
             )
+            rows = found.fetchall()
         return [
             AuditLine(at_s=at_s, revision=revision, actor=actor, action=action, detail=detail)
-            for at_s, revision, actor, action, detail in found
+            for at_s, revision, actor, action, detail in rows
         ]
-
-    def _check_version(self, version: int) -> None:
-        """Checks the version of the tables. Raises StateStoreError for another one."""
-        if version != VERSION:
-            raise StateStoreError(
-                f"{self.name}: written by another version of the manager (format {version}, this"
-                f" one knows {VERSION})"
-            )
 
 
 _Rows = dict[tuple[object, ...], tuple[object, ...]]
