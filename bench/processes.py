@@ -28,7 +28,7 @@ from bench import brokers
 from bench.connection import Connection, Loop
 from bench.flows import Publisher, Qos1Publisher, Qos1Subscriber, Subscriber
 from bench.options import new_parser, write_json
-from bench.process import descendants, process_cpu_s, rss_bytes
+from bench.process import process_cpu_s, rss_bytes
 from bench.scenarios import PAYLOAD_BYTES
 from bench.wire import Frame
 
@@ -105,25 +105,20 @@ class Traffic:
 
 
 def await_ready(broker: brokers.Broker, processes: int) -> list[int]:
-    """Waits until all processes serve, and a spare one has loaded the broker, which would count as
-    their work. Returns the ids of those that serve."""
+    """Waits until all processes serve. Returns their ids."""
     if processes == 1:
         return [broker.pid]
     deadline = time.monotonic() + READY_S
-    spare_s = -1.0
     while True:
         broker.check_running()
         log = "\n".join(broker.log_lines())
         found = dict(STARTED.findall(log))
         nodes = [int(pid) for pid in found.values()]
-        spare = [each for each in descendants(broker.pid)[1:] if each not in nodes]
-        if "processes_ready" in log and len(nodes) == processes and spare:
-            before, spare_s = spare_s, sum(map(process_cpu_s, spare))
-            if spare_s == before:
-                return nodes
+        if "processes_ready" in log and len(nodes) == processes:
+            return nodes
         if time.monotonic() > deadline:
             raise TimeoutError("the processes are not ready in time")
-        time.sleep(0.5)
+        time.sleep(0.05)
 
 
 def measure(

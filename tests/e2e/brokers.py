@@ -115,7 +115,7 @@ class Broker:
         return code
 
     def children(self) -> list[int]:
-        """The process ids of what the broker has started: its processes, and a spare one."""
+        """The process ids of its processes, if it has several."""
         assert self.process is not None
         parent = self.process.pid
         text = Path(f"/proc/{parent}/task/{parent}/children").read_text()

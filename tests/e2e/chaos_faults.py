@@ -122,8 +122,7 @@ def kill_all(scene: Scene) -> Iterator[float]:
 
 
 def kill_processes(scene: Scene) -> Iterator[float]:
-    """One of a broker's processes or all of them, the spare one included; its supervisor starts
-    others."""
+    """One of a broker's processes or all of them; its supervisor starts others."""
     name = scene.busy_leader()
     processes = scene.hit(name).children()
     assert processes, f"{name} has one process: set HOLDFAST_PROCESSES"

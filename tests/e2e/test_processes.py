@@ -183,10 +183,9 @@ def test_one_admin_port_for_all(broker: Processes) -> None:
 
 def test_a_process_that_ends_again_and_again_waits_longer(broker: Processes) -> None:
     for _ in range(3):
-        until(lambda: len(broker.children()) == 3, "a spare process")
-        (spare,) = set(broker.children()) - set(broker.pids().values())
         kill_process(broker, 1)
-        assert broker.pids()[1] == spare
+        # A fork of the supervisor: no interpreter is started.
+        assert sorted(broker.children()) == sorted(broker.pids().values())
     found = re.findall(r"process_ended process=1 .*was killed by SIGKILL.*", broker.this_log())
     waits = [float(re.findall(r"again_in_s=([0-9.]+)", each)[0]) for each in found]
     assert waits == [0.0, 0.5, 1.0]

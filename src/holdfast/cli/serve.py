@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.process.place import ProcessPlace
 
 LOADED = ("holdfast.process.server", "holdfast.cli.logs", "uvloop")
-"""The modules that a spare process has loaded."""
+"""The modules that a supervisor loads for its processes: most of the time of a start."""
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
@@ -174,49 +175,58 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_CONFIG
 
     from holdfast.io.sockets.bound_sockets import INHERITED
-    from holdfast.process.place import SPARE, ProcessPlace, is_supervised
+    from holdfast.process.place import ProcessPlace, is_supervised
 
     def read() -> Config:
         config = load(args.config, os.environ, _overrides(args))
         return config if place is None else place.applied(config)
 
-    place = None
-    if args.process == SPARE:
-        # Imported before they are needed: that is most of the time of a start.
-        for name in LOADED:
-            import_module(name)
-        text = sys.stdin.readline().strip()
-        if not text:
-            return 0
-        place = ProcessPlace.parse(text)
-        place.take()
-    elif args.process is not None:
-        place = ProcessPlace.parse(args.process)
-    if place is not None:
-        INHERITED.update(place.unix)
-    try:
-        config = read()
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"holdfast: {problem}", file=sys.stderr)
+    place = None if args.process is None else ProcessPlace.parse(args.process)
+    config = _checked(read)
+    if config is None:
         return EXIT_CONFIG
     if args.check_config:
         from holdfast.cli.config import check_files
 
         return check_files(config)
     if place is None and is_supervised(config):
-        return _supervise(config)
+        found = _supervise(config)
+        if isinstance(found, int):
+            return found
+        place = found
+        place.take()
+        config = _checked(read)
+        if config is None:
+            return EXIT_CONFIG
+    if place is not None:
+        INHERITED.update(place.unix)
     explain = partial(settings_of, args.config, os.environ, _overrides(args))
     return serve(config, read, explain, place)
 
 
-def _supervise(config: Config) -> int:
+def _checked(read: Callable[[], Config]) -> Config | None:
+    """The configuration. None: it was reported to be wrong."""
+    try:
+        return read()
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"holdfast: {problem}", file=sys.stderr)
+        return None
+
+
+def _supervise(config: Config) -> "int | ProcessPlace":
+    """Runs as a supervisor. Returns its exit code, or in each of its processes the place."""
     from holdfast.cli.logs import set_up_logging
     from holdfast.process.supervisor import Supervisor, SupervisorError
 
     set_up_logging(config.logging.level, config.logging.format, config.node.id)
+    for name in LOADED:
+        import_module(name)
+    gc.collect()
+    # The collector of a process would write to the pages that it shares with the others.
+    gc.freeze()
     try:
-        return Supervisor(config, sys.argv[1:]).run()
+        return Supervisor(config).run()
     except SupervisorError as error:
         text = str(error)
     except OSError as error:

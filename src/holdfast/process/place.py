@@ -36,8 +36,6 @@ T = TypeVar("T", Listener, ScopeRates)
 
 RATES: Final = ("messages_per_s", "bytes_per_s", "connects_per_s")
 PROCESSES_MAX: Final = 64
-SPARE: Final = "spare"
-"""The place of a process that waits for one, with everything loaded."""
 EXIT_REMOVED: Final = 10
 """The exit code of a process whose node was removed from the cluster, so that its directory has
 nothing that the others lack."""
@@ -78,9 +76,8 @@ class ProcessPlace:
         return f"{self.sockets}/{self.index}.notify"
 
     def take(self) -> None:
-        """Makes this process, a spare one, that of the place. It may start itself again."""
+        """Makes this process that of the place. It may start itself again."""
         os.environ["NOTIFY_SOCKET"] = self.notices
-        sys.orig_argv[:] = [each for each in sys.orig_argv if each != f"--process={SPARE}"]
         sys.orig_argv.append(self.argument)
 
     @property

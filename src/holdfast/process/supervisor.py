@@ -1,11 +1,11 @@
 """Runs several nodes on one machine: starts a process for each, and one again that has ended.
 
-It has no part of a broker. It reads the configuration once, starts the processes with their places,
-passes on signals and log lines, and reports their common state to the service manager. It is the
-service manager of its processes: they report to it as they would to systemd.
+It serves nothing. It reads the configuration once, forks the processes with their places, passes on
+signals and log lines, and reports their common state to the service manager. It is the service
+manager of its processes: they report to it as they would to systemd.
 
-- A spare process has loaded the broker and waits. It takes the place of one that ends, so that a
-  restart does not take the time of a start of Python. The first processes begin the same way.
+- It has loaded the broker, so that a start or a restart does not take the time of a start of
+  Python, and the processes share the memory of what was loaded.
 - A process that ends is started again at once, one that ends again within QUICK_S after a wait that
   doubles. The log line has its last words.
 - A process that reports no sign of life for as long as systemd's watchdog allows is killed.
@@ -24,8 +24,6 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -34,13 +32,12 @@ from typing import Final
 from holdfast.config.schema import Config
 from holdfast.io.sockets.bound_sockets import identity, remove_unix, reserve_tcp, reserve_unix
 from holdfast.log.files.layout import PROCESSES
-from holdfast.process.children import Child
+from holdfast.process.children import ForkedChild, end_text
 from holdfast.process.place import (
     EXIT_REMOVED,
     IGNORED,
     RELOAD,
     SECRET,
-    SPARE,
     STOP,
     ProcessPlace,
     count_of,
@@ -77,7 +74,7 @@ class _Process:
 
     def __init__(self, place: ProcessPlace) -> None:
         self.place = place
-        self.child: Child | None = None
+        self.child: ForkedChild | None = None
         self.is_ready = False
         self.was_ready = False
         self.started_at = 0.0
@@ -103,50 +100,11 @@ class _Process:
         return " | ".join(line.strip() for line in lines[-4:] if line.strip())[-WORDS_MAX:]
 
 
-class _Spare:
-    """A process that has loaded the broker, and waits for its place."""
-
-    def __init__(self, arguments: Sequence[str], inherited: Sequence[int]) -> None:
-        """`inherited`: the descriptors that it has, too. Raises `OSError` if it cannot be
-        started."""
-        environ = dict(os.environ)
-        environ.pop("WATCHDOG_PID", None)
-        self.output, writing = os.pipe()
-        source, self.source = os.pipe()
-        os.set_blocking(self.output, False)
-        if environ.get("JOURNAL_STREAM") == _stream(2):
-            # Lines for journald begin with their priority.
-            environ["JOURNAL_STREAM"] = _stream(writing)
-        try:
-            argument = f"--process={SPARE}"
-            self.child = Child(SPARE, [*arguments, argument], writing, environ, inherited, source)
-        except OSError:
-            os.close(self.output)
-            os.close(self.source)
-            raise
-        finally:
-            os.close(writing)
-            os.close(source)
-
-    def place(self, place: ProcessPlace) -> None:
-        """Lets it be the process of a place. One that has ended meanwhile is noticed as such."""
-        with suppress(BrokenPipeError):
-            os.write(self.source, f"{place.text}\n".encode())
-        os.close(self.source)
-
-    def end(self) -> None:
-        """Ends it: its input has no place."""
-        os.close(self.source)
-        os.close(self.output)
-
-
 class Supervisor:
     """The processes of one data directory."""
 
-    def __init__(self, config: Config, arguments: Sequence[str]) -> None:
-        """`arguments`: those of `holdfast`, which each process gets with its place."""
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._arguments = list(arguments)
         self._data = Path(config.node.data).absolute()
         self._count = count_of(config)
         self._manager = os.environ.get("NOTIFY_SOCKET", "")
@@ -154,7 +112,7 @@ class Supervisor:
         self._beat_due = 0.0
         self._processes: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
-        self._spare: _Spare | None = None
+        self._wake = (-1, -1)
         self._lock = -1
         self._sockets = ""
         self._unix: dict[str, socket.socket] = {}
@@ -165,25 +123,35 @@ class Supervisor:
         self._signals: list[int] = []
         self._reloading: set[int] = set()
         self._is_stopping = self._is_announced = False
+        self._is_journal = os.environ.get("JOURNAL_STREAM") == _stream(2)
+        self._pid = os.getpid()
         self._code = 0
 
-    def run(self) -> int:
-        """Runs until a signal, and returns the exit code. Raises `SupervisorError`, `OSError`."""
+    def run(self) -> int | ProcessPlace:
+        """Runs until a signal, and returns the exit code. In each process that it has forked, it
+        returns the place. Raises `SupervisorError`, `OSError`."""
         # Nobody's end is awaited in a new directory, and a start that fails does not make it.
         is_new = not (self._data / PROCESSES).exists()
         try:
             for step in (self._bind, self._take_directory)[:: 1 if is_new else -1]:
                 step()
-            self._run()
+            place = self._run()
         finally:
-            for path, own in self._files.items():
-                remove_unix(Path(path), own)
+            if not self._is_fork():
+                for path, own in self._files.items():
+                    remove_unix(Path(path), own)
+        if place is not None:
+            return place
         logger.info("supervisor_stopped")
         return self._code
 
-    def _run(self) -> None:
-        wake_in, wake_out = os.pipe()
-        for end in (wake_in, wake_out):
+    def _is_fork(self) -> bool:
+        """Whether this is one of the processes."""
+        return os.getpid() != self._pid
+
+    def _run(self) -> ProcessPlace | None:
+        self._wake = wake_in, wake_out = os.pipe()
+        for end in self._wake:
             os.set_blocking(end, False)
         self._selector.register(wake_in, selectors.EVENT_READ)
         signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
@@ -194,7 +162,11 @@ class Supervisor:
         for index in sorted(indexes):
             self._add(index)
         while self._processes:
+            place = self._start_due()
+            if place is not None:
+                return place
             self._turn(wake_in)
+        return None
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -265,31 +237,72 @@ class Supervisor:
         self._processes[index] = process
         self._selector.register(process.notices, selectors.EVENT_READ, process)
 
-    def _new_spare(self) -> _Spare:
-        unix = [one.fileno() for one in self._unix.values()]
-        return _Spare(self._arguments, [self._lock, *unix])
+    def _start_due(self) -> ProcessPlace | None:
+        """Starts the processes whose time has come. Returns the place in a new process."""
+        now = time.monotonic()
+        for process in self._processes.values():
+            if process.start_at is not None and now >= process.start_at:
+                try:
+                    self._start(process)
+                except OSError as error:
+                    if self._is_fork():
+                        raise
+                    process.start_at = now + DELAY_S_MAX
+                    index = process.place.index
+                    logger.error("process_not_started process=%d how=%r", index, str(error))
+                if self._is_fork():
+                    return process.place
+        return None
 
     def _start(self, process: _Process) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None and not spare.child.is_alive():
-            spare.end()
-            spare = None
-        made = spare or self._new_spare()
-        made.place(process.place)
-        process.child, process.output = made.child, made.output
+        output, writing = os.pipe()
+        try:
+            child = ForkedChild(writing)
+        except OSError:
+            os.close(output)
+            raise
+        finally:
+            os.close(writing)
+        if child.pid == 0:
+            os.close(output)
+            self._become_child()
+            return
+        os.set_blocking(output, False)
+        process.child, process.output = child, output
         process.tail = process.rest = b""
         process.is_ready = False
         process.start_at = None
         process.started_at = process.beat_at = time.monotonic()
-        self._selector.register(process.output, selectors.EVENT_READ, process)
-        index, pid = process.place.index, process.child.pid
-        logger.info("process_started process=%d pid=%d", index, pid)
+        self._selector.register(output, selectors.EVENT_READ, process)
+        logger.info("process_started process=%d pid=%d", process.place.index, child.pid)
+
+    def _become_child(self) -> None:
+        """Closes what belongs to the supervisor. The lock and the sockets that all processes accept
+        on stay, also when this process starts itself again."""
+        # Without `unregister`: parent and child have one list of what is registered.
+        self._selector.close()
+        for each in self._wake:
+            os.close(each)
+        for process in self._processes.values():
+            process.notices.close()
+            if process.output >= 0:
+                os.close(process.output)
+        for one in (one for bound in self._reserved for one in bound):
+            one.close()
+        for descriptor in (self._lock, *(one.detach() for one in self._unix.values())):
+            os.set_inheritable(descriptor, True)
+        os.environ.pop("WATCHDOG_PID", None)
+        if self._is_journal:
+            # Lines for journald begin with their priority.
+            os.environ["JOURNAL_STREAM"] = _stream(2)
 
     def _ended(self, process: _Process) -> None:
         """Decides what follows from the end of a process."""
         child, index = process.child, process.place.index
         assert child is not None
         code, now = child.code, time.monotonic()
+        assert code is not None
+        how = end_text(code)
         self._read(process)
         self._close_output(process)
         process.child = None
@@ -304,8 +317,8 @@ class Supervisor:
                 self._forget(process)
                 return
             code = 0
-        elif code is not None and code > 0 and not process.was_ready:
-            logger.critical("process_not_started process=%d how=%r", index, child.end_text())
+        elif code > 0 and not process.was_ready:
+            logger.critical("process_not_started process=%d how=%r", index, how)
             self._code = code
             self._forget(process)
             self._stop()
@@ -319,7 +332,7 @@ class Supervisor:
         process.place = replace(process.place, restarts=process.place.restarts + 1)
         logger.error(
             "process_ended process=%d pid=%d how=%r lived_s=%.1f again_in_s=%s last_words=%r",
-            index, child.pid, child.end_text(), lived_s, process.delay_s, process.last_words(),
+            index, child.pid, how, lived_s, process.delay_s, process.last_words(),
         )  # fmt: skip
 
     def _forget(self, process: _Process) -> None:
@@ -331,15 +344,6 @@ class Supervisor:
     # One turn
 
     def _turn(self, wake: int) -> None:
-        now = time.monotonic()
-        for process in list(self._processes.values()):
-            if process.start_at is not None and now >= process.start_at:
-                try:
-                    self._start(process)
-                except OSError as error:
-                    process.start_at = now + DELAY_S_MAX
-                    index = process.place.index
-                    logger.error("process_not_started process=%d how=%r", index, str(error))
         due = [each.start_at for each in self._processes.values() if each.start_at is not None]
         if self._watchdog_s:
             due.append(self._beat_due)
@@ -368,9 +372,6 @@ class Supervisor:
         """Stops all processes; at once at the second request."""
         self._is_stopping = True
         send(self._manager, "STOPPING=1")
-        if self._spare is not None:
-            self._spare.end()
-            self._spare = None
         for process in list(self._processes.values()):
             if process.child is not None:
                 process.child.send(STOP)
@@ -413,11 +414,6 @@ class Supervisor:
             self._is_announced = True
             logger.info("processes_ready processes=%d", self._count)
         send(self._manager, "READY=1", f"STATUS={status}, {self._count} processes")
-        if self._spare is None and not self._is_stopping:
-            try:
-                self._spare = self._new_spare()
-            except OSError as error:
-                logger.warning("spare_process_not_started error=%r", str(error))
 
     def _beat(self, now: float) -> None:
         """Reports a sign of life, and kills a process that has none."""
