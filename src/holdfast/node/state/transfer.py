@@ -24,6 +24,7 @@ from collections.abc import Container, Iterator
 from typing import Final
 
 from holdfast.log.batch import CorruptBatch
+from holdfast.log.journal.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.node import frames
 from holdfast.node.context import ClusterContext
@@ -368,6 +369,20 @@ class OutgoingTransfer:
         self.source = source
 
 
+def replay_offset(journal: Journal, partition: int, applied: int) -> int:
+    """Returns the offset at which a restart begins to apply records to a state that has those below
+    `applied`.
+
+    Invariant: an offset within the log here is committed there. Counter-example: the log is copied,
+    its end is not committed, and the next leader feeds other records with these offsets. This node
+    saves its state, and crashes before it has cut the end. It would take the end for committed. A
+    snapshot may contain the effects of the records that are applied again.
+    """
+    if applied <= journal.next_offset[partition]:
+        return min(applied, journal.high_watermark[partition])
+    return applied
+
+
 class Transfer:
     """The state transfers of this node, in both directions.
 
@@ -418,7 +433,10 @@ class Transfer:
 
         The offset is 0 for a partition whose state the snapshot lacks.
         """
-        offsets = list(self._state.delivered)
+        applied = self._state.delivered
+        offsets = [
+            replay_offset(self._context.journal, each, at) for each, at in enumerate(applied)
+        ]
         for partition in (*self.missing, *self.expected):
             offsets[partition] = 0
         return offsets
