@@ -23,7 +23,7 @@ from holdfast.pipeline.decoders.units import (
     measured_value,
 )
 from holdfast.pipeline.tables.alike import EARLIEST_US
-from holdfast.pipeline.tables.rules import ID_FIELDS, SEQUENCE_FIELDS, TIME_FIELDS
+from holdfast.pipeline.tables.rules import ID_FIELDS, SEQUENCE_FIELDS, TIME_FIELDS, Rule
 
 MESSAGES_PER_TOPIC: Final = 50
 """The newest messages of a topic that are looked at."""
@@ -65,6 +65,7 @@ _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+(\s*[^\d\s,;.][^\s,;]*)?")
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n")
 PAIR_VALUES: Final = ("v", "val", "value")
 """The names of key and value in lists of named values."""
+_TIME_KINDS: Final = frozenset({int, float, str, dict})
 DAY_US: Final = 86_400_000_000
 MINUTE_US: Final = 60_000_000
 QUARTER_US: Final = 900_000_000
@@ -93,6 +94,8 @@ class TopicMessages:
         self.documents: list[tuple[Any, int]] = []
         self.decode = ""
         """The decoder of binary documents. Empty: the default one."""
+        self.uses: dict[Rule, Any] = {}
+        """What the messages become by each rule that was tried."""
 
     def parse(self) -> None:
         """Parses the newest messages."""
@@ -157,9 +160,10 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
         named = _named_value(group)
         why = {"why": f"{named['metric']} says what {named['value']} is"} if named else {}
         return named | why or _measured_texts(group)
-    found, reasons = _time_of(group, objects, zone)
-    growing = [name for name in _names(objects) if _is_counter(name, group)
-               and not _offset_is_near(name, objects)]  # fmt: skip
+    kinds = _kinds(objects)
+    found, reasons = _time_of(group, objects, kinds, zone)
+    growing = [name for name, of_name in kinds.items() if int in of_name
+               and _is_counter(name, group) and not _offset_is_near(name, objects)]  # fmt: skip
     counters = [name for name in growing if _COUNTER_NAME.fullmatch(_words(name))]
     reasons += [
         f'if {name} counts messages and nothing else, sequence="{name}"'
@@ -177,7 +181,7 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
         found["sequence"] = None
         reasons.append("the sequence does not count")
     if not any(name in each for name in ID_FIELDS for each, _ in objects):
-        ids = [name for name in _names(objects) if _is_message_id(name, group)]
+        ids = [name for name in kinds if _is_message_id(name, group)]
         if ids:
             found["id"] = ids[0]
             reasons.append(f"{ids[0]} differs in every message")
@@ -188,14 +192,15 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     found |= _named_value(group)
     if "value" in found:
         reasons.append(f"{found['metric']} says what {found['value']} is")
-    texts = [name for name in _names(objects) if _is_number_text(name, objects)]
+    texts = [name for name, of_name in kinds.items() if str in of_name
+             and _is_number_text(name, objects)]  # fmt: skip
     if texts:
         found["numbers"] = tuple(texts)
         reasons.append(f"{len(texts)} fields are numbers in texts")
     roles = {*TIME_FIELDS, *SEQUENCE_FIELDS, *ID_FIELDS, *map(str, found.values())}
-    numbers = [*texts, *(name for name in _names(objects)
-                         if name not in roles and _is_number(name, objects))]  # fmt: skip
-    units, unclear = _unit_fields(objects, numbers)
+    numbers = [*texts, *(name for name, of_name in kinds.items() if of_name & NUMBERS
+                         and name not in roles and _is_number(name, objects))]  # fmt: skip
+    units, unclear = _unit_fields(objects, [*kinds], numbers)
     if units:
         found["units"] = units
     reasons += [f'of what is {name} the unit? units={{"...": "field {name}"}}' for name in unclear]
@@ -203,7 +208,10 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
 
 
 def _time_of(
-    group: Sequence[TopicMessages], objects: Sequence[tuple[Document, int]], zone: str
+    group: Sequence[TopicMessages],
+    objects: Sequence[tuple[Document, int]],
+    kinds: Mapping[str, set[type]],
+    zone: str,
 ) -> tuple[Arguments, list[str]]:
     """Returns the time of messages if a rule has to name it, and the reasons."""
     found: Arguments = {}
@@ -212,8 +220,9 @@ def _time_of(
     usual = [name for name in TIME_FIELDS if having[name]]
     readable = [name for name in usual if _offset_is_near(name, having[name])]
     if not readable:
-        named = next((name for name in _names(objects) if _offset_is_near(name, objects)
-                      and _moves(name, group)), None)  # fmt: skip
+        named = next((name for name, of_name in kinds.items() if of_name & _TIME_KINDS
+                      and _offset_is_near(name, objects) and _moves(name, group)),
+                     None)  # fmt: skip
         if named is not None:
             # Times that differ are right, too: a phone sends positions of hours ago.
             of_time, why = time_arguments(named, group, zone)
@@ -279,15 +288,17 @@ def _words(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", name.rpartition(".")[2]).lower()
 
 
-def _names(objects: Sequence[tuple[Document, int]]) -> list[str]:
-    """Returns the names of the fields of some objects, those inside of objects with dots."""
-    names: dict[str, None] = {}
+def _kinds(objects: Sequence[tuple[Document, int]]) -> dict[str, set[type]]:
+    """Returns the names of the fields of some objects, those inside of objects with dots, and the
+    types of their values."""
+    kinds: dict[str, set[type]] = {}
     for document, _ in objects[:MESSAGES_PER_TOPIC]:
         for name, value in document.items():
-            names[name] = None
+            kinds.setdefault(name, set()).add(type(value))
             if isinstance(value, dict):
-                names |= dict.fromkeys(f"{name}.{each}" for each in value)
-    return list(names)
+                for inner, each in value.items():
+                    kinds.setdefault(f"{name}.{inner}", set()).add(type(each))
+    return kinds
 
 
 def _inner(document: Mapping[str, Any], name: str) -> Any:
@@ -300,12 +311,14 @@ def _inner(document: Mapping[str, Any], name: str) -> Any:
 
 def _offset_is_near(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     """Returns whether a field is a time within a day of storing, in nearly all messages."""
-    near = 0
+    others = 0
     for document, store_us in objects:
         found = _inner(document, name)
-        time_us = parse_time(found) if type(found) in (int, float, str, dict) else None
-        near += time_us is not None and abs(time_us - store_us) < DAY_US
-    return near >= SHARE * len(objects)
+        time_us = parse_time(found) if type(found) in _TIME_KINDS else None
+        others += time_us is None or abs(time_us - store_us) >= DAY_US
+        if others > (1 - SHARE) * len(objects):
+            return False
+    return True
 
 
 def _moves(name: str, group: Sequence[TopicMessages]) -> bool:
@@ -338,8 +351,15 @@ def _steps(name: str, topic: TopicMessages) -> list[int]:
 
 def _is_counter(name: str, group: Sequence[TopicMessages]) -> bool:
     """Returns whether a field grows by one with each message of a topic, in messages enough."""
-    steps = [step for topic in group for step in _steps(name, topic)]
-    return len(steps) >= 5 and steps.count(1) >= SHARE * len(steps)
+    ones = others = 0
+    most = (1 - SHARE) * sum(len(topic.messages) for topic in group)
+    for topic in group:
+        steps = _steps(name, topic)
+        ones += steps.count(1)
+        others += len(steps) - steps.count(1)
+        if others > most:
+            return False
+    return ones + others >= 5 and ones >= SHARE * (ones + others)
 
 
 def _grows(name: str, topic: TopicMessages) -> bool:
@@ -370,13 +390,16 @@ def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
 
 def _is_number_text(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     """Returns whether a field is a text that is a number in all messages, and no identifier."""
-    having = [each for each in objects if _inner(each[0], name) is not None]
-    values = [_inner(document, name) for document, _ in having]
-    values = [each for each in values if str(each).strip().lower() not in _NO_VALUES]
-    texts = [each for each in values if isinstance(each, str)]
+    texts = []
+    for document, _ in objects:
+        value = _inner(document, name)
+        if value is None or str(value).strip().lower() in _NO_VALUES:
+            continue
+        if not isinstance(value, str):
+            return False
+        texts.append(value)
     return (
         len(texts) >= 3
-        and len(texts) == len(values)
         and all(
             type(plain_value(text)) in NUMBERS or measured_value(text, by_rule=True)
             for text in texts
@@ -387,7 +410,9 @@ def _is_number_text(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
             or len(set(texts)) > len(texts) / 2
             or all(map(measured_value, texts))
         )
-        and not _offset_is_near(name, having)
+        and not _offset_is_near(
+            name, [each for each in objects if _inner(each[0], name) is not None]
+        )
     )
 
 
@@ -398,16 +423,16 @@ def _is_number(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
 
 
 def _unit_fields(
-    objects: Sequence[tuple[Document, int]], numbers: Sequence[str]
+    objects: Sequence[tuple[Document, int]], names: Sequence[str], numbers: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Returns the units of metrics that are in other fields and need a rule, and the fields with a
     unit of which the metric is not known."""
     units: dict[str, str] = {}
     unclear = []
-    for name in _names(objects):
+    for name in names:
         match = _UNIT_NAME.fullmatch(name)
-        values = [found for document, _ in objects
-                  if (found := _inner(document, name)) is not None]  # fmt: skip
+        values = [found for document, _ in objects if match is not None
+                  and (found := _inner(document, name)) is not None]  # fmt: skip
         if match is None or not values or None in map(known_unit, values):
             continue
         above, _, last = name.rpartition(".")

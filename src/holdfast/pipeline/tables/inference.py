@@ -35,7 +35,7 @@ from holdfast.pipeline.tables.rules import (
     Rule,
     with_defaults,
 )
-from holdfast.pipeline.tables.topics import Topics
+from holdfast.pipeline.tables.topics import Reader, Topics
 
 TOPICS_MIN: Final = 2
 """The fewest topics of one shape from which levels are proposed."""
@@ -175,14 +175,15 @@ def _by_profiles(
     drafts: list[_Draft] = []
     payloads = {name: [each for each, _ in topic.messages[-5:]] for name, topic in topics.items()}
     for profile in profiles:
-        for base in profile.bases(payloads):
+        bases = profile.bases(payloads)
+        for base in bases:
             of_base = [
                 _Draft(arguments, f"{profile.title}: {arguments.pop('why', '')}", is_free=True)
                 for arguments in profile.rules_at(base)
             ]
             _resolve_zones(of_base, topics.values(), zone)
             drafts += of_base
-        known = Topics([draft.rule for draft in drafts])
+        known = Topics([draft.rule for draft in drafts] if bases else ())
         payloads = {name: each for name, each in payloads.items() if _no_reader(known, name)}
     return drafts
 
@@ -214,13 +215,12 @@ def _by_levels(topics: Sequence[TopicMessages], zone: str) -> list[_Draft]:
         if each.levels[-1] not in STATUS_LEVELS:
             first = "+" if each.levels[0] in crossing else each.levels[0]
             groups[first, len(each.levels), each.decode].append(each)
-    plain = Topics(DEFAULT_RULES)
     present = {each.levels[:-1] for each in topics if each.levels[-1] in STATUS_LEVELS}
     # Filters of text topics may have wildcards, so those of binary documents come before.
     in_order = sorted(groups.items(), key=lambda item: (not item[0][2], item[0]))
     for number, ((_, _, decode), group) in enumerate(in_order):
         if not decode:
-            unread = [each for each in group if _read(plain, each).unread == len(each.messages)]
+            unread = [each for each in group if _read_plainly(each).unread == len(each.messages)]
             drafts += [
                 _Draft({"filter": each.name, "decode": "ignore"}, "binary payloads")
                 for each in unread
@@ -274,9 +274,15 @@ def _of_group(group: Sequence[TopicMessages], zone: str, present: Set[_Levels]) 
         return _Draft(arguments, "SenML: a device for each base name", is_free=True)
     best: tuple[tuple[bool, bool, int], _Draft] | None = None
     for draft in _candidates(group, common):
-        known, use = Topics(with_defaults([draft.rule])), _Use()
+        if (
+            best is not None
+            and not draft.is_free
+            and best[0] < (False, "prefix" in draft.arguments)
+        ):
+            continue
+        reader, use = Reader(draft.rule), _Use()
         for topic in group:
-            use.add(_read(known, topic))
+            use.add(_read(reader, topic))
         if len(use.devices) < TOPICS_MIN or (not draft.is_free and _is_mixed(use)):
             continue
         has_several = any(len(units) > 1 for units in use.units.values())
@@ -312,12 +318,14 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
         return
     for level in range(count):
         of_level = {each.levels[level] for each in group}
-        if len(of_level) < TOPICS_MIN:
+        if len(of_level) < TOPICS_MIN or "" in of_level:
             continue
         paths = {each.levels[: level + 1] for each in group}
         is_alone = len(of_level) == len(paths) or level == 0
         device = f"level {level + 1}" if is_alone else f"levels 1-{level + 1}"
-        has_name = level == count - 1 or "metric" in base
+        has_name = (
+            level == count - 1 or "metric" in base or "" in {each.levels[-1] for each in group}
+        )
         last = {} if has_name else {"metric": f"level {count}"}
         if is_object:
             yield _Draft(base | {"device": device}, why)
@@ -397,12 +405,16 @@ def _is_mixed(use: _Use) -> bool:
     )
 
 
-def _read(known: Topics, topic: TopicMessages) -> _Use:
-    """Returns what the messages of a topic become."""
-    use = _Use(messages=len(topic.messages))
-    reader = known[topic.name].reader
+def _read(reader: Reader | None, topic: TopicMessages) -> _Use:
+    """Returns what the messages of a topic become by a rule. The topic keeps it: many rules are
+    tried, and each again beside the others."""
     if reader is None:
-        return use
+        return _Use(messages=len(topic.messages))
+    known: _Use | None = topic.uses.get(reader.rule)
+    if known is not None:
+        return known
+    use = topic.uses[reader.rule] = _Use(messages=len(topic.messages))
+    metrics: dict[str, set[str]] = defaultdict(set)
     for payload, store_us in topic.messages:
         message = TableMessage(topic.name, topic.name, payload, len(payload), 0, 0, store_us, None,
                                None, 0, 0, 2)  # fmt: skip
@@ -413,14 +425,24 @@ def _read(known: Topics, topic: TopicMessages) -> _Use:
             use.unread += 1
             continue
         use.bad += decoded.errors is not None
-        use.devices.add(device)
+        metrics[device].update(decoded.names)
         for at, unit in (decoded.units or {}).items():
             use.units[decoded.names[at]].add(unit)
-        for metric in decoded.names:
+    use.devices = set(metrics)
+    for device, names in metrics.items():
+        for metric in names:
             # A device may be reported on several topics, but not on two of one kind.
             name = metric if metric != ONLINE else f"{ONLINE} {topic.levels[-1]}"
             use.owners[device, name].add(topic.name)
     return use
+
+
+_PLAIN: Final = Topics(DEFAULT_RULES)
+
+
+def _read_plainly(topic: TopicMessages) -> _Use:
+    """Returns what the messages of a topic become by the default rules."""
+    return _read(next((each for each in _PLAIN.readers if each.matches(topic.name)), None), topic)
 
 
 def _checked(drafts: Sequence[_Draft], topics: Sequence[TopicMessages]) -> list[Proposal]:
@@ -429,7 +451,6 @@ def _checked(drafts: Sequence[_Draft], topics: Sequence[TopicMessages]) -> list[
     One that quarantines what the default rules read, or mixes topics, is left out.
     """
     kept = list(drafts)
-    plain = Topics(DEFAULT_RULES)
     while True:
         known = Topics(with_defaults([draft.rule for draft in kept]))
         uses = [_Use() for _ in known.readers]
@@ -438,8 +459,9 @@ def _checked(drafts: Sequence[_Draft], topics: Sequence[TopicMessages]) -> list[
             matching = (at for at, each in enumerate(known.readers) if each.matches(topic.name))
             index = next(matching, None)
             if index is not None:
-                uses[index].add(_read(known, topic))
-                bad_before[index] += _read(plain, topic).bad
+                reader = known.readers[index]
+                uses[index].add(_read(None if reader.decoder == "ignore" else reader, topic))
+                bad_before[index] += _read_plainly(topic).bad
         wrong = [draft for draft, use, before in zip(kept, uses, bad_before, strict=False)
                  if not draft.is_free and (use.bad > before or use.has_two_topics)]  # fmt: skip
         if not wrong and not _widen(kept, uses):

@@ -313,7 +313,10 @@ def _some_levels(topic: str, begin: int, end: int) -> str:
             + (f" to {end}" if end != begin else ""),
             "device",
         )
-    return "/".join(levels[first:last])
+    found = "/".join(levels[first:last])
+    if not found:  # `a//x` and `b//x` would be one device
+        raise DecodeError(f"level {begin} of the topic is empty", "device")
+    return found
 
 
 STATUS_LEVELS: Final = {"status": "presence", "availability": "status", "LWT": "status"}

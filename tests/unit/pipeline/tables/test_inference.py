@@ -213,6 +213,29 @@ def test_a_fleet_has_its_devices_and_none_is_mixed(name: str) -> None:
     assert len(found.quarantine) <= len(by_default.read().quarantine)
 
 
+@pytest.mark.parametrize(
+    ("topics", "rule"),
+    [
+        (("a/b/", "a/c/"), 'Rule("a/+/", device="level 2")'),
+        (("a/b/", "a/b/x"), None),
+        (("a//x", "a/b/x"), None),
+        (("/a", "/b"), 'Rule("/+", device="level 2")'),
+        (("/a/t", "/b/t"), 'Rule("/+/t", device="level 2", metric="level 3")'),
+    ],
+)
+def test_an_empty_level_is_no_device_and_no_metric(
+    topics: tuple[str, ...], rule: str | None
+) -> None:
+    found = proposed(fleet(*((topic, "#") for topic in topics)))
+    assert [each.rule for each in found] == [rule] * (rule is not None)
+    log = Log(Rule("a/+/#", device="level 2", metric="level -1"))
+    for topic in ("a//x", "a/b/", "a/b/x"):
+        log.add(topic, b"1")
+    read = log.read()
+    assert read.values() == [("b", "x", 1.0)]
+    assert [row["code"] for row in read.quarantine] == ["device", "device"]
+
+
 def test_roles_of_fields_are_found() -> None:
     now = TIME_US // 1_000_000
     parts = [(f"plant/{n}/data", b'{"when":%d,"fCnt":%d,"temp":"2%d.5","code":"007","v":%d}'
