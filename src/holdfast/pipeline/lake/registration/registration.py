@@ -18,8 +18,7 @@ from holdfast.pipeline.lake.files.settings import (
     read_settings,
     write_settings,
 )
-from holdfast.pipeline.lake.registration.entry import listed
-from holdfast.pipeline.lake.registration.iceberg_catalog import IcebergCatalog
+from holdfast.pipeline.lake.registration.iceberg_catalog import IcebergCatalog, listed
 
 _SECRET: Final = re.compile(r"secret|token|password|credential|access-key", re.IGNORECASE)
 NAMESPACE: Final = "holdfast"

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.lake.registration.entry import (
+from holdfast.pipeline.lake.registration.iceberg_catalog import (
     PREFIX,
     VERSION,
     ListedTable,
