@@ -474,6 +474,23 @@ def test_a_reader_goes_on_without_a_lake_that_is_away_too_long() -> None:
     assert world.reads.lake.given_up == 1
 
 
+def test_the_first_records_do_not_wait_for_the_rest_of_the_budget() -> None:
+    """The lake answers with what it has found soon, however far the next match is."""
+    world, effect = waiting_world()
+    world.is_away = False
+    found: list[list[Record]] = []
+    world.check = lambda _, result: found.append(result[0])  # type: ignore[assignment,method-assign]
+    world.read = lambda frame: encode_fetched(  # type: ignore[method-assign]
+        FetchedFrame(number=frame.number, positions=[each.start + 1 for each in frame.ranges]),
+        [world.log[each.partition][each.start] for each in frame.ranges],
+    )
+    while not found:
+        world.turn(0.05)
+    assert world.answers == 1
+    assert [each.offset for each in found[0]] == [0] * PARTITIONS
+    assert max(effect.limits) > 1
+
+
 def test_a_reader_of_a_damaged_file_goes_on_though_the_lake_answers_others() -> None:
     world, effect = waiting_world()
     found: list[tuple[list[Record], list[int], int]] = []

@@ -87,6 +87,8 @@ def test_reads_go_on_and_miss_nothing(
     rng = random.Random(seed)
     if seed % 2:
         monkeypatch.setattr(lake_reader, "SCAN_S", 0.0)
+    if seed % 3:
+        monkeypatch.setattr(lake_reader, "FOUND_S", 0.0)
     reader = LakeReader(site.root)
     limit = ends(site)
     begins = [rng.randrange(end // 2) for end in limit]
@@ -156,6 +158,35 @@ def test_a_store_that_fails_is_read_on(tmp_path: Path, monkeypatch: pytest.Monke
             got += [(each.partition, each.offset) for each in some]
         assert failures > 1
         assert sorted(got) == sorted(place for place in records(site) if place[1] < limit[place[0]])
+
+
+def test_pages_of_many_readers_ask_the_store_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are more readers than open scans. The cache has a bound, and ends with a failure."""
+    with small_s3(monkeypatch) as store:
+        site = Site(tmp_path, f"s3://{BUCKET}/{tmp_path.name}").grown()
+        reader, limit = LakeReader(site.root), ends(site)
+        asked: list[int] = []
+        readers = [[each] * PARTITIONS for each in range(2 * lake_reader.SCANS_MAX)]
+        for _ in range(3):
+            before = store.requests
+            for number, positions in enumerate(readers):
+                ranges = [ReadRange(p, at, limit[p]) for p, at in enumerate(positions)]
+                wanted = frame(ranges=ranges, filters=[("#", -1)], records_max=2, bytes_max=99)
+                head, some = ask(reader, wanted)
+                assert len(some) == 2
+                readers[number] = head.positions
+            asked.append(store.requests - before)
+        assert asked[0] > 0 == asked[1] == asked[2]
+        cache = reader._cache
+        assert 0 < cache._bytes == sum(size for _, size in cache._kept.values())
+        assert cache.get(("large",), lambda: (1, lake_reader.CACHE_BYTES + 1)) == 1
+        assert (cache._bytes, cache._kept) == (0, {})
+        store.refuse = lambda *_: Refusal(403, "AccessDenied")
+        with pytest.raises(LakeError):
+            ask(reader, wanted)
+        assert reader._cache is not cache
 
 
 def test_what_neither_has_counts_as_lost(site: Site) -> None:

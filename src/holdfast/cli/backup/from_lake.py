@@ -19,9 +19,9 @@ from typing import Final
 
 from holdfast.cli.backup.manifest import BackupError, NewDirectory, NotEmpty
 from holdfast.cli.backup.restoration import PARTIAL
+from holdfast.cli.log.lake_reader import records_of
 from holdfast.cli.log.records import time_text
 from holdfast.cli.text import count_text
-from holdfast.client.log.messages import LogMessage
 from holdfast.client.log.reading.lake import LakeRecords, read_lake
 from holdfast.client.log.reading.offsets import OffsetRange, generation_in
 from holdfast.client.log.reading.seam import Seam
@@ -45,7 +45,6 @@ from holdfast.log.record import (
     FLAG_DELAYED,
     FLAG_PRODUCER,
     FLAG_RETAIN,
-    MESSAGE,
     PRODUCER,
     RETAINED,
     Record,
@@ -161,13 +160,13 @@ class LakeMessages:
         self._known = self.source.snapshot.offsets
         self._open: dict[int, BatchBuilder] = {}
         self._waiting: set[tuple[int, int]] = set()
-        self._producers: set[str] = set()
+        self._producers: set[bytes] = set()
         for kind, data in self.source.snapshot.entries():
             if kind == SNAPSHOT_DELAYED:
                 batch = Batch(data)
                 self._waiting.add((batch.partition, batch.base_offset))
             elif kind == SNAPSHOT_PRODUCER:
-                self._producers.add(decode_producer(data)[0].decode())
+                self._producers.add(decode_producer(data)[0])
 
     def batches(self) -> Iterator[Batch]:
         """Yields all batches. The offsets of a partition ascend without a gap."""
@@ -179,10 +178,9 @@ class LakeMessages:
         )
         pieces = source.lake.pieces(parts.lake)
         for rows in read_lake(source.place, pieces, SCHEMA, TopicFilter()):
-            for partition, _, messages in rows.messages():
-                for message in messages:
-                    yield from self._add_void(partition, message.offset, message.timestamp_us)
-                    yield from self._add(self._record(message))
+            for record in records_of(rows.rows):
+                yield from self._add_void(record.partition, record.offset, record.timestamp_us)
+                yield from self._add(self._noted(record))
         for partition, end in sorted(ends.items()):
             yield from self._add_void(partition, end, self.last_us or time.time_ns() // 1000)
         yield from self._closed()
@@ -216,39 +214,25 @@ class LakeMessages:
             builder = self._open[partition] = BatchBuilder(partition, self._next[partition])
         self._next[partition] = builder.add(record) + 1
 
-    def _record(self, message: LogMessage) -> Record:
-        """The record of a message. It changes state only where the saved state has the effect, or
-        is older."""
-        place = message.partition, message.offset
-        topic = message.topic.encode()
-        record = Record(
-            message.partition,
-            MESSAGE,
-            message.qos,
-            message.timestamp_us,
-            topic,
-            message.client_id.encode(),
-            message.encoded_properties,
-            message.payload,
-        )
-        is_later = message.offset >= self._known[message.partition]
-        if topic.startswith(DELAYED_PREFIX) and (is_later or place in self._waiting):
-            record.flags |= FLAG_DELAYED
-            self.delayed.add(place)
-        if message.retain:
-            record.flags |= FLAG_RETAIN
-            if not topic.startswith(DELAYED_PREFIX):
-                self.retained.pop(topic, None)
-                if message.payload:
-                    self.retained[topic] = message.offset
-        producer = message.producer
-        if producer is not None and (is_later or producer[0] in self._producers):
-            record.flags |= FLAG_PRODUCER
-            record.producer = producer[0].encode()
-            record.producer_epoch, record.sequence = producer[1:]
+    def _noted(self, record: Record) -> Record:
+        """Notes a message. It changes state only where the saved state has the effect, or is
+        older."""
+        place, topic = (record.partition, record.offset), record.topic
+        is_later = record.offset >= self._known[record.partition]
+        if topic.startswith(DELAYED_PREFIX):
+            if is_later or place in self._waiting:
+                record.flags |= FLAG_DELAYED
+                self.delayed.add(place)
+        elif record.flags & FLAG_RETAIN:
+            self.retained.pop(topic, None)
+            if record.payload:
+                self.retained[topic] = record.offset
+        if not is_later and record.producer not in self._producers:
+            record.flags &= ~FLAG_PRODUCER
+            record.producer, record.producer_epoch, record.sequence = b"", 0, 0
         self.count += 1
         self.later += is_later
-        self.last_us = max(self.last_us, message.timestamp_us)
+        self.last_us = max(self.last_us, record.timestamp_us)
         return record
 
 

@@ -146,7 +146,7 @@ class RemoteReads:
 
     def has_whole_log(self) -> bool:
         """Whether this node reads all of the log itself."""
-        return self.lake.ask is None and all(map(self.is_stored, range(len(self._state.delivered))))
+        return self.lake.ask is None and self._stores_all()
 
     def handle(self, node: str, payload: bytes) -> None:
         """Takes a piece of an answer. Raises `BadFrame` when it is malformed."""
@@ -322,11 +322,9 @@ class RemoteReads:
         for partition in needs:
             for node in self._servers(job, partition):
                 by_node.setdefault(node, []).append(partition)
-        if not by_node:
-            if job.has_progress():
-                self._answered.append(job)
-            else:
-                self._parked.append(job)
+        # A reader of the lake gets what is found: the rest of its budget may be far.
+        if not by_node or (LAKE in by_node and job.records):
+            (self._answered if job.has_progress() else self._parked).append(job)
             return
         own = self._context.node_id
         if own in by_node and LAKE not in by_node:

@@ -10,10 +10,11 @@ offsets.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -337,63 +338,60 @@ class LakeRows:
         columns."""
         for p, end in self.ends.items():
             mine = self.rows.filter(pa.array(self.partition == p))
-            times = mine.column(TIME).cast(pa.int64()).to_pylist()
             columns = {name: mine.column(name).to_pylist() for name in mine.schema.names}
-            producers = (
+            columns["timestamp_us"] = mine.column(TIME).cast(pa.int64()).to_pylist()
+            columns["encoded_properties"] = columns["properties"]
+            columns["producer"] = [
                 None if each is None else (each["id"], each["epoch"], each["sequence"])
                 for each in columns["producer"]
-            )
-            yield (
-                p,
-                end,
-                [
-                    LogMessage(*fields)
-                    for fields in zip(
-                        columns["topic"],
-                        columns["payload"],
-                        columns["partition"],
-                        columns["offset"],
-                        times,
-                        columns["qos"],
-                        columns["retain"],
-                        columns["client_id"],
-                        columns["properties"],
-                        producers,
-                        strict=True,
-                    )
-                ],
-            )
+            ]
+            fields = [columns[name] for name in LogMessage.__struct_fields__]
+            yield p, end, list(map(LogMessage, *fields))
+
+
+def groups_of(pieces: Iterable[LakePiece]) -> Iterator[list[LakePiece]]:
+    """Yields the pieces that are read together: one, or several whose offsets interleave."""
+    for _, group in groupby(enumerate(pieces), lambda each: each[1].apart or -1 - each[0]):
+        yield [piece for _, piece in group]
+
+
+class RowGroupCache:
+    """The row groups and the footers of files that were used last, up to a number of bytes.
+
+    The files of a lake never change. A lake that was removed and made again has the same names: the
+    owner of a cache begins with another one when the lake has failed.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        # By path, number of the row group and columns, the one that was used last at the end.
+        self._kept: dict[tuple[object, ...], tuple[Any, int]] = {}
+
+    def get(self, key: tuple[object, ...], load: Callable[[], tuple[Any, int]]) -> Any:
+        """Returns what has this key. `load`: reads it, and returns it with its bytes."""
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = load()
+            self._bytes += found[1]
+        self._kept[key] = found
+        while self._bytes > self._bytes_max:
+            self._bytes -= self._kept.pop(next(iter(self._kept)))[1]
+        return found[0]
 
 
 def read_lake(
-    place: str, pieces: Sequence[LakePiece], schema: pa.Schema, topics: TopicFilter
+    place: str,
+    pieces: Sequence[LakePiece],
+    schema: pa.Schema,
+    topics: TopicFilter,
+    cache: RowGroupCache | None = None,
 ) -> Iterator[LakeRows]:
     """Reads pieces in their order. Raises LakeError for a file that is damaged or missing."""
-    path = location(place)
-    at = 0
-    while at < len(pieces):
-        group = [pieces[at]]
-        while group[0].apart and at + len(group) < len(pieces):
-            if pieces[at + len(group)].apart != group[0].apart:
-                break
-            group.append(pieces[at + len(group)])
-        at += len(group)
-        for rows, partitions, offsets in _read_group(path, group, schema, topics):
+    reader = _PieceReader(location(place), schema, topics, cache or RowGroupCache(0))
+    for group in groups_of(pieces):
+        for rows, partitions, offsets in reader.read_group(group):
             yield from _sliced(rows, np.asarray(partitions), np.asarray(offsets))
-
-
-def _read_group(
-    lake: LakePath, group: Sequence[LakePiece], schema: pa.Schema, topics: TopicFilter
-) -> "Iterator[_Rows]":
-    """Yields the rows of a piece, or sorts those of several whose offsets interleave."""
-    tables = (each for piece in group for each in _read_piece(lake, piece, schema, topics))
-    if len(group) == 1:
-        yield from tables
-        return
-    keyed = [rows.append_column("_p", p).append_column("_o", o) for rows, p, o in tables]
-    if keyed:
-        joined = pa.concat_tables(keyed).sort_by([("_p", "ascending"), ("_o", "ascending")])
-        yield joined.select(schema.names), joined["_p"], joined["_o"]
 
 
 def _sliced(rows: pa.Table, partitions: Integers, offsets: Integers) -> Iterator[LakeRows]:
@@ -410,22 +408,135 @@ _Rows = tuple[pa.Table, pa.ChunkedArray, pa.ChunkedArray]
 """Rows, and the partition and the offset of each."""
 
 
-def _read_piece(
-    lake: LakePath, piece: LakePiece, schema: pa.Schema, topics: TopicFilter, turns: int = 0
-) -> Iterator[_Rows]:
-    """Yields the rows of a piece by row groups, also if its file is replaced meanwhile."""
-    left = dict(piece.ranges)
-    try:
-        yield from _read_file(lake, piece.file, left, schema, topics)
-        return
-    except FileNotFoundError:
-        if turns == REPLACED_MAX:
-            raise LakeError(
-                f"{lake / piece.file.path} is missing, and each file that replaced it: do runs of"
-                " the lake replace them without a pause? Begin the read again"
-            ) from None
-    for each in _replacements(lake, piece.file, left):
-        yield from _read_piece(lake, each, schema, topics, turns + 1)
+@dataclass(frozen=True)
+class _PieceReader:
+    """Reads some columns of some topics in the pieces of a lake."""
+
+    lake: LakePath
+    schema: pa.Schema
+    topics: TopicFilter
+    cache: RowGroupCache
+
+    def read_group(self, group: Sequence[LakePiece]) -> Iterator[_Rows]:
+        """Yields the rows of a piece, or sorts those of several whose offsets interleave."""
+        tables = (each for piece in group for each in self._read_piece(piece))
+        if len(group) == 1:
+            yield from tables
+            return
+        keyed = [rows.append_column("_p", p).append_column("_o", o) for rows, p, o in tables]
+        if keyed:
+            joined = pa.concat_tables(keyed).sort_by([("_p", "ascending"), ("_o", "ascending")])
+            yield joined.select(self.schema.names), joined["_p"], joined["_o"]
+
+    def _read_piece(self, piece: LakePiece, turns: int = 0) -> Iterator[_Rows]:
+        """Yields the rows of a piece by row groups, also if its file is replaced meanwhile."""
+        left = dict(piece.ranges)
+        try:
+            yield from self._read_file(piece.file, left)
+            return
+        except FileNotFoundError:
+            if turns == REPLACED_MAX:
+                raise LakeError(
+                    f"{self.lake / piece.file.path} is missing, and each file that replaced it: do"
+                    " runs of the lake replace them without a pause? Begin the read again"
+                ) from None
+        for each in _replacements(self.lake, piece.file, left):
+            yield from self._read_piece(each, turns + 1)
+
+    def _read_file(self, file: File, left: dict[int, tuple[int, int]]) -> Iterator[_Rows]:
+        """Yields the rows of a file in the ranges `left`, by row groups, and moves these behind
+        them.
+
+        With topics, the columns of the keys are read first, and the others only where a row is
+        wanted.
+        """
+        count = max(left, default=0) + 1
+        start, end, reached = np.zeros((3, count), np.int64)
+        for p, (first, stop) in left.items():
+            start[p], end[p] = first, stop
+        keys = [*KEYS, "topic"] if self.topics else KEYS
+        with ExitStack() as stack:
+            opened = _OpenedFile(self.lake, file, stack, self.cache)
+            footer = opened.footer()
+            there = set(footer.schema.to_arrow_schema().names)
+            more = [name for name in self.schema.names if name not in keys and name in there]
+            if not self.topics:
+                # Nearly all rows of a row group are wanted, and one read of all columns costs less.
+                keys, more = [*keys, *more], []
+            for number in range(footer.num_row_groups):
+                if not _may_have(footer.row_group(number), start, end):
+                    continue
+                rows = opened.read(number, keys)
+                part = np.asarray(rows.column("partition"))
+                offset = np.asarray(rows.column("offset"))
+                known = part < count
+                own = np.where(known, part, 0)
+                mask = known & (offset >= start[own]) & (offset < end[own])
+                if not mask.any():
+                    continue
+                own, at = own[mask], offset[mask]
+                if not (at >= reached[own]).all():
+                    raise LakeError(
+                        f"{self.lake / file.path} has the offsets of a partition out of order, or"
+                        " twice: restore it, or backfill its day"
+                    )
+                np.maximum.at(reached, own, at + 1)
+                if self.topics:
+                    hits = topic_mask(self.topics, rows.column("topic").combine_chunks())
+                    mask &= np.asarray(hits)
+                if mask.any():
+                    if more:
+                        rest = opened.read(number, more)
+                        for name in rest.column_names:
+                            rows = rows.append_column(name, rest.column(name))
+                    if not mask.all():
+                        rows = rows.filter(pa.array(mask))
+                    yield _typed(rows, self.schema), rows.column("partition"), rows.column("offset")
+                for p in map(int, np.flatnonzero(reached)):
+                    left[p] = (int(reached[p]), left[p][1])
+
+
+class _OpenedFile:
+    """A file of a lake, which is opened when its cache lacks something."""
+
+    def __init__(self, lake: LakePath, file: File, stack: ExitStack, cache: RowGroupCache) -> None:
+        """`stack`: closes it."""
+        self._lake = lake
+        self._file = file
+        self._stack = stack
+        self._cache = cache
+        self._opened: pq.ParquetFile | None = None
+
+    def footer(self) -> pq.FileMetaData:
+        """Returns what the end of the file says of its row groups."""
+
+        def load() -> tuple[pq.FileMetaData, int]:
+            found = self._open().metadata
+            return found, found.serialized_size
+
+        return self._cache.get((self._file.path,), load)
+
+    def read(self, number: int, columns: Sequence[str]) -> pa.Table:
+        """Returns some columns of a row group."""
+
+        def load() -> tuple[pa.Table, int]:
+            found = self._open().read_row_group(number, columns, use_threads=False)
+            return found, found.nbytes
+
+        return self._cache.get((self._file.path, number, *columns), load)
+
+    def _open(self) -> pq.ParquetFile:
+        """Opens it at its place. A commit that was just recorded has it where it was staged."""
+        if self._opened is None:
+            try:
+                found = parquet_file(self._lake / self._file.path, pre_buffer=True)
+                self._opened = self._stack.enter_context(found)
+            except FileNotFoundError:
+                if not self._file.staged:
+                    raise
+                found = parquet_file(self._lake / self._file.staged, pre_buffer=True)
+                self._opened = self._stack.enter_context(found)
+        return self._opened
 
 
 def _replacements(
@@ -458,74 +569,6 @@ def _replacements(
         if own:
             found.append(LakePiece(file, own))
     return found
-
-
-def _read_file(
-    lake: LakePath,
-    file: File,
-    left: dict[int, tuple[int, int]],
-    schema: pa.Schema,
-    topics: TopicFilter,
-) -> Iterator[_Rows]:
-    """Yields the rows of a file in the ranges `left`, by row groups, and moves these behind them.
-
-    With topics, the columns of the keys are read first, and the others only where a row is wanted.
-    """
-    count = max(left, default=0) + 1
-    start, end, reached = np.zeros((3, count), np.int64)
-    for p, (first, stop) in left.items():
-        start[p], end[p] = first, stop
-    keys = [*KEYS, "topic"] if topics else KEYS
-    with _opened(lake, file) as opened:
-        there = set(opened.schema_arrow.names)
-        more = [name for name in schema.names if name not in keys and name in there]
-        if not topics:
-            # Nearly all rows of a row group are wanted, and one read of all columns costs less.
-            keys, more = [*keys, *more], []
-        for number in range(opened.num_row_groups):
-            if not _may_have(opened.metadata.row_group(number), start, end):
-                continue
-            rows = opened.read_row_group(number, keys, use_threads=False)
-            part = np.asarray(rows.column("partition"))
-            offset = np.asarray(rows.column("offset"))
-            known = part < count
-            own = np.where(known, part, 0)
-            mask = known & (offset >= start[own]) & (offset < end[own])
-            if not mask.any():
-                continue
-            own, at = own[mask], offset[mask]
-            if not (at >= reached[own]).all():
-                raise LakeError(
-                    f"{lake / file.path} has the offsets of a partition out of order, or twice:"
-                    " restore it, or backfill its day"
-                )
-            np.maximum.at(reached, own, at + 1)
-            if topics:
-                hits = topic_mask(topics, rows.column("topic").combine_chunks())
-                mask &= np.asarray(hits)
-            if mask.any():
-                if more:
-                    rest = opened.read_row_group(number, more, use_threads=False)
-                    for name in rest.column_names:
-                        rows = rows.append_column(name, rest.column(name))
-                if not mask.all():
-                    rows = rows.filter(pa.array(mask))
-                yield _typed(rows, schema), rows.column("partition"), rows.column("offset")
-            for p in map(int, np.flatnonzero(reached)):
-                left[p] = (int(reached[p]), left[p][1])
-
-
-@contextmanager
-def _opened(lake: LakePath, file: File) -> Iterator[pq.ParquetFile]:
-    """Opens a file at its place. A commit that was just recorded has it where it was staged."""
-    with ExitStack() as stack:
-        try:
-            found = stack.enter_context(parquet_file(lake / file.path, pre_buffer=True))
-        except FileNotFoundError:
-            if not file.staged:
-                raise
-            found = stack.enter_context(parquet_file(lake / file.staged, pre_buffer=True))
-        yield found
 
 
 def _may_have(group: Any, start: Integers, end: Integers) -> bool:
