@@ -331,7 +331,7 @@ def _addresses(neighbours: list[Neighbor]) -> dict[int, str]:
 
 logger = logging.getLogger("holdfast")
 
-CHECK_S: Final = 30.0
+CHECK_S: Final = 3.0
 """The interval in seconds of requests to the manager. A reconnect of the broker adds one."""
 CORE_ANN_INTERVAL_S: Final = 10.0
 """The intervals in seconds and the redundancy without a manager and settings."""
@@ -619,7 +619,9 @@ class PaperFederator:
                 async with asyncio.timeout(CHECK_S):
                     await self._check.wait()
             except TimeoutError:
-                pass
+                if self._client is None or not self._client.is_connected:
+                    # The manager removes a member without a broker: it joins when that is back.
+                    continue
             self._check.clear()
             changed = await self._request_assignment(standing)
             if changed is not None:

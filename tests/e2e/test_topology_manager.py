@@ -10,14 +10,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trustme
 
-from holdfast.client import Client
 from holdfast.federation.manager.brokers import MqttBrokers
-from holdfast.federation.manager.state.federation_state import PendingAnnouncement
 from tests.e2e.brokers import MOSQUITTO, SOURCE, Broker, Holdfast, Mosquitto
 from tests.support.manager_process import WAIT_S, ManagerProcess, await_true, command
 
@@ -76,55 +73,18 @@ def test_the_manager_is_killed_and_brokers_die(
     assert manager.stop() == 0
 
 
-async def next_announcement(client: Client, action: str) -> Any:
-    """They are sent several times: the first of an action, whatever comes again before it."""
-    while True:
-        async with asyncio.timeout(WAIT_S):
-            message = await client.receive()
-        assert message is not None
-        assert (message.topic, message.qos, message.retain) == ("federator/topology_ann", 2, False)
-        announcement = json.loads(message.payload)
-        if announcement["action"] == action:
-            return announcement["neighbor"]
-
-
-@needs_mosquitto
-def test_a_published_member_that_is_deaf_at_first_is_told_in_the_end(
-    manager: ManagerProcess, brokers: list[Mosquitto]
-) -> None:
-    """The manager is killed, too, while its announcement finds no subscriber."""
-
-    async def listen() -> None:
-        async with Client("127.0.0.1", brokers[0].port) as client:
-            await client.subscribe(("federator/topology_ann", 2))
-            manager.start()
-            neighbor = {"id": 1, "ip": f"tcp://127.0.0.1:{brokers[1].port}"}
-            assert await next_announcement(client, "NEW") == neighbor
-            manager.ask("DELETE", "/nodes/1")
-            assert await next_announcement(client, "REMOVE") == neighbor
-
-    manager.join(brokers[0])
-    manager.join(brokers[1])
-    manager.kill()
-    asyncio.run(listen())
-
-
 @needs_mosquitto
 def test_the_brokers_of_members(brokers: list[Mosquitto]) -> None:
-    announcement = PendingAnnouncement(receiver=0, about=1, ip="tcp://h:1883", action="NEW")
-
     async def ask() -> None:
         silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         impatient = MqttBrokers(0.3)
         assert await impatient.round_trip_ms(f"tcp://127.0.0.1:{port}", True) is None
-        assert await impatient.announce(f"tcp://127.0.0.1:{port}", announcement, True) is False
         silent.close()
         patient = MqttBrokers(30)
         here = f"tcp://127.0.0.1:{brokers[0].port}"
         trips = await asyncio.gather(*(patient.round_trip_ms(here, True) for _ in range(5)))
         assert all(trip is not None and trip > 0 for trip in trips)
-        assert await patient.announce(here, announcement, True) is True
         brokers[0].kill()
         assert await patient.round_trip_ms(here, True) is None
 

@@ -3,16 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from holdfast.federation.manager.state.federation_state import PendingAnnouncement
-
 
 class FakeBrokers:
     def __init__(self) -> None:
         self.round_trips: dict[str, float | None] = {}
         """By address; 1 ms if it is not here."""
-        self.told: list[PendingAnnouncement] = []
-        self.is_listening = True
-        """Whether announcements find a subscriber."""
         self.on_probe: Callable[[str], Awaitable[None]] | None = None
         """What happens meanwhile."""
         self.dialled: list[str] = []
@@ -30,9 +25,3 @@ class FakeBrokers:
         if self.on_probe is not None:
             await self.on_probe(ip)
         return self.round_trips.get(ip, 1.0)
-
-    async def announce(self, ip: str, announcement: PendingAnnouncement, logs_in: bool) -> bool:
-        self._dial(ip, logs_in)
-        await asyncio.sleep(0)
-        self.told.append(announcement)
-        return self.is_listening

@@ -192,11 +192,6 @@ class TopologyCollector(Collector):
                 "Members that would cut others off if they failed.",
                 len(found.articulation_points),
             ),
-            (
-                "announcements_pending",
-                "Announcements that members have not got yet.",
-                len(state.announcements),
-            ),
             ("frozen", "1 while too many fail at once to remove anybody.", verdict.is_frozen),
             (
                 "database_away",

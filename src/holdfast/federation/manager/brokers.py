@@ -1,23 +1,16 @@
-"""Connects the manager to members' brokers over MQTT, to measure round trips and announce
-neighbours to members of the published protocol.
-"""
+"""Connects the manager to members' brokers over MQTT, to measure round trips."""
 
 import asyncio
 import time
 from secrets import token_hex
 from typing import Final, Protocol
 
-import msgspec
-
 from holdfast.client import Client, ClientError, ConnectionRefused, Options
 from holdfast.client.options import LEVEL_5, LEVEL_311
 from holdfast.client.servers import parse_server
-from holdfast.federation.manager.messages import Neighbor, TopologyAnnouncement
-from holdfast.federation.manager.state.federation_state import PendingAnnouncement
 from holdfast.protocol.mqtt import reasons
 
 PROBE_TOPIC: Final = "federator/topology_bm-0"
-ANNOUNCEMENT_TOPIC: Final = "federator/topology_ann"
 PADDING: Final = b"#@#" + bytes(64)
 _OTHER_LEVEL_REASONS: Final = {
     reasons.UNSUPPORTED_PROTOCOL_VERSION, reasons.PROTOCOL_ERROR, reasons.MALFORMED_PACKET,
@@ -28,10 +21,6 @@ class Brokers(Protocol):
     async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
         """Measures the round trip through a broker; None if it fails. `logs_in`: with the manager's
         name and password."""
-
-    async def announce(self, ip: str, announcement: PendingAnnouncement, logs_in: bool) -> bool:
-        """Publishes an announcement. Returns whether the broker accepted it without reporting that
-        it has no subscriber."""
 
 
 def broker_url(text: str) -> str:
@@ -55,36 +44,20 @@ class MqttBrokers:
     async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._with_client(ip, _round_trip_ms, logs_in)
+                return await self._with_client(ip, logs_in)
         except (ClientError, TimeoutError, ValueError):
             return None
 
-    async def announce(self, ip: str, announcement: PendingAnnouncement, logs_in: bool) -> bool:
-        body = msgspec.json.encode(
-            TopologyAnnouncement(Neighbor(announcement.about, announcement.ip), announcement.action)
-        )
-
-        async def publish(client: Client) -> float:
-            answer = await client.publish(ANNOUNCEMENT_TOPIC, body, qos=2)
-            return float(answer.reason)
-
+    async def _with_client(self, ip: str, logs_in: bool) -> float:
+        """Measures with MQTT 5, or with 3.1.1 if the broker does not support 5."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                reason = await self._with_client(ip, publish, logs_in)
-        except (ClientError, TimeoutError, ValueError):
-            return False
-        return reason != reasons.NO_MATCHING_SUBSCRIBERS
-
-    async def _with_client(self, ip: str, work: "_Work", logs_in: bool) -> float:
-        """Works with MQTT 5, or with 3.1.1 if the broker does not support 5."""
-        try:
-            return await self._at_level(ip, LEVEL_5, work, logs_in)
+            return await self._at_level(ip, LEVEL_5, logs_in)
         except ConnectionRefused as error:
             if error.reason not in _OTHER_LEVEL_REASONS:
                 raise
-        return await self._at_level(ip, LEVEL_311, work, logs_in)
+        return await self._at_level(ip, LEVEL_311, logs_in)
 
-    async def _at_level(self, ip: str, level: int, work: "_Work", logs_in: bool) -> float:
+    async def _at_level(self, ip: str, level: int, logs_in: bool) -> float:
         options = Options(
             level=level,
             client_id=f"holdfast-topology-{token_hex(8)}",
@@ -95,15 +68,11 @@ class MqttBrokers:
         client = Client(servers=[ip], options=options)
         try:
             await client.connect()
-            result = await work(client)
+            result = await _round_trip_ms(client)
             await client.disconnect()
             return result
         finally:
             client.abort()
-
-
-class _Work(Protocol):
-    async def __call__(self, client: Client) -> float: ...
 
 
 async def _round_trip_ms(client: Client) -> float:

@@ -14,7 +14,6 @@ from typing import Final
 
 from msgspec import UNSET
 
-from holdfast.federation.manager.announcer import is_confirmed
 from holdfast.federation.manager.brokers import Brokers, broker_url
 from holdfast.federation.manager.graph.graph import Link
 from holdfast.federation.manager.graph.health import (
@@ -35,7 +34,6 @@ from holdfast.federation.manager.state.federation_state import (
     FederationState,
     JoinToken,
     Member,
-    PendingAnnouncement,
     Policy,
     Rule,
 )
@@ -330,32 +328,9 @@ class Manager:
         for link in report.links:
             if link.up and link.peer in self.state.members:
                 self.round_trips.link_measured(node, link.peer, measured_ms(link.rtt_ms))
-        await self.announced(
-            [
-                each
-                for each in self.state.announcements.values()
-                if each.receiver == node and is_confirmed(each, report)
-            ]
-        )
         self.changes.check_current()
         self.member(node)
         return Desired(self.state.revision, self.neighbors(node))
-
-    async def announced(self, told: list[PendingAnnouncement]) -> None:
-        """Records the announcements; changes decided meanwhile stay. Raises StateStoreError when
-        the database fails."""
-
-        def decide() -> StoredChange[None] | None:
-            after = self.state
-            for each in told:
-                after = desired.announced(after, each)
-            if after is self.state:
-                return None
-            detail = ", ".join(f"{each.receiver} {each.about}" for each in told)
-            return StoredChange(after, "manager", "announced", detail, lambda: None)
-
-        if told:
-            await self.changes.apply(decide)
 
     async def new_join_token(self, valid_s: float, actor: str) -> tuple[str, float]:
         """Returns a new join token and its time of expiry. Raises TooMany or StateStoreError."""

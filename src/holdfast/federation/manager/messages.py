@@ -4,7 +4,7 @@ from typing import Annotated, Generic, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from holdfast.federation.manager.state.federation_state import Action, Rule
+from holdfast.federation.manager.state.federation_state import Rule
 
 Id = Annotated[int, Meta(ge=0)]
 Short = Annotated[str, Meta(max_length=255)]
@@ -86,11 +86,6 @@ class Report(Struct, kw_only=True):
 class Desired(Struct):
     revision: int
     neighbors: list[Neighbor]
-
-
-class TopologyAnnouncement(Struct):
-    neighbor: Neighbor
-    action: Action
 
 
 class NodeView(Struct, kw_only=True):

@@ -8,7 +8,6 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from holdfast.federation.manager.announcer import Schedule, announce_all
 from holdfast.federation.manager.api import CERTIFICATE_NAME, Api, envelope_of_refusal
 from holdfast.federation.manager.brokers import MqttBrokers
 from holdfast.federation.manager.graph.health import measured_ms
@@ -31,14 +30,12 @@ PROBES_AT_ONCE: Final = 32
 class Rounds:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._schedule = Schedule()
         self.tasks: list[asyncio.Task[None]] = []
         """The running tasks. A task that ends without being cancelled has a defect."""
 
     def start(self) -> None:
         self.tasks = [
             asyncio.create_task(self._probe_for_ever()),
-            asyncio.create_task(self._announce_for_ever()),
             asyncio.create_task(self._manager.changes.maintain(self._manager.adopted)),
         ]
 
@@ -82,38 +79,6 @@ class Rounds:
                 logger.error("not_repaired error=%r", str(error))
             interval_s = manager.settings.probe_interval_s
             await asyncio.sleep(max(0.0, start + interval_s - manager.clock()))
-
-    async def announce_due(self) -> None:
-        """Sends the announcements that are due. Raises StateStoreError when the database fails."""
-        manager, state = self._manager, self._manager.state
-        manager.changes.check_current()
-        due = self._schedule.due(state.announcements, manager.clock())
-        receivers = {each.receiver: state.members[each.receiver] for each in due}
-        told = await announce_all(manager.brokers, receivers, due)
-        enough = []
-        for announcement in due:
-            is_enough = self._schedule.sent(announcement, announcement in told, manager.clock())
-            if is_enough and announcement.receiver not in manager.reports:
-                enough.append(announcement)
-        await manager.announced(enough)
-
-    async def _announce_for_ever(self) -> None:
-        manager = self._manager
-        while True:
-            changed = manager.changes.changed
-            try:
-                await self.announce_due()
-            except StateStoreError as error:
-                logger.error("not_announced error=%r", str(error))
-            # What was read again after a loss is a change.
-            is_waiting = manager.state.announcements and not manager.changes.unknown_because
-            due = self._schedule.timer() if is_waiting else None
-            pause_s = None if due is None else max(0.05, due - manager.clock())
-            try:
-                async with asyncio.timeout(pause_s):
-                    await changed.wait()
-            except TimeoutError:
-                pass
 
 
 CONNECTIONS_MAX: Final = 4096

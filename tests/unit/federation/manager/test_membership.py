@@ -1,4 +1,4 @@
-"""Joins, leaves, deaths and announcements of a manager on a real file, with brokers that answer
+"""Joins, leaves and deaths of a manager on a real file, with brokers that answer
 as the test says. The published manager's defects are named where they are met."""
 
 import asyncio
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.federation.manager.announcer import PAUSE_MAX_S, TELLINGS, Schedule
 from holdfast.federation.manager.graph.graph import structure_of
 from holdfast.federation.manager.graph.health import MemberState
 from holdfast.federation.manager.manager import Manager, NoSuchMember
@@ -19,7 +18,6 @@ from holdfast.federation.manager.server import Rounds
 from holdfast.federation.manager.settings import ManagerSettings
 from holdfast.federation.manager.state.federation_state import (
     ChangeRefused,
-    PendingAnnouncement,
     rules_of,
 )
 from holdfast.federation.manager.state.store import StateStore, StateStoreError
@@ -156,7 +154,7 @@ async def test_everything_is_there_after_a_kill(site: Site) -> None:
     await site.manager.leave(2, "test")
     await site.manager.new_join_token(60, "test")
     before = site.manager.state
-    assert before.announcements or before.links
+    assert before.links
     assert site.open().state == before
     actions = [line.action for line in site.store.audit(10)]
     assert actions[:4] == ["join-token", "leave", "join", "links"]
@@ -279,89 +277,6 @@ async def test_a_member_that_comes_back_while_it_is_probed_is_judged_anew(site: 
     await site.rounds.probe_all()
     assert rejoins[0].id == 1
     assert site.manager.verdict().states[1] is MemberState.NEW
-
-
-@in_loop
-async def test_published_members_are_told_until_somebody_listens(site: Site) -> None:
-    """The published announcement is sent once, whether or not anybody is there."""
-    for number in range(4):
-        await site.join(number)
-    site.brokers.is_listening = False
-    await site.rounds.announce_due()
-    first = len(site.brokers.told)
-    assert first
-    await site.rounds.announce_due()
-    assert len(site.brokers.told) == first
-    site.now += PAUSE_MAX_S
-    site.open()
-    site.brokers.is_listening = True
-    wanted = {
-        (0, 1), (0, 2), (1, 2), *((each, 3) for each in site.manager.state.neighbours(3)),
-    }  # fmt: skip
-    for _ in range(TELLINGS):
-        assert site.manager.state.announcements
-        site.brokers.told.clear()
-        await site.rounds.announce_due()
-        assert {(each.receiver, each.about) for each in site.brokers.told} == wanted
-        assert {each.action for each in site.brokers.told} == {"NEW"}
-        site.now += PAUSE_MAX_S
-    assert not site.manager.state.announcements
-
-
-@in_loop
-async def test_who_reports_is_told_until_the_report_agrees(site: Site) -> None:
-    await site.join(0)
-    await site.manager.report(0, Report())
-    await site.join(1)
-    await site.rounds.announce_due()
-    assert site.brokers.told == [
-        PendingAnnouncement(receiver=0, about=1, ip="tcp://10.0.0.1:1883", action="NEW")
-    ]
-    for _ in range(TELLINGS):
-        site.now += PAUSE_MAX_S
-        await site.rounds.announce_due()
-    assert len(site.brokers.told) == 1 + TELLINGS
-    await site.manager.report(0, Report(links=[LinkReport(peer=1, up=False)]))
-    assert not site.manager.state.announcements
-
-
-@in_loop
-async def test_a_removed_member_is_announced_and_told_nothing_itself(site: Site) -> None:
-    for number in range(4):
-        await site.join(number)
-    await site.rounds.announce_due()
-    site.brokers.told.clear()
-    site.now += PAUSE_MAX_S
-    neighbours = site.manager.state.neighbours(0)
-    await site.manager.leave(0, "test")
-    await site.rounds.announce_due()
-    removals = [each for each in site.brokers.told if each.action == "REMOVE" and each.about == 0]
-    assert sorted(each.receiver for each in removals) == neighbours
-    assert all(each.receiver != 0 for each in site.brokers.told)
-
-
-@in_loop
-async def test_members_that_watch_are_not_announced_to(site: Site) -> None:
-    await site.grow(5)
-    await site.manager.leave(2, "test")
-    assert not site.manager.state.announcements
-
-
-def test_pauses_between_announcements_grow() -> None:
-    schedule = Schedule()
-    wanted = {(1, 2): PendingAnnouncement(receiver=1, about=2, ip="tcp://b", action="NEW")}
-    now, sent = 0.0, []
-    for _ in range(9):
-        assert schedule.due(wanted, now) == list(wanted.values())
-        assert not schedule.sent(wanted[1, 2], False, now)
-        due = schedule.timer()
-        assert due is not None
-        sent.append(due - now)
-        assert schedule.due(wanted, due - 0.01) == []
-        now = due
-    assert sent == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    other = {(1, 2): PendingAnnouncement(receiver=1, about=2, ip="tcp://b", action="REMOVE")}
-    assert schedule.due(other, now - 1) == list(other.values())
 
 
 @in_loop

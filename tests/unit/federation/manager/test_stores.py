@@ -10,7 +10,6 @@ from holdfast.federation.manager.state.federation_state import (
     FederationState,
     JoinToken,
     Member,
-    PendingAnnouncement,
 )
 from holdfast.federation.manager.state.store import AuditLine, StateStore, StateStoreError
 
@@ -36,9 +35,6 @@ FULL = FederationState(
     pinned=frozenset({(0, 3)}),
     forbidden=frozenset({(0, 4)}),
     tokens={"00ff": JoinToken(expires_at_s=12.25), "11": JoinToken(expires_at_s=1.0, used_by=3)},
-    announcements={
-        (3, 0): PendingAnnouncement(receiver=3, about=0, ip="tcp://a:1", action="REMOVE")
-    },
 )
 
 

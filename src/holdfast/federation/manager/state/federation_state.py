@@ -13,7 +13,6 @@ from holdfast.federation.manager.graph.placement import Latency, Strategy, place
 from holdfast.federation.manager.graph.rebalance import rebalance, within_rules
 from holdfast.federation.manager.graph.repair import Cost, GraphRules, Repaired, repair
 
-Action: TypeAlias = Literal["NEW", "REMOVE"]
 Rule: TypeAlias = Literal["pin", "forbid", "none"]
 DEGREE_MIN: Final = 2
 
@@ -56,15 +55,6 @@ class JoinToken(Struct, frozen=True, kw_only=True):
     """The broker of a member that was taken for dead, if the operator vouches for that."""
 
 
-class PendingAnnouncement(Struct, frozen=True, kw_only=True):
-    """An announcement of a neighbour that a member of the published protocol still needs."""
-
-    receiver: int
-    about: int
-    ip: str
-    action: Action
-
-
 @dataclass(frozen=True)
 class FederationState:
     """The members, links, rules and tokens, with their revision."""
@@ -77,8 +67,6 @@ class FederationState:
     forbidden: frozenset[Link] = frozenset()
     tokens: dict[str, JoinToken] = field(default_factory=dict)
     """The join tokens by hash."""
-    announcements: dict[Link, PendingAnnouncement] = field(default_factory=dict)
-    """The newest announcement by receiver and neighbour."""
 
     def graph(self) -> Graph:
         return graph_of(self.members, self.links)
@@ -141,12 +129,9 @@ def join(
         # Its broker's address has gone to another member: it cannot be there any more.
         state = _without(state, ghost.id)
     member = _renewed(known, wanted)
-    told = {key: value for key, value in state.announcements.items() if key[0] != known.id}
-    state = replace(state, members=state.members | {known.id: member}, announcements=told)
+    state = replace(state, members=state.members | {known.id: member})
     repaired = within_rules(state.graph(), policy.rules(state), cost)
-    state = _linked(state, repaired.links, frozenset({known.id}))
-    if known.ip != wanted.ip:
-        state = _announce_move(state, known, member)
+    state = replace(state, links=repaired.links)
     return Joined(_next(state), member, False, repaired.problems)
 
 
@@ -171,7 +156,7 @@ def _admit(
     state = replace(state, next_id=state.next_id + 1, members=state.members | {member.id: member})
     graph = graph_of(state.members, links)
     repaired = repair(graph, policy.rules(state), cost)
-    state = _linked(state, repaired.links, frozenset({member.id}))
+    state = replace(state, links=repaired.links)
     return Joined(_next(state), member, True, repaired.problems)
 
 
@@ -245,15 +230,6 @@ def repaired(state: FederationState, policy: Policy, cost: Cost) -> StateChange:
     return _relinked(state, found)
 
 
-def announced(state: FederationState, done: PendingAnnouncement) -> FederationState:
-    """Removes an announcement that the member has received, unless a newer one replaced it."""
-    key = (done.receiver, done.about)
-    if state.announcements.get(key) != done:
-        return state
-    left = {each: value for each, value in state.announcements.items() if each != key}
-    return _next(replace(state, announcements=left))
-
-
 def with_token(
     state: FederationState, token_hash: str, token: JoinToken, now_s: float
 ) -> FederationState:
@@ -274,54 +250,14 @@ def _next(state: FederationState) -> FederationState:
 
 
 def _relinked(state: FederationState, found: Repaired) -> StateChange:
-    return StateChange(_next(_linked(state, found.links, frozenset())), found.problems)
+    return StateChange(_next(replace(state, links=found.links)), found.problems)
 
 
 def _without(state: FederationState, node: int) -> FederationState:
-    gone = state.members[node]
-    state = replace(
+    return replace(
         state,
+        links=frozenset(link for link in state.links if node not in link),
         members={each: member for each, member in state.members.items() if each != node},
-        announcements={key: value for key, value in state.announcements.items() if key[0] != node},
         pinned=frozenset(link for link in state.pinned if node not in link),
         forbidden=frozenset(link for link in state.forbidden if node not in link),
     )
-    for link in state.links:
-        if node in link:
-            state = _announce(state, sum(link) - node, gone, "REMOVE")
-    return replace(state, links=frozenset(link for link in state.links if node not in link))
-
-
-def _linked(
-    state: FederationState, links: frozenset[Link], told: frozenset[int]
-) -> FederationState:
-    """Returns the state with these links. The members `told` receive theirs in the response to
-    their request."""
-    members = state.members
-    changes: list[tuple[frozenset[Link], Action]] = [
-        (state.links - links, "REMOVE"), (links - state.links, "NEW")
-    ]  # fmt: skip
-    for changed, action in changes:
-        for one, other in sorted(changed):
-            for receiver, about in ((one, other), (other, one)):
-                if receiver not in told:
-                    state = _announce(state, receiver, members[about], action)
-    return replace(state, links=links)
-
-
-def _announce_move(state: FederationState, known: Member, member: Member) -> FederationState:
-    """Announces a member's new address to its neighbours as a new neighbour, because the published
-    protocol has no change of address."""
-    for neighbour in state.neighbours(known.id):
-        state = _announce(state, neighbour, member, "NEW")
-    return state
-
-
-def _announce(
-    state: FederationState, receiver: int, about: Member, action: Action
-) -> FederationState:
-    member = state.members.get(receiver)
-    if member is None or member.uuid:
-        return state
-    item = PendingAnnouncement(receiver=receiver, about=about.id, ip=about.ip, action=action)
-    return replace(state, announcements=state.announcements | {(receiver, about.id): item})

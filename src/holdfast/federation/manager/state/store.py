@@ -20,7 +20,6 @@ from holdfast.federation.manager.state.federation_state import (
     FederationState,
     JoinToken,
     Member,
-    PendingAnnouncement,
 )
 from holdfast.sqlite import Trouble, connect, make_durable, transaction, trouble_of
 
@@ -45,10 +44,6 @@ CREATE TABLE rules (
     low INTEGER NOT NULL, high INTEGER NOT NULL, rule TEXT NOT NULL, PRIMARY KEY (low, high)
 ) WITHOUT ROWID;
 CREATE TABLE tokens (hash TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE announcements (
-    receiver INTEGER NOT NULL, about INTEGER NOT NULL, body TEXT NOT NULL,
-    PRIMARY KEY (receiver, about)
-) WITHOUT ROWID;
 CREATE TABLE audit (
     at INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, revision INTEGER NOT NULL,
     actor TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL
@@ -183,9 +178,6 @@ class StateStore:
         meta = dict(ask("SELECT name, value FROM meta"))
         members = [_decode(Member, body) for (body,) in ask("SELECT body FROM members")]
         rules = list(ask("SELECT low, high, rule FROM rules"))
-        announcements = [
-            _decode(PendingAnnouncement, body) for (body,) in ask("SELECT body FROM announcements")
-        ]
         return FederationState(
             revision=meta["revision"],
             next_id=meta["next_id"],
@@ -197,7 +189,6 @@ class StateStore:
                 name: _decode(JoinToken, body)
                 for name, body in ask("SELECT hash, body FROM tokens")
             },
-            announcements={(each.receiver, each.about): each for each in announcements},
         )
 
     def save(self, before: FederationState, after: FederationState, line: AuditLine) -> None:
@@ -222,9 +213,6 @@ class StateStore:
         self._difference("links", ("low", "high"), _pairs(before.links), _pairs(after.links))
         self._difference("rules", ("low", "high"), _rules(before), _rules(after))
         self._difference("tokens", ("hash",), _tokens(before), _tokens(after))
-        self._difference(
-            "announcements", ("receiver", "about"), _announcements(before), _announcements(after)
-        )
         run(
             "INSERT INTO audit (at_s, revision, actor, action, detail) VALUES (?, ?, ?, ?, ?)",
             (line.at_s, after.revision, line.actor, line.action, line.detail),
@@ -283,10 +271,6 @@ def _rules(state: FederationState) -> _Rows:
 
 def _tokens(state: FederationState) -> _Rows:
     return {(name,): (name, _encode(token)) for name, token in state.tokens.items()}
-
-
-def _announcements(state: FederationState) -> _Rows:
-    return {key: (*key, _encode(value)) for key, value in state.announcements.items()}
 
 
 def _encode(value: msgspec.Struct) -> str:
