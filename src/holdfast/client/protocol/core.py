@@ -41,6 +41,8 @@ from holdfast.client.protocol.effects import (
     Traced,
 )
 from holdfast.client.protocol.negotiation import (
+    HTTP_BEGIN,
+    SPEAKS_HTTP,
     ServerLimits,
     authentication_data,
     check_options,
@@ -294,6 +296,9 @@ class ClientProtocol(RequestSender):
         if self.state not in (CONNECTING, CONNECTED):
             return
         self._keep_alive.received(now)
+        if self.state == CONNECTING and data.startswith(HTTP_BEGIN):
+            self._fail(ProtocolError(f"the server {SPEAKS_HTTP}"), now)
+            return
         reader = self._reader
         try:
             reader.feed(data)
@@ -326,7 +331,8 @@ class ClientProtocol(RequestSender):
         """Sends a ping that is due, or ends a connection whose server is silent."""
         if self.state == CONNECTING:
             if self._deadline is not None and now >= self._deadline:
-                self._close(TimedOut(f"no CONNACK within {self.options.connect_timeout_s:g} s"))
+                waited = f"no CONNACK within {self.options.connect_timeout_s:g} s"
+                self._close(TimedOut(f"{waited}: is it the address of an MQTT listener?"))
             return
         if self.state != CONNECTED:
             return

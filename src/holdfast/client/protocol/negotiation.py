@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from holdfast.client.authentication import Authentication
 from holdfast.client.errors import PublishRefused, SubscribeRefused, reason_text
@@ -13,6 +14,10 @@ from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
 from holdfast.protocol.mqtt.packets import Connect, Packet, Properties
 from holdfast.protocol.mqtt.properties import number_of
+
+HTTP_BEGIN: Final = b"HTTP/"
+"""The begin of the answer of an admin port to CONNECT."""
+SPEAKS_HTTP: Final = "speaks HTTP, as an admin port does: give the address of an MQTT listener"
 
 
 def check_options(options: Options) -> None:

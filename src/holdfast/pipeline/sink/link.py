@@ -23,6 +23,8 @@ from holdfast.client.errors import (
 from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5, Options
 from holdfast.client.protocol.negotiation import (
+    HTTP_BEGIN,
+    SPEAKS_HTTP,
     ServerLimits,
     connect_packet,
     reason_string,
@@ -53,8 +55,6 @@ ASKING: Final = (IDENTITY_PROPERTY, "?")
 """A user property of CONNECT: it asks whether the server uses producer sequences."""
 KNOWS: Final = (IDENTITY_PROPERTY, "1")
 """The user property of CONNACK that confirms it."""
-
-_HTTP: Final = b"HTTP/"
 
 
 class BrokerLink:
@@ -160,7 +160,8 @@ def open_link(
             text = f"{server.address}: its certificate is not trusted: {error.verify_message}"
             raise ClientError(text) from None
         if isinstance(error, TimeoutError):
-            raise TimedOut(f"{server.address} did not answer in time") from None
+            text = f"no CONNACK from {server.address}: is it the address of an MQTT listener?"
+            raise TimedOut(text) from None
         if isinstance(error, OSError):
             raise ConnectionLost(f"cannot connect to {server.address}: {error}") from None
         raise
@@ -178,11 +179,8 @@ def _shake_hands(link: BrokerLink, connection: socket.socket, options: Options) 
         data = connection.recv(READ_BYTES)
         if not data:
             raise ConnectionLost(f"{link.server.address} closed the connection after CONNECT")
-        if data.startswith(_HTTP):
-            raise ProtocolError(
-                f"{link.server.address} speaks HTTP, as an admin port does: mqttServers are the "
-                "addresses of MQTT listeners"
-            )
+        if data.startswith(HTTP_BEGIN):
+            raise ProtocolError(f"{link.server.address} {SPEAKS_HTTP}")
         found = link.packets(link.rest + data)
     connack = found[0]
     if not isinstance(connack, Connack) or len(found) > 1:

@@ -123,6 +123,13 @@ def test_nothing_may_come_before_connack(frame: bytes) -> None:
     assert reason_of(core.effects()) == reasons.PROTOCOL_ERROR
 
 
+def test_an_admin_port_is_told() -> None:
+    core = ClientProtocol(Options())
+    core.connect(0.0)
+    core.handle_data(b"HTTP/1.1 400 Bad Request\r\n\r\n", 0.0)
+    assert "give the address of an MQTT listener" in str(closing_error(core.effects()))
+
+
 def test_second_connack_and_packets_of_clients_are_errors() -> None:
     """[MQTT-3.2.0-2]"""
     assert reason_of(connected().send(pk.Connack(False, 0))) == reasons.PROTOCOL_ERROR
