@@ -508,7 +508,11 @@ def outages_of(
 ) -> tuple[list[Row], float | None]:
     """Of one device on a day, by its messages of that day and the one before (when, whether it was
     said to be gone); and its usual interval."""
-    intervals = sorted(b - a for a, b in pairwise([at for at, gone in times if not gone]))
+    seconds: dict[int, int] = {}
+    for at, gone in times:
+        if not gone:
+            seconds.setdefault(at // SECOND, at)
+    intervals = sorted(b - a for a, b in pairwise(seconds.values()))
     usual_us = percentile(intervals, 0.9) if len(intervals) >= 5 else None
     found: list[Row] = []
 

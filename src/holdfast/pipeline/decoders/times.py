@@ -1,8 +1,9 @@
-"""Parses times in payloads: numbers since 1970 in several units, and ISO 8601."""
+"""Parses times in payloads: numbers since 1970 in several units, ISO 8601 and other texts."""
 
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -29,6 +30,8 @@ _DATE: Final = re.compile(
     r"(?:(\d\d?)\.(\d\d?)\.(\d{4})|(\d{4})/(\d\d?)/(\d\d?))[ T](\d\d:\d\d(?::\d\d.*)?)"
 )
 """A date of which the order is certain: 28.11.2026 or 2026/11/28. 3/4/2026 has two meanings."""
+_DIGITS: Final = re.compile(r"20\d{12}")
+"""A date without separators: 20261130110531."""
 _ASP_DATE: Final = re.compile(r"/Date\((\d+)(?:[+-]\d{4})?\)/")
 _ODD_SECONDS: Final = re.compile(r"^(.{11})(24:00:00|23:59:60|\d\d:\d\d:60)(.*)$")
 
@@ -126,6 +129,9 @@ def _from_number(value: int | float) -> int | None:
 
 def _from_text(text: str, zone: ZoneInfo | None, near_us: int) -> int | None:
     if text.isascii() and text.replace(".", "", 1).isdigit():
+        if _DIGITS.fullmatch(text):  # as milliseconds it would be of the year 2600
+            with suppress(ValueError):
+                return _microseconds(datetime.strptime(text, "%Y%m%d%H%M%S"), zone, near_us)
         return _from_number(float(text) if "." in text else int(text))
     seconds = 0
     if len(text) < len("2026-01-01T00") or text[4] != "-":

@@ -37,6 +37,10 @@ READINGS: Final = "readings"
 TOPICS: Final = "topics"
 HINT_FILES_MAX: Final = 24
 """The most files of such a table, one for each hour, that are looked at for hints."""
+HINT_TOPICS_MAX: Final = 1000
+"""The most topics that are looked at for hints."""
+TOPICS_MIN: Final = 3
+"""The fewest topics without a rule that are a hint."""
 CLOCK_MINUTES_MIN: Final = 5
 """The fewest minutes with messages of a device that show a constant offset."""
 CLOCK_SHARE: Final = 0.9
@@ -168,7 +172,7 @@ def _stored(lake: LakePath) -> set[str]:
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns what looks wrong in the tables of a lake, and what may mend it."""
-    found = (_number_hints, _clock_hints, _unit_hints, _dollar_hints)
+    found = (_number_hints, _clock_hints, _unit_hints, _topic_hints)
     return [hint for hints_of in found for hint in hints_of(lake, catalog)]
 
 
@@ -188,22 +192,34 @@ def _newest_rows(
                 yield from found.to_pylist()
 
 
-def _dollar_hints(lake: LakePath, catalog: Catalog) -> list[str]:
-    """Returns a line for topics that begin with `$`, which no rule reads unless it names them."""
+def _topic_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Returns a line for topics that begin with `$`, which no rule reads unless it names them, and
+    one for topics that only the last of the default rules reads."""
     build = catalog.tables[READINGS].build if READINGS in catalog.tables else None
     rules: Sequence[Any] = getattr(build, "rules", ())
-    filters = [each.filter for each in rules if each.filter.startswith("$")]
+    filters = [each.filter for each in rules[:-1]]
     left: Counter[str] = Counter()
     for row in _newest_rows(lake, catalog, TOPICS, ("topic", "messages")):
-        topic = row["topic"]
-        if topic.startswith("$") and not any(matches(each, topic) for each in filters):
-            left[topic] += row["messages"]
-    if not left:
-        return []
-    return [
-        f"{READINGS}: {left.total():,} messages of {len(left):,} topics such as {min(left)} are in "
-        "no row: topics that begin with $ need a rule that names them"
-    ]
+        if row["topic"] in left or len(left) < HINT_TOPICS_MAX:
+            left[row["topic"]] += row["messages"]
+    left = Counter({topic: messages for topic, messages in left.items()
+                    if not any(matches(each, topic) for each in filters)})  # fmt: skip
+    others = [topic for topic in left if not topic.startswith("$")]
+    for topic in others:
+        del left[topic]
+    hints = []
+    if left:
+        hints.append(
+            f"{READINGS}: {left.total():,} messages of {len(left):,} topics such as {min(left)} "
+            "are in no row: topics that begin with $ need a rule that names them"
+        )
+    if len(others) >= TOPICS_MIN:
+        hints.append(
+            f"{READINGS}: {len(others):,} topics such as {min(others)} match no rule, so each is a "
+            "device: `holdfast pipeline infer` proposes rules. A last Rule('#') says that it is "
+            "meant"
+        )
+    return hints
 
 
 def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:

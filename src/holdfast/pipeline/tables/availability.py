@@ -27,8 +27,10 @@ from holdfast.pipeline.tables.stream import REPEATED
 SILENCE_FACTOR: Final = 5
 """The usual intervals of silence that make an outage."""
 USUAL_SHARE: Final = 0.9
-"""The share of intervals that are not longer than the usual one. The median would be 0 for a device
-that sends several messages at once."""
+"""The share of intervals that are not longer than the usual one."""
+BURST_US: Final = 1_000_000
+"""The length in microseconds of the parts of the clock whose messages are one for the usual
+interval. A meter that publishes 14 topics every 10 s would be down between any two telegrams."""
 INTERVALS_MIN: Final = 5
 """The fewest intervals from which a usual one is computed."""
 SILENCE_MIN_US: Final = 10_000_000
@@ -62,7 +64,8 @@ _AVAILABILITY_COLUMNS: Final = (
     Column("availability", "double", "up_s / observed_s; null if nothing was observed"),
     Column("outages", "bigint", "outages on this day"),
     Column("longest_s", "double", "the longest part of one on this day"),
-    Column("usual_interval_s", "double", "nine of ten intervals between messages are not longer; "
+    Column("usual_interval_s", "double", "nine of ten intervals between messages are not longer, "
+           "where those of one second are one; "
            f"null for fewer than {INTERVALS_MIN} intervals: then silence is no outage"),
 )  # fmt: skip
 
@@ -141,7 +144,8 @@ def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Ar
     The messages are those of a day and the one before, in order; there is at least one.
     """
     heard = ~gone
-    usual_us = _usual_us(np.diff(at[heard]))
+    seconds = at[heard] // BURST_US
+    usual_us = _usual_us(np.diff(at[heard][np.diff(seconds, prepend=-1) > 0]))
     is_start = heard.copy()
     is_start[0] = True
     starts = np.flatnonzero(is_start)

@@ -306,9 +306,14 @@ def aggregate_latency(groups: GroupedRows) -> ArrowColumns:
         "wrong_clock": groups.count(groups.rows["latency_us"].is_null()),
         "ahead": groups.count(pc.less(groups.rows["latency_us"], 0)),
         **{name: found.array(name) for name in ("min_ms", "max_ms", "mean_ms", *_SHARES)},
-        "offset_min_ms": pc.divide(groups.least("offset_us").cast(pa.float64()), 1000.0),
-        "offset_max_ms": pc.divide(groups.greatest("offset_us").cast(pa.float64()), 1000.0),
+        "offset_min_ms": _milliseconds(groups.least("offset_us")),
+        "offset_max_ms": _milliseconds(groups.greatest("offset_us")),
     }
+
+
+def _milliseconds(microseconds: pa.Array) -> pa.Array:
+    """Returns the nearest doubles: a clock may be thousands of years off."""
+    return pc.divide(microseconds.cast(pa.float64(), safe=False), 1000.0)
 
 
 def prepare_quality(rows: pa.RecordBatch) -> pa.RecordBatch:

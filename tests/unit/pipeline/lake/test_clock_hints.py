@@ -91,3 +91,18 @@ def test_topics_with_a_dollar_that_no_rule_names_are_told(
     ]
     named = readings_table((Rule("$aws/things/+/shadow/#", decode="ignore"),))
     assert status.hints(tmp_path, load_catalog(tables=[named])) == []
+
+
+def test_topics_that_no_rule_of_the_user_matches_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    topics = ["plug1/tele/STATE", "plug2/tele/STATE", "esp/sensor/a/state", "esp/status"]
+    rows = [{"topic": topic, "messages": 2} for topic in topics * 2]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "topics.parquet")
+    (hint,) = status.hints(tmp_path, load_catalog())
+    assert "3 topics such as esp/sensor/a/state match no rule" in hint
+    assert "`holdfast pipeline infer` proposes rules" in hint
+    for rule in (Rule("+/tele/+", device="level 1"), Rule("#")):
+        table = readings_table((rule,))
+        assert status.hints(tmp_path, load_catalog(tables=[table])) == []

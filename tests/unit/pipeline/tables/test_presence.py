@@ -79,6 +79,17 @@ def test_a_long_silence_has_a_span_of_its_own() -> None:
     assert sum(row["messages"] for row in today) == 200
 
 
+def test_a_burst_of_many_topics_is_one_message_of_the_usual_interval() -> None:
+    """A meter that publishes 14 topics each 11 s is not down between two telegrams."""
+    times = [burst * 11 * SECOND_US + 990_000 + topic * 1000
+             for burst in range(18) for topic in range(14)]  # fmt: skip
+    times.append(times[-1] + 120 * SECOND_US)
+    found = spans([("d", "v", None, at, number, 0) for number, at in enumerate(times)])
+    today = [row for row in found if row["day_us"] == 0]
+    assert [row["heard_us"] for row in today] == times[-2:]
+    assert today[0]["usual_us"] == pytest.approx(11 * SECOND_US, rel=0.01)
+
+
 def test_a_message_of_two_rows_counts_once_and_may_say_that_the_device_is_gone() -> None:
     rows = [
         ("d", "v", None, 0, 0, 0),

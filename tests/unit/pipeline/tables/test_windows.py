@@ -103,6 +103,18 @@ def test_numbers_of_several_units_have_no_statistics() -> None:
     assert [row["stddev"] is None for row in found] == [False, True, True, True]
 
 
+def test_a_clock_that_is_centuries_ahead_stops_no_latency() -> None:
+    schema = pa.schema([("device", pa.string()), ("position", pa.int32()),
+                        *((name, pa.timestamp("us", "UTC"))
+                          for name in ("store_time", "sent_time", "claimed_time")),
+                        ("is_historical", pa.bool_())])  # fmt: skip
+    ahead_us = 18_465_093_378_086_827
+    rows = [("d", 0, 5, 5 + ahead_us, 5 + ahead_us, False), ("d", 0, 5, 4, None, False)]
+    (row,) = folded("latency", schema, rows)
+    assert (row["messages"], row["wrong_clock"], row["max_ms"]) == (2, 1, 0.001)
+    assert row["offset_min_ms"] == -ahead_us / 1000
+
+
 def test_each_client_of_a_topic_counts_once() -> None:
     clients = ["b", "a", None, "b", "a"]
     rows = [("t", 0, b"x" * size, False, client) for size, client in enumerate(clients)]
