@@ -181,7 +181,7 @@ def test_a_wrong_run_is_told_with_its_command(capsys: pytest.CaptureFixture[str]
         seed=5,
         seeds=2,
         charge_cpu=False,
-        gateways=0,
+        gateways=None,
     )
     results = [Result(5, True, "seed 5: well"), Result(6, False, "seed 6: Violation: no")]
     assert summarize(options, results, 2, 9.0) == 1

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.log.batch import Batch
 from holdfast.log.record import Record
+from holdfast.node.delivery import subscribe
 from holdfast.node.failure.disk_watch import DiskWatch
 from holdfast.node.groups import queue_changes as changes
 from holdfast.node.metadata import commands, store
@@ -26,7 +27,7 @@ from holdfast.node.session.session import NEVER_EXPIRES, Session
 from holdfast.node.state.packet_ids import NO_EPOCH
 from holdfast.node.state.recovery import Recovery
 from holdfast.node.state.replicated import ReplicatedState
-from tests.sim.casts import DEVICES, LOG, QOS0, QUEUES, SCHEDULED, TIMED
+from tests.sim.casts import DEVICES, LOG, QOS0, QUEUES, RETAINED, SCHEDULED, TIMED
 from tests.sim.plans import settings_for
 from tests.sim.storing import RaftDisk
 from tests.sim.world import Settings
@@ -46,6 +47,10 @@ def filters_are_told_once() -> AbstractContextManager[object]:
         connected(interest, node)
 
     return patch.object(Qos0Routing, "connected", tell_once)
+
+
+def retained_sets_are_empty() -> AbstractContextManager[object]:
+    return patch.object(subscribe, "start_scan", lambda *arguments, **named: None)
 
 
 def messages_come_twice() -> AbstractContextManager[object]:
@@ -300,6 +305,9 @@ PLANTED = {
         settings(TIMED, "pause", duration_s=6.0),
         "has a second timer",
         4,
+    ),
+    "retained sets are empty": in_cluster(
+        retained_sets_are_empty, settings(RETAINED, gateways=1), ", which retains ", 4
     ),
     "sessions expire at once": in_cluster(
         sessions_expire_at_once, settings(TIMED), "after its connection", 0

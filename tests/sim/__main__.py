@@ -34,7 +34,9 @@ def main() -> int:
         help=f"of {','.join(dict.fromkeys(ALL + DECAY + HOSTILE))}; none; default: by seed",
     )
     parser.add_argument("--casts", default="", help=f"of {','.join(ALL_CASTS)}; default: by seed")
-    parser.add_argument("--gateways", type=int, default=0, help="nodes without data, besides")
+    parser.add_argument(
+        "--gateways", type=int, help="nodes without data, besides; default: by seed"
+    )
     parser.add_argument("--duration", type=float, default=6.0, help="of the faults, in seconds")
     parser.add_argument(
         "--charge-cpu", action="store_true", help="CPU time passes; not the same run every time"
@@ -90,7 +92,7 @@ def _command(options: argparse.Namespace, seed: int) -> str:
     parts = [f"python -m tests.sim --seed {seed}"]
     if options.nodes:
         parts.append(f"--nodes {options.nodes}")
-    if options.gateways:
+    if options.gateways is not None:
         parts.append(f"--gateways {options.gateways}")
     if options.faults:
         parts.append(f"--faults {options.faults}")

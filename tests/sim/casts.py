@@ -25,6 +25,7 @@ from tests.sim.workload import (
     Party,
     Producer,
     Publisher,
+    RetainedReader,
     Retainer,
     SlowPublisher,
     Subscriber,
@@ -55,9 +56,11 @@ SCHEDULED: Final = "scheduled"
 DEVICES: Final = "devices"
 """Sessions that begin again: with Clean Start, or at the moment of their expiry. They play
 beside any other."""
+RETAINED: Final = "retained"
+"""Retained messages, and sessions that begin again to receive them."""
 FEDERATORS: Final = "federators"
 """The state of a member of a federation."""
-ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED, LEAVERS, DEVICES, FEDERATORS)
+ALL_CASTS: Final = (*CASTS, TRAVELLERS, QUEUES, SCHEDULED, LEAVERS, DEVICES, RETAINED, FEDERATORS)
 
 
 def parties(world: "World") -> list[Party]:
@@ -72,6 +75,7 @@ def parties(world: "World") -> list[Party]:
         SCHEDULED: _scheduled,
         LEAVERS: _leavers,
         DEVICES: _devices,
+        RETAINED: _retained,
         FEDERATORS: lambda world: [Federators(world)],
     }
     return [party for cast in world.settings.casts for party in makers[cast](world)]
@@ -91,6 +95,19 @@ def _log(world: "World") -> list[Party]:
         Retainer(world, Client(world, "retainer", 5, clean=True)),
         Dying(world, Client(world, "dying5", 5)),
         Dying(world, Client(world, "dying4", 4, clean=True)),
+    ]
+
+
+def _retained(world: "World") -> list[Party]:
+    return [
+        *(Retainer(world, Client(world, f"retains{n}", 5, clean=True)) for n in range(3)),
+        *(
+            RetainedReader(
+                world,
+                Client(world, f"reads{n}", 4 + n % 2, clean=n > 0, filters=(("r/#", 2 - n % 2),)),
+            )
+            for n in range(4)
+        ),
     ]
 
 

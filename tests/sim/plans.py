@@ -1,6 +1,7 @@
 """What a seed's run is like: how many nodes, who plays, which faults, how dense."""
 
 import random
+from dataclasses import replace
 from typing import Final
 
 from tests.sim.casts import (
@@ -12,6 +13,7 @@ from tests.sim.casts import (
     LOG,
     QOS0,
     QUEUES,
+    RETAINED,
     SCHEDULED,
     TIMED,
     TRAVELLERS,
@@ -28,6 +30,7 @@ from tests.sim.faults import (
     ISOLATE,
     KILL,
     LAG,
+    LASTING,
     LEAVE,
     NETWORK,
     OPERATE,
@@ -72,6 +75,10 @@ ZONED: Final = 0.3
 """In so many of the seeds the nodes are in zones."""
 PAIRS: Final = 0.1
 """In so many of the seeds two nodes play, of which one votes."""
+FED: Final = 0.25
+"""In so many of the fresh seeds there are gateways, or nodes that store a part of the log."""
+RETAINED_PLAY: Final = 0.1
+"""In so many of the fresh seeds, beside the others."""
 TIMED_SKEW_S: Final = 0.02
 """Where times are looked at, but for runs in which clocks are moved."""
 
@@ -163,3 +170,20 @@ def settings_for(
         reads_remotely=not begins_alone and random.Random(f"remote/{seed}").random() < REMOTE_READS,
         begins_alone=begins_alone,
     )
+
+
+def widened(seed: int, settings: Settings) -> Settings:
+    """The same, with nodes that do not store all of the log, and readers of retained messages. The
+    seeds that tests know are played without."""
+    chance = random.Random(f"wide/{seed}")
+    if chance.random() < RETAINED_PLAY:
+        settings = replace(settings, casts=(*settings.casts, RETAINED))
+    is_alone = settings.begins_alone or settings.nodes == 2
+    if chance.random() >= FED or is_alone or settings.reads_remotely:
+        return settings
+    settings = replace(settings, gateways=chance.choice((0, 1, 1, 2)), loses_one=False)
+    keeps_disks = settings.durable and not {WIPE, GO_BACK, DAMAGE, *LASTING} & {*settings.faults}
+    if not keeps_disks or settings.has_witness:
+        return settings
+    factor = chance.choice((1, 2, 2, 3))
+    return replace(settings, replication_factor=factor, min_insync=min(settings.min_insync, factor))

@@ -7,7 +7,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from tests.sim.plans import settings_for
+from tests.sim.plans import settings_for, widened
 from tests.sim.schedule import Violation
 from tests.sim.world import World
 
@@ -26,7 +26,10 @@ def run(options: argparse.Namespace, seed: int, *, is_told: bool = False) -> Res
     if options.faults:
         faults = () if options.faults == "none" else tuple(options.faults.split(","))
     casts = tuple(options.casts.split(",")) if options.casts else None
-    settings = settings_for(seed, options.nodes, faults, options.duration, casts, options.gateways)
+    gateways = options.gateways
+    settings = settings_for(seed, options.nodes, faults, options.duration, casts, gateways or 0)
+    if gateways is None and casts is None and not options.nodes:
+        settings = widened(seed, settings)
     world = World(seed, settings)
     if options.charge_cpu:
         world.cpu_clock = time.thread_time

@@ -345,6 +345,36 @@ class Retainer(Publisher):
             )
 
 
+class RetainedReader(Party):
+    """Subscribes again and again. In the end it has the retained message of each topic last, as
+    retained or live."""
+
+    def __init__(self, world: "World", client: Client) -> None:
+        super().__init__(world, client)
+        self._last: dict[str, str] = {}
+        client.on_message = self._arrived
+
+    def before_connect(self) -> None:
+        if self.client.clean:
+            self._last.clear()
+
+    def _arrived(self, packet: Publish) -> None:
+        self._last[packet.topic.decode()] = packet.payload.decode()
+
+    def look(self) -> None:
+        if self.is_active and self.client.is_connected and self.chance.random() < 0.15:
+            self._connect()
+
+    def unsettled(self) -> str:
+        client = self.client
+        if not client.is_connected:
+            return f"{client.name} is not connected"
+        for topic, text in self.world.checks.retained.items():
+            if topic.startswith("r/") and self._last.get(topic) != text:
+                return f"{client.name} has {self._last.get(topic)} of {topic}, which retains {text}"
+        return ""
+
+
 class Dying(Party):
     """Comes with a will, and ends without a word, mostly. Every will must come whose connection was
     accepted and did not end with a DISCONNECT."""

@@ -75,11 +75,8 @@ class FilterHolds:
         return hold
 
     def _laggards(self, number: int) -> list[str]:
-        return [
-            node
-            for node in sorted(self._receiver.feeders(number))
-            if self._interest.acknowledged(node) < number
-        ]
+        late = {each for each in self._receiver.links if self._interest.acknowledged(each) < number}
+        return sorted(late & self._receiver.feeders(number)) if late else []
 
     def leave_laggards(self, number: int) -> None:
         """Leaves the feeds whose leaders have not acknowledged the filters up to a number."""

@@ -14,7 +14,7 @@ Invariants
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.log.record import Record
@@ -154,6 +154,11 @@ class FeedReceiver:
     def since(self, partition: int) -> float:
         """The time at which the feed of a partition was requested, or lost."""
         return self.partitions[partition].since
+
+    @property
+    def links(self) -> Iterable[str]:
+        """The nodes with a link."""
+        return self._sources
 
     def feeders(self, number: int) -> set[str]:
         """The nodes whose feeds were requested before the filters up to `number` had left."""
