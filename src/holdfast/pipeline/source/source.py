@@ -478,9 +478,10 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         records = sum(each.records for each in ranges)
         # The number of tasks depends on the range only. So a micro-batch that Spark repeats has the
         # same tasks.
-        tasks_max = self.options.tasks or default_tasks(records)
-        tasks = min(tasks_max, max(1, records // TASK_RECORDS))
-        return [*access.plan_tasks(ranges, tasks=tasks)]
+        tasks = min(self.options.tasks or default_tasks(records), max(1, records // TASK_RECORDS))
+        # Only a user can know that the query does not need the order of a topic.
+        whole = not self.options.tasks or tasks <= len(ranges)
+        return [*access.plan_tasks(ranges, whole=whole, tasks=tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Reads the rows of one task."""

@@ -15,6 +15,7 @@ pytest.importorskip("pyspark")
 from holdfast.cli.main import main
 from holdfast.client.log import LogClient, LogGapError, LogMessage, Position
 from holdfast.client.log.reading import lake as lake_reading
+from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.client.log.reading.seam import Seam
 from holdfast.log.batch import Batch
@@ -29,6 +30,7 @@ from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.pipeline.lake.files.files import remove_all
 from holdfast.pipeline.lake.lake import Lake
 from holdfast.pipeline.lake.stores.store import ParquetStore
+from holdfast.pipeline.source import source
 from holdfast.pipeline.source.options import OptionError, parse
 from holdfast.pipeline.source.source import HoldfastReader, HoldfastStreamReader, read_work
 from tests.support.journal_files import TIME_US, Journal, record, serving
@@ -238,6 +240,31 @@ def test_a_stream_goes_over_the_seam_in_order(site: Site, per_trigger: str) -> N
     stream.stop()
     assert sorted(found) == site.expected()
     assert_ordered(found)
+
+
+def test_a_stream_has_more_tasks_than_partitions_if_the_user_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "TASK_RECORDS", 1)
+    monkeypatch.setattr(offsets, "SPLIT_RECORDS_MIN", 1)
+    site.grown()
+    for tasks, most in (("9", 9), ("3", 3), ("", 4)):
+        monkeypatch.setattr(source, "default_tasks", lambda _: 100)
+        more = {"tasks": tasks} if tasks else {}
+        options = parse(site.options(startingOffsets="earliest", **more))
+        stream = HoldfastStreamReader(options, SCHEMA)
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, stream.getDefaultReadLimit())
+        works = stream.partitions(start, end)
+        found = [keys(read(stream, [work])) for work in works]
+        stream.stop()
+        assert len(works) == most
+        assert sorted(key for own in found for key in own) == site.expected()
+        for own in found:
+            assert_ordered(own)
+        if most <= 4:
+            homes = [{p for p, _ in own} for own in found]
+            assert sum(map(len, homes)) == len(set[int]().union(*homes))
 
 
 def compact(site: Site) -> None:
