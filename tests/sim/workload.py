@@ -352,14 +352,20 @@ class RetainedReader(Party):
     def __init__(self, world: "World", client: Client) -> None:
         super().__init__(world, client)
         self._last: dict[str, str] = {}
+        self._seen: set[str] = set()
         client.on_message = self._arrived
 
     def before_connect(self) -> None:
         if self.client.clean:
             self._last.clear()
+            self._seen.clear()
 
     def _arrived(self, packet: Publish) -> None:
-        self._last[packet.topic.decode()] = packet.payload.decode()
+        """A repetition is of a message whose PUBACK was late, and behind a later one perhaps."""
+        text = packet.payload.decode()
+        if text not in self._seen:
+            self._seen.add(text)
+            self._last[packet.topic.decode()] = text
 
     def look(self) -> None:
         if self.is_active and self.client.is_connected and self.chance.random() < 0.15:
