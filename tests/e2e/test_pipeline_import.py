@@ -115,7 +115,7 @@ def test_a_file_is_imported_once(
             file.write("l1,d1,yesterday,1\nl1,a/b,1,1\n")
         assert main(words) == 1
         error = capsys.readouterr().err
-        assert "holdfast: history.csv:8002: at is 'yesterday', which is no time\n" in error
+        assert "holdfast: history.csv:8002: at is 'yesterday', which is no time (" in error
         assert "2 rows can be no messages, so nothing was imported" in error
         assert messages(broker) == found
         assert main([*check, "--skip-bad"]) == 0

@@ -36,8 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time",
         metavar="FIELD",
-        help="field with the time of the row, which the payload gets as ts; now: the rows are of "
-        "the time of the import (default: the payload has ts, timestamp, time or event_time)",
+        help="field of the row, or of a JSON payload, with the time, which the payload gets as ts; "
+        "now: no time is added (default: the payload has ts, timestamp, time or event_time)",
     )
     parser.add_argument("--format", choices=("json", "csv", "parquet"), help="format of the files")
     parser.add_argument(
@@ -65,6 +65,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     for prefix, where in (("", "--to"), ("from-", "the other broker")):
         _add_login(parser, prefix, where)
+    _add_format(parser)
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--zone", help="zone of times that name none, such as Europe/Berlin (UTC)")
+    parser.add_argument(
+        "--time-format",
+        metavar="FORMAT",
+        help="format of times as texts, such as '%%d/%%m/%%Y %%H:%%M'",
+    )
+    parser.add_argument(
+        "--delimiter",
+        type=_delimiter,
+        metavar="CHARACTER",
+        help="between the fields of CSV: one character, or tab (default: by the first line)",
+    )
+    parser.add_argument(
+        "--decimal", choices=(",", "."), default="", help="decimal separator in CSV (default .)"
+    )
+
+
+def _delimiter(text: str) -> str:
+    text = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(text) != 1 or text in '"\r\n':
+        raise argparse.ArgumentTypeError(f"{text!r} is no delimiter: one character, or tab")
+    return text
 
 
 def _add_login(parser: argparse.ArgumentParser, prefix: str, where: str) -> None:
@@ -106,14 +132,14 @@ def replay(args: argparse.Namespace) -> int:
     """Publishes messages of a lake again."""
     from holdfast.pipeline.imports.files import replay_lake
     from holdfast.pipeline.imports.rows import ImportFailed
+    from holdfast.pipeline.source.options import OptionError
 
     try:
         count = replay_lake(
             args.lake, args.topics or ["#"], args.from_time, args.to_time, _target(args)
         )
-    except ImportFailed as error:
-        print(f"holdfast: {error}", file=sys.stderr)
-        return EXIT_BAD_ROWS
+    except (ImportFailed, OptionError) as error:
+        return _failed(error, "--broker")
     print(f"{args.lake}: {count:,} messages are in the log of {args.to}")
     return 0
 
@@ -121,15 +147,21 @@ def replay(args: argparse.Namespace) -> int:
 def import_past(args: argparse.Namespace) -> int:
     """Imports files, or the retained messages of a broker."""
     from holdfast.pipeline.imports.rows import ImportFailed
+    from holdfast.pipeline.source.options import OptionError
 
     of_broker = [each for each in args.sources if each.startswith(SCHEMES)]
     try:
         if of_broker or args.retained:
             return _import_retained(args, of_broker)
         return _import_files(args)
-    except ImportFailed as error:
-        print(f"holdfast: {error}", file=sys.stderr)
-        return EXIT_BAD_ROWS
+    except (ImportFailed, OptionError) as error:
+        return _failed(error, "--to" if not of_broker else "the address")
+
+
+def _failed(error: Exception, option: str) -> int:
+    """Prints an error with the command's option in place of that of the sink."""
+    print(f"holdfast: {str(error).replace('mqttServers', option)}", file=sys.stderr)
+    return EXIT_BAD_ROWS
 
 
 def _import_retained(args: argparse.Namespace, of_broker: list[str]) -> int:
@@ -153,12 +185,13 @@ def _import_retained(args: argparse.Namespace, of_broker: list[str]) -> int:
 
 def _import_files(args: argparse.Namespace) -> int:
     from holdfast.pipeline.imports.files import BAD_SHOWN, FileImport
-    from holdfast.pipeline.imports.rows import ImportFailed, ImportRule
+    from holdfast.pipeline.imports.rows import CsvFormat, ImportFailed, ImportRule
 
     if not args.topic:
         raise ImportFailed("where do the rows go? Give --topic, such as 'plant/{line}/{device}'")
-    rule = ImportRule(args.topic, args.payload, args.time)
-    files = [FileImport(Path(each), rule, args.format or "") for each in args.sources]
+    rule = ImportRule(args.topic, args.payload, args.time, args.zone, args.time_format)
+    form = CsvFormat(args.delimiter or "", args.decimal)
+    files = [FileImport(Path(each), rule, args.format or "", form) for each in args.sources]
     for file in files:
         file.check()
         for example in file.examples:

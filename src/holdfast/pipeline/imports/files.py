@@ -28,7 +28,15 @@ from holdfast.client.log import LogClient, LogGapError, LogMessage, LogOptionErr
 from holdfast.client.options import Options
 from holdfast.client.protocol.effects import Message
 from holdfast.client.servers import Server
-from holdfast.pipeline.imports.rows import BadRow, ImportFailed, ImportRule, kind_of, read_rows
+from holdfast.pipeline.imports.rows import (
+    CSV_FORMAT,
+    BadRow,
+    CsvFormat,
+    ImportFailed,
+    ImportRule,
+    kind_of,
+    read_rows,
+)
 from holdfast.pipeline.sink.identity import write_job
 from holdfast.pipeline.sink.link import PublishError, tls_context
 from holdfast.pipeline.sink.options import SinkOptions, parse
@@ -156,11 +164,13 @@ class FileImport:
     rule: ImportRule
     kind: str = ""
     """The format. Empty: by the file's name."""
+    form: CsvFormat = CSV_FORMAT
     good: int = 0
     bad: int = 0
     examples: list[str] = field(default_factory=list)
     """The first bad rows, with their places."""
     topics: TopicCount = field(default_factory=TopicCount)
+    _newly_good: int = 0
     _digest: str = ""
     _stamp: tuple[int, int] = (0, 0)
 
@@ -168,7 +178,7 @@ class FileImport:
         """Reads the file without sending anything. Raises ImportFailed if it cannot be read."""
         self.kind = self.kind or kind_of(self.path)
         self._stamp = self._stat()
-        self._digest = self._hash()
+        self._newly_good = 0
         for number, message in self._messages():
             if isinstance(message, BadRow):
                 self.bad += 1
@@ -177,6 +187,7 @@ class FileImport:
             else:
                 self.good += 1
                 self.topics.add(message[0])
+        self._digest = self._hash()
 
     def publish(self, options: Mapping[str, str]) -> int:
         """Publishes the good rows, and returns their number when the broker has them all.
@@ -203,19 +214,23 @@ class FileImport:
             )
 
     def _messages(self) -> Iterator[tuple[int, tuple[str, bytes] | BadRow]]:
-        for number, row in read_rows(self.path, self.kind):
+        for number, row in read_rows(self.path, self.kind, self.form):
             found: tuple[str, bytes] | BadRow
             if isinstance(row, BadRow):
                 found = row
             else:
                 try:
                     found = self.rule.message(row)
+                    self._newly_good += self.rule.is_newly_good(row)
                 except BadRow as error:
                     found = error
             yield number, found
 
     def _hash(self) -> str:
         digest = sha256(repr((self.kind, self.rule)).encode())
+        later = (self.form, self.rule.zone, self.rule.time_format, self._newly_good > 0)
+        if later != (CSV_FORMAT, None, None, False):  # else the producer is that of 0.1
+            digest.update(repr(later).encode())
         try:
             with open(self.path, "rb") as file:
                 while part := file.read(1 << 20):

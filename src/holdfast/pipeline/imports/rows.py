@@ -7,14 +7,17 @@ import csv
 import json
 import re
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from gzip import GzipFile
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 import pyarrow as pa
@@ -129,6 +132,8 @@ CSV_ROW_MAX: Final = 8 << 20
 """The most characters of a row of CSV, which may have several lines."""
 PARQUET_ROW_MAX: Final = 16 << 20
 """The most bytes of a row of Parquet."""
+DELIMITERS: Final = (",", ";", "\t", "|")
+"""The delimiters of CSV of which the first line may show one."""
 NUMBER: Final = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,17})?([eE][+-]?\d{1,3})?")
 """A field of CSV that is a number. `007` and `+1` stay texts, because they may be names."""
 VALUES: Final = (ValueError, OverflowError)
@@ -136,15 +141,37 @@ VALUES: Final = (ValueError, OverflowError)
 or a text that is no UTF-8."""
 WORDS: Final = {"": None, "true": True, "True": True, "false": False, "False": False}
 
+NO_UTF8: Final = (
+    "it is no UTF-8. If it is Latin-1, make UTF-8 of it: iconv -f LATIN1 -t UTF-8 OLD > NEW"
+)
+INFLUX: Final = (
+    "it is annotated CSV of InfluxDB. Make one table of it: awk "
+    "'/^,/ { sub(/^,/, \"\"); if (!/^result,table,/ || !n++) print }' OLD.csv > NEW.csv"
+)
+
 Row = dict[str, Any]
 NumberedRow = tuple[int, Row | BadRow]
 """The line of a text or the row of a Parquet file, from 1, and the row or what is wrong with it."""
 
 
-def read_rows(path: Path, kind: str) -> Iterator[NumberedRow]:
+@dataclass(frozen=True)
+class CsvFormat:
+    """The way in which a CSV file is written, as far as the command says it."""
+
+    delimiter: str = ""
+    """Empty: the one of the first line, if that is certain, or a comma."""
+    decimal: str = ""
+    """`,` or `.` in numbers. Empty: a point, and between other delimiters than a comma a number
+    with a comma is a bad row, because it would become a text."""
+
+
+CSV_FORMAT: Final = CsvFormat()
+
+
+def read_rows(path: Path, kind: str, form: CsvFormat = CSV_FORMAT) -> Iterator[NumberedRow]:
     """Yields the rows of a file. Raises ImportFailed if it cannot be read."""
     try:
-        yield from READERS[kind](path)
+        yield from READERS[kind](path, form)
     except (OSError, EOFError, zlib.error, pa.ArrowException, *VALUES) as error:
         text = str(error).strip().splitlines()
         raise ImportFailed(f"{path} cannot be read: {text[0] if text else repr(error)}") from None
@@ -162,12 +189,20 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def _json(path: Path) -> Iterator[NumberedRow]:
+def _utf16(path: Path) -> ImportFailed:
+    return ImportFailed(
+        f"{path} is UTF-16. Make UTF-8 of it: iconv -f UTF-16 -t UTF-8 {path} > utf8-{path.name}"
+    )
+
+
+def _json(path: Path, _: CsvFormat) -> Iterator[NumberedRow]:
     with _opened(path) as file:
         # In pieces: byte by byte, a small .gz of blanks takes minutes.
         begin = b""
         while not begin and (piece := file.read(BLANKS_BYTES)):
             begin = piece.lstrip(b" \t\r\n")[:1]
+    if begin in (BOM_UTF16_BE[:1], BOM_UTF16_LE[:1]):
+        raise _utf16(path)
     if begin == b"[":
         yield from _json_list(path)
         return
@@ -200,15 +235,22 @@ def _object(text: bytes) -> Row | BadRow:
     return found if isinstance(found, dict) else BadRow("it is no JSON object")
 
 
-def _csv(path: Path) -> Iterator[NumberedRow]:
+def _csv(path: Path, form: CsvFormat) -> Iterator[NumberedRow]:
     with _opened(path) as file:
         text = TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
         source = CsvLines(text, path)
-        lines = csv.reader(source, strict=True)
+        first = source.first()
+        if first[:2].encode("utf-8", "surrogateescape") in (BOM_UTF16_BE, BOM_UTF16_LE):
+            raise _utf16(path)
+        delimiter = form.delimiter or _delimiter(first)
+        decimal = form.decimal or ("." if delimiter == "," else "")
+        lines = csv.reader(source, delimiter=delimiter, strict=True)
         try:
             names = next(lines, [])
         except csv.Error as error:
             raise ImportFailed(f"{path}:1: {error}") from None
+        if names and names[0] in ("#group", "#datatype", "#default"):
+            raise ImportFailed(f"{path}:1: {INFLUX}")
         if len(set(names)) != len(names) or not all(names):
             raise ImportFailed(f"{path}:1: the first line must name each column once: {names}")
         while True:
@@ -222,15 +264,29 @@ def _csv(path: Path) -> Iterator[NumberedRow]:
                 continue
             if not values:
                 continue  # an empty line
+            row: Row | BadRow
             if len(values) != len(names):
-                yield (
-                    lines.line_num,
-                    BadRow(f"{len(values)} fields, the first line has {len(names)}"),
+                row = BadRow(
+                    f"{len(values)} fields between {delimiter!r}, the first line has {len(names)} "
+                    "(--delimiter gives another one)"
                 )
             elif not "".join(values).isascii() and not _is_utf8(values):
-                yield lines.line_num, BadRow("it is no UTF-8")
+                row = BadRow(NO_UTF8)
             else:
-                yield lines.line_num, dict(zip(names, map(csv_value, values), strict=True))
+                try:
+                    row = {n: csv_value(v, decimal) for n, v in zip(names, values, strict=True)}
+                except BadRow as error:
+                    row = error
+            yield lines.line_num, row
+
+
+def _delimiter(line: str) -> str:
+    """Returns the one delimiter by which the first line has several columns, or a comma."""
+    with suppress(csv.Error):
+        found = [each for each in DELIMITERS if len(next(csv.reader([line], delimiter=each))) > 1]
+        if len(found) == 1:
+            return found[0]
+    return ","
 
 
 class CsvLines:
@@ -242,12 +298,18 @@ class CsvLines:
         """The characters of the row. The reader sets it to 0 before each row."""
         self._text = text
         self._path = path
+        self._first = ""
+
+    def first(self) -> str:
+        """Returns the first line, which stays the next one."""
+        self._first = self._text.readline(CSV_ROW_MAX + 1)
+        return self._first
 
     def __iter__(self) -> "CsvLines":
         return self
 
     def __next__(self) -> str:
-        line = self._text.readline(CSV_ROW_MAX + 1)
+        line, self._first = self._first or self._text.readline(CSV_ROW_MAX + 1), ""
         self.characters += len(line)
         if self.characters > CSV_ROW_MAX:
             raise ImportFailed(f"{self._path}: a row of more than {CSV_ROW_MAX} characters")
@@ -260,17 +322,24 @@ def _is_utf8(values: list[str]) -> bool:
     return not any("\ud800" <= one <= "\udfff" for value in values for one in value)
 
 
-def csv_value(text: str) -> Any:
-    """Returns a field of CSV as a number, a truth value, null if it is empty, or a text."""
+def csv_value(text: str, decimal: str = ".") -> Any:
+    """Returns a field of CSV as a number, a truth value, null if it is empty, or a text. Raises
+    BadRow."""
     if text in WORDS:
         return WORDS[text]
-    match = NUMBER.fullmatch(text)
-    if match is None:
-        return text
-    return int(text) if match[2] is match[3] is None else float(text)
+    comma = decimal != "." and text.count(",") == 1
+    match = NUMBER.fullmatch(text.replace(",", ".") if comma else text)
+    if match is None or (decimal == "," and "." in text):
+        return text  # also 1.234 beside decimal commas, which may be thousands
+    if comma and not decimal:
+        raise BadRow(
+            f"{text!r} may be a number with a decimal comma: --decimal , makes numbers of these, "
+            "--decimal . leaves them texts"
+        )
+    return int(match[0]) if match[2] is match[3] is None else float(match[0])
 
 
-def _parquet(path: Path) -> Iterator[NumberedRow]:
+def _parquet(path: Path, _: CsvFormat) -> Iterator[NumberedRow]:
     with (
         open(path, "rb") as pages,
         pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file,
@@ -328,7 +397,7 @@ def iso(at: datetime) -> str:
     return at.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
-READERS: Final[dict[str, Callable[[Path], Iterator[NumberedRow]]]] = {
+READERS: Final[dict[str, Callable[[Path, CsvFormat], Iterator[NumberedRow]]]] = {
     "json": _json,
     "csv": _csv,
     "parquet": _parquet,
@@ -338,6 +407,7 @@ KINDS: Final = {
     ".jsonl": "json",
     ".ndjson": "json",
     ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
 }
 
@@ -361,9 +431,17 @@ class ImportRule:
     payload: str | None = None
     """The field that is the payload. None: a JSON object of the fields not in the topic."""
     time: str | None = None
-    """The field with the time, which the payload gets as `ts`. NOW: none. None: it has one."""
+    """The field with the time, which the payload gets as `ts`. It may be in the payload. NOW: none.
+    None: the payload has a field of TIME_FIELDS."""
+    zone: str | None = field(default=None, repr=False)
+    """The zone of times that name none. None: UTC."""
+    time_format: str | None = field(default=None, repr=False)
+    """The format of times as texts, like %d/%m/%Y %H:%M:%S."""
 
     def __post_init__(self) -> None:
+        if (self.zone or self.time_format) and self.time in (None, NOW):
+            raise ImportFailed("--zone and --time-format are for the times of --time FIELD")
+        self._zone()
         sample = _FIELD.sub("x", self.topic)
         try:
             decode_topic(sample.encode())
@@ -375,6 +453,22 @@ class ImportRule:
     def message(self, row: Row) -> tuple[str, bytes]:
         """Returns the topic and payload of a row. Raises BadRow."""
         return self._topic(row), self._payload(row)
+
+    def is_newly_good(self, row: Row) -> bool:
+        """Returns whether 0.1 made no message of a row that is one now. Its imports with --skip-bad
+        numbered the rows without it, so the numbers of its producer mean other rows."""
+        if self.payload is None or self.time in (None, NOW):
+            return False
+        return self.time not in row or not isinstance(self._document(row)[1], dict | int | float)
+
+    def _zone(self) -> ZoneInfo | None:
+        try:
+            return None if self.zone is None else ZoneInfo(self.zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ImportFailed(
+                f"--zone {self.zone} is not known; a name such as Europe/Berlin (where no zone is "
+                "known: pip install tzdata)"
+            ) from None
 
     def _fields(self) -> Iterator[str]:
         yield from _FIELD.findall(self.topic)
@@ -404,43 +498,57 @@ class ImportRule:
             left = {*self._fields(), self.time}
             fields = {name: plain(each) for name, each in row.items() if name not in left}
             return self._with_time(row, {n: each for n, each in fields.items() if each is not None})
-        value = _value(row, self.payload)
+        raw, value = self._document(row)
+        if raw is not None and self.time == NOW:
+            return raw
+        if isinstance(value, dict) and raw and self.time is None and not TIMES.isdisjoint(value):
+            return raw  # as it came
+        if isinstance(value, bytes | list) or (self.time == NOW and value is None):
+            raise BadRow(
+                f"the payload {self.payload} is {_shown(value)}, which cannot have the time of the "
+                "row; --time now leaves texts and bytes unchanged, without that time"
+            )
+        return self._with_time(row, plain(value if isinstance(value, dict) else {VALUE: value}))
+
+    def _document(self, row: Row) -> tuple[bytes | None, Any]:
+        """Returns the bytes of a payload that is a text or binary, and its value: that of the JSON,
+        or the text. Raises BadRow."""
+        value = _value(row, self.payload or "")
         try:
             raw = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError:
             raise BadRow(f"the payload {self.payload} is no Unicode") from None
-        raw = raw if isinstance(raw, bytes) else None
-        if raw is not None and self.time == NOW:
-            return raw
-        if raw is not None:
-            try:
-                value = msgspec.json.decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                value = None
-            if isinstance(value, dict) and self.time is None and not TIMES.isdisjoint(value):
-                return raw  # as it came
-        if isinstance(value, int | float):
-            value = {VALUE: value}
-        if not isinstance(value, dict):
-            raise BadRow(
-                f"the payload {self.payload} is no JSON object and no number, so it cannot have "
-                "the time of the row; --time now imports it without"
-            )
-        return self._with_time(row, plain(value))
+        if not isinstance(raw, bytes):
+            return None, value
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return raw, msgspec.json.decode(raw)
+        with suppress(UnicodeDecodeError):
+            return raw, raw.decode()
+        return raw, raw
 
     def _with_time(self, row: Row, fields: dict[str, Any]) -> bytes:
         if self.time is not None and self.time != NOW:
-            value = _value(row, self.time)
-            time_us = None if isinstance(value, bool) else parse_time(plain(value))
+            is_inside = self.time not in row and self.time in fields
+            value = _value(fields if is_inside else row, self.time)
+            is_local = isinstance(value, datetime) and value.tzinfo is None
+            text = value.isoformat() if is_local else plain(value)
+            time_us = (
+                None
+                if isinstance(value, bool)
+                else parse_time(text, self._zone(), time_format=self.time_format)
+            )
             if time_us is None:
-                raise BadRow(f"{self.time} is {_shown(value)}, which is no time")
+                raise BadRow(
+                    f"{self.time} is {_shown(value)}, which is no time (--time-format names the "
+                    "format of texts, such as %d/%m/%Y %H:%M:%S)"
+                )
             try:
                 at = _EPOCH + timedelta(microseconds=time_us)
             except OverflowError:
                 raise BadRow(f"{self.time} is {_shown(value)}, beyond the year 9999") from None
-            if TIME in fields:
+            if TIME in fields and not (is_inside and self.time == TIME):
                 raise BadRow(f"it has a field {TIME} beside the time {self.time}")
-            fields = {TIME: iso(at), **fields}
+            fields = {TIME: None, **fields} | {TIME: iso(at)}
         elif self.time is None and TIMES.isdisjoint(fields):
             raise BadRow(
                 f"it has no time ({', '.join(TIME_FIELDS)}): name its field with --time, or give "
