@@ -276,13 +276,14 @@ class ClusterNode(Parts):
 
     def handle_disk(self, is_stalled: bool, now: float) -> None:
         """Handles a write of the disk that takes too long, or the end of such a stall."""
-        self.detector.set_stalled(is_stalled, now)
+        # Processes of one machine do not report their common disk: see `Fitness.shares_disk`.
+        self.detector.set_stalled(is_stalled and self.usage is None, now)
         self.effects.check_own_health(now)
         self.effects.run()
 
     def handle_space(self, is_full: bool, now: float) -> None:
         """Handles a disk that has only its reserve left, or has space again."""
-        self.detector.set_full(is_full, now)
+        self.detector.set_full(is_full and self.usage is None, now)
         self.effects.check_own_health(now)
         self.space.set_full(is_full, now)
         self.effects.run()

@@ -57,6 +57,16 @@ class Fitness:
             return "its disk is damaged"
         return "" if cluster_node.meta.has_majority(now) else "it is in contact with no majority"
 
+    @property
+    def shares_disk(self) -> bool:
+        """Whether the nodes are processes of one machine, with one disk and each record once.
+
+        Another one cannot take over if the disk is full or hangs. Counter-example: process 1
+        reports the full disk a moment before process 0 does. The controller takes it for down,
+        closes its sessions and sends its clients away, and they have nowhere to go.
+        """
+        return self._cluster_node.usage is not None
+
     def redirect_reason(self) -> str:
         """The reason why clients should use other nodes, or "" if there is none."""
         metadata = self._cluster_node.context.metadata
@@ -70,9 +80,10 @@ class Fitness:
             return "the disk of this node is damaged"
         if self._cluster_node.state.has_stopped_partition and self.has_other_replicas():
             return "an invariant of a partition does not hold at this node"
-        if self._disk.is_stalled:
+        if self._disk.is_stalled and not self.shares_disk:
             return "the disk of this node does not answer"
-        if phase == NodePhase.DOWN and self._cluster_node.state.disk_full:
+        is_full = self._cluster_node.state.disk_full and not self.shares_disk
+        if phase == NodePhase.DOWN and is_full:
             return "the disk of this node is full"
         if phase == NodePhase.DRAINING:
             return DRAINED
