@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,3 +153,15 @@ def test_a_log_that_is_forgotten_during_a_read_is_not_empty(name: str) -> None:
     asyncio.run(READS[name](Reading(forgets=False)))  # type: ignore[arg-type]
     with pytest.raises(ApiRefusal):
         asyncio.run(READS[name](Reading(forgets=True)))  # type: ignore[arg-type]
+
+
+def test_each_read_in_a_thread_looks_whether_the_log_is_still_there() -> None:
+    """The other routes read through a `WholeLog`."""
+    source = Path(__file__).parents[3] / "src/holdfast/api"
+    unguarded = {
+        path.name
+        for path in source.rglob("*.py")
+        if "reads.in_thread(" in (text := path.read_text()) and "restarts" not in text
+    }
+    # It reads open files, after a plan.
+    assert unguarded == {"log_routes.py"}
