@@ -474,6 +474,33 @@ def test_a_reader_goes_on_without_a_lake_that_is_away_too_long() -> None:
     assert world.reads.lake.given_up == 1
 
 
+def test_a_lake_that_was_refused_is_read_again() -> None:
+    world, effect = waiting_world()
+    found: list[tuple[list[Record], list[int], int]] = []
+    world.check = lambda _, result: found.append(result)  # type: ignore[assignment,method-assign]
+    answer = world.answer_lake
+
+    def refuse() -> None:
+        world.requests.clear()
+        world.reads.lake_failed("the lake of another log", is_final=True)
+
+    world.answer_lake = refuse  # type: ignore[method-assign]
+    while not found:
+        world.turn(1.0)
+    assert found[0][2] == sum(effect.limits)
+    # Another lake is in its place, and is checked.
+    world.answer_lake, world.is_away = answer, False  # type: ignore[method-assign]
+    world.reads.handle(LAKE, encode_fetched(FetchedFrame(number=0), [])[0])
+    world.asked.append(effect)
+    world.gaps_at[effect] = 0
+    world.carry_out(effect)
+    while len(found) < 2:
+        world.turn(1.0)
+    assert found[1][2] == 0
+    assert found[1][0]
+    assert world.notes == ["lake_refused", "lake_is_back"]
+
+
 def test_the_first_records_do_not_wait_for_the_rest_of_the_budget() -> None:
     """The lake answers with what it has found soon, however far the next match is."""
     world, effect = waiting_world()

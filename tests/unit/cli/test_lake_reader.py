@@ -14,6 +14,7 @@ pytest.importorskip("pyspark")
 from holdfast.cli.log import lake_reader
 from holdfast.cli.log.lake_reader import LakeReader, LakeRefused
 from holdfast.client.log.reading.lake import LakeRecords
+from holdfast.client.log.reading.offsets import log_identity
 from holdfast.io.event_loop import lake_port
 from holdfast.io.event_loop.lake_port import LakeAwayError, LakePort
 from holdfast.log.batch import Batch
@@ -245,20 +246,35 @@ def test_starts(site: Site) -> None:
     assert dict(by_filter.floors) == {topic: last(topic, n) for topic, n in counts.items()}
 
 
-@pytest.mark.parametrize(
-    ("log", "generation", "text"),
-    [("another", 0, "another log"), ("", 0, ""), ("same", 3, "generation 0 of the log")],
-)
-def test_a_lake_of_another_log_is_refused(
-    site: Site, log: str, generation: int, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lake_of_another_log_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LakeRecords, "identity", lambda self: "cluster same")
+    with pytest.raises(LakeRefused, match="another log"):
+        ask(LakeReader(site.root), frame(log="another"))
+    ask(LakeReader(site.root), frame(log="same"))
+
+
+def test_a_lake_of_another_generation_is_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a read that has begun before the generation changed. The pipeline continues it."""
+    at = 0
+    monkeypatch.setattr(LakeRecords, "identity", lambda self: log_identity("same", "", at))
     reader = LakeReader(site.root)
-    if not text:
-        ask(reader, frame(log="same"))
-        return
-    with pytest.raises(LakeRefused, match=text):
-        ask(reader, frame(log=log, generation=generation))
+    begun = frame(
+        log="same", ranges=[ReadRange(0, 0, ends(site)[0])], filters=[("#", -1)], records_max=1,
+        bytes_max=1,
+    )  # fmt: skip
+    head, some = ask(reader, begun)
+    assert len(some) == 1
+    begun.ranges[0].start = head.positions[0]
+    begun.generation = 3
+    for _ in range(2):
+        with pytest.raises(LakeError, match="generation 0 of the log") as error:
+            ask(reader, begun)
+        assert not isinstance(error.value, LakeRefused)
+    at = 3
+    _, more = ask(reader, begun)
+    assert [each.offset > some[0].offset for each in more] == [True]
 
 
 def test_a_place_without_a_lake_is_tried_again(tmp_path: Path) -> None:

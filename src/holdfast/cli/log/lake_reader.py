@@ -238,6 +238,8 @@ class LakeReader:
         """`place`: a directory, or a URL like s3://BUCKET/NAME."""
         self._place = place
         self._lake: LakeRecords | None = None
+        # The log and the generation for which the lake was checked.
+        self._log = ("", 0)
         self._cache = RowGroupCache(CACHE_BYTES)
         # Reads that may go on, the one that was used last at the end.
         self._scans: dict[ScanKey, LakeScan] = {}
@@ -245,6 +247,11 @@ class LakeReader:
     def answer(self, payload: bytes) -> list[bytes]:
         """Returns the pieces of the answer to a FETCH. Raises LakeError and OSError."""
         frame = decode_fetch(payload, PARTITIONS_MAX)
+        if self._log != (frame.log, frame.generation):
+            # Operators have given up records, and others have their offsets.
+            self._log = frame.log, frame.generation
+            self._scans.clear()
+            self._lake = None
         try:
             if frame.queries:
                 return self._find_starts(frame)
@@ -274,7 +281,10 @@ class LakeReader:
         return lake
 
     def _check(self, lake: LakeRecords, frame: FetchFrame) -> None:
-        """Raises LakeRefused for a lake of another log, and for one of some topics only."""
+        """Raises LakeRefused for a lake of another log, and for one of some topics only. A lake of
+        another generation raises LakeError, because the pipeline may continue it soon.
+        Counter-example: an operator gives up a lost disk, and each session that is behind would
+        pass what the lake has before the next commit."""
         identity = lake.identity()
         wanted = log_identity(frame.log, "", frame.generation)
         if is_other_log(identity, wanted):
@@ -284,7 +294,7 @@ class LakeReader:
             )
         number = lake.generation.number
         if number is not None and number != frame.generation:
-            raise LakeRefused(
+            raise LakeError(
                 f"the lake {lake.path} is of generation {number} of the log, which is at"
                 f" generation {frame.generation}: continue it with the pipeline, or set log.lake to"
                 " another one"

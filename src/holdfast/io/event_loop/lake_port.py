@@ -119,7 +119,7 @@ class LakePort(asyncio.SubprocessProtocol):
         elif self._waiting and now > self._heard_at + ANSWER_S:
             self._fail(f"the lake {self._place} has not answered for {ANSWER_S:g} s")
             self._process.kill()
-        elif now >= self._greet_at and not self._waiting and not self._reads.lake.is_refused:
+        elif now >= self._greet_at and not self._waiting:
             frame = self._greeting()
             if frame is not None:
                 self._greet_at = now + GREET_S

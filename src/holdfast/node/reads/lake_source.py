@@ -38,7 +38,8 @@ class LakeAccess:
         self.error = ""
         """Why the lake cannot be read now, or ""."""
         self.is_refused = False
-        """Whether it is the lake of another log, so that no reader waits for it."""
+        """Whether it is the lake of another log, so that no reader waits for it. It is tried again,
+        because it may be replaced."""
         self.given_up = 0
         """The readers that went on without the lake."""
         self._retry_at = 0.0
@@ -65,6 +66,7 @@ class LakeAccess:
         it would wait for ever, because each check of the lake succeeds meanwhile.
         """
         self.error = ""
+        self.is_refused = False
 
     def end_wait(self, reader: object) -> None:
         """Ends the wait of a reader that the lake has answered, or that has left."""
