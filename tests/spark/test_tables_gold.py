@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: E402
 from holdfast.pipeline.lake.table import GrainFold, Table  # noqa: E402
 from holdfast.pipeline.tables import TABLES  # noqa: E402
 from holdfast.pipeline.tables.availability import (  # noqa: E402
-    BURST_US,
+    BURST_GAP_US,
     INTERVALS_MIN,
     SILENCE_FACTOR,
     SILENCE_MIN_US,
@@ -371,8 +371,8 @@ def expected_day(
     """Outages of one device on a day, by its messages of that day and the one before: (time, it
     says goodbye). And the usual interval."""
     heard = [at for at, gone in messages if not gone]
-    apart = {at // BURST_US: at for at in sorted(heard, reverse=True)}  # the first of each second
-    intervals = sorted(a - b for a, b in pairwise(apart.values()))
+    intervals = sorted(b - a for a, b in pairwise(heard))
+    assert not intervals or intervals[0] >= BURST_GAP_US, "test_presence.py has bursts"
     usual = percentile(intervals, USUAL_SHARE) if len(intervals) >= INTERVALS_MIN else None
     limit = SILENCE_MIN_US if usual is None else max(usual * SILENCE_FACTOR, SILENCE_MIN_US)
     outages = []

@@ -508,11 +508,14 @@ def outages_of(
 ) -> tuple[list[Row], float | None]:
     """Of one device on a day, by its messages of that day and the one before (when, whether it was
     said to be gone); and its usual interval."""
-    seconds: dict[int, int] = {}
-    for at, gone in times:
-        if not gone:
-            seconds.setdefault(at // SECOND, at)
-    intervals = sorted(b - a for a, b in pairwise(seconds.values()))
+    intervals: list[int] = []
+    heard = [at for at, gone in times if not gone]
+    burst_us = heard[0] if heard else 0
+    for before, at in pairwise(heard):
+        if at - before >= 2 * SECOND or at - burst_us >= 10 * SECOND:
+            intervals.append(at - before)
+            burst_us = at
+    intervals.sort()
     usual_us = percentile(intervals, 0.9) if len(intervals) >= 5 else None
     found: list[Row] = []
 

@@ -26,15 +26,22 @@ from holdfast.pipeline.tables.stream import REPEATED
 
 SILENCE_FACTOR: Final = 5
 """The usual intervals of silence that make an outage."""
-USUAL_SHARE: Final = 0.9
-"""The share of intervals that are not longer than the usual one."""
-BURST_US: Final = 1_000_000
-"""The length in microseconds of the parts of the clock whose messages are one for the usual
-interval. A meter that publishes 14 topics every 10 s would be down between any two telegrams."""
-INTERVALS_MIN: Final = 5
-"""The fewest intervals from which a usual one is computed."""
 SILENCE_MIN_US: Final = 10_000_000
 """The shortest silence in microseconds that is an outage."""
+USUAL_SHARE: Final = 0.9
+"""The share of intervals that are not longer than the usual one."""
+BURST_GAP_US: Final = SILENCE_MIN_US // SILENCE_FACTOR
+"""Messages closer than this in microseconds are one burst. An interval within it does not count for
+the usual one, and alone it would be no reason for an outage.
+
+Counter-example: a meter sends 14 topics each 10 s. 13 of 14 intervals are some microseconds, and
+each other one would be an outage.
+"""
+BURST_MAX_US: Final = SILENCE_MIN_US
+"""The longest burst in microseconds. The interval after it counts, however short, so a device that
+sends each 0.1 s has a usual interval."""
+INTERVALS_MIN: Final = 5
+"""The fewest intervals from which a usual one is computed."""
 DAY_US: Final = 86_400_000_000
 _TIMES: Final = ("day_us", "first_us", "heard_us", "gone_us", "again_us", "messages", "as_of_us")
 """The columns of a span that are whole numbers: microseconds since 1970, except `messages`."""
@@ -64,9 +71,9 @@ _AVAILABILITY_COLUMNS: Final = (
     Column("availability", "double", "up_s / observed_s; null if nothing was observed"),
     Column("outages", "bigint", "outages on this day"),
     Column("longest_s", "double", "the longest part of one on this day"),
-    Column("usual_interval_s", "double", "nine of ten intervals between messages are not longer, "
-           "where those of one second are one; "
-           f"null for fewer than {INTERVALS_MIN} intervals: then silence is no outage"),
+    Column("usual_interval_s", "double", "nine of ten intervals between messages are not longer. "
+           "Messages less than 2 s apart are one, for up to 10 s. Null for fewer than "
+           f"{INTERVALS_MIN} intervals: then silence is no outage"),
 )  # fmt: skip
 
 
@@ -144,8 +151,7 @@ def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Ar
     The messages are those of a day and the one before, in order; there is at least one.
     """
     heard = ~gone
-    seconds = at[heard] // BURST_US
-    usual_us = _usual_us(np.diff(at[heard][np.diff(seconds, prepend=-1) > 0]))
+    usual_us = _usual_us(_between_bursts(at[heard]))
     is_start = heard.copy()
     is_start[0] = True
     starts = np.flatnonzero(is_start)
@@ -175,6 +181,21 @@ def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Ar
         pa.repeat(pa.scalar(as_of, pa.int64()), count),
         pa.repeat(pa.scalar(usual_us, pa.float64()), count),
     ]
+
+
+def _between_bursts(at: Integers) -> Integers:
+    """Returns the intervals between messages in order, without those inside of bursts."""
+    intervals = np.diff(at)
+    counts = intervals >= BURST_GAP_US
+    begins = np.flatnonzero(np.concatenate(([True], counts)))
+    ends = np.append(begins[1:], len(at))
+    long = at[ends - 1] - at[begins] >= BURST_MAX_US if len(at) else np.zeros(0, np.bool_)
+    for begin, end in zip(begins[long].tolist(), ends[long].tolist(), strict=True):
+        while (
+            begin := begin + int(np.searchsorted(at[begin:end], at[begin] + BURST_MAX_US))
+        ) < end:
+            counts[begin - 1] = True
+    return intervals[counts]
 
 
 def _usual_us(intervals: Integers) -> float | None:
