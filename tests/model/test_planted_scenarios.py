@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.cli.backup import cut
-from holdfast.cli.backup.cut import LogCut
+from holdfast.cli.backup import restoration as cut
+from holdfast.cli.backup.restoration import LogCut
 from holdfast.io.disk import older_copy
 from holdfast.log.journal.recovery import OpenedJournal
 from holdfast.node.delivery.log_replay import message_of

@@ -11,9 +11,8 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
-from holdfast_lab.judge import violations
+from holdfast_lab.judge import verdict, violations
 from holdfast_lab.stored_events import events_of_files
-from holdfast_lab.verdict import verdict
 
 pytestmark = [
     pytest.mark.spark,

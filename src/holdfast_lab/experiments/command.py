@@ -197,8 +197,8 @@ def _verdicts(made: LabRun, directory: Path) -> Iterator[tuple[str, str]]:
     if not files:
         return
     from holdfast.pipeline.session import spark_session
+    from holdfast_lab.judge import verdict
     from holdfast_lab.stored_events import events_of_files
-    from holdfast_lab.verdict import verdict
 
     spark = spark_session("holdfast lab")
     try:

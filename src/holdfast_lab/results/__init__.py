@@ -1,4 +1,4 @@
 """Results of experiments: stored as files, and shown as a page, as Markdown and as text.
 
-`store` has the files of a run, `usage` the CPU and memory of processes, `pages` the report.
+`store` has the files of a run, `pages` the report.
 """

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.cli.backup import backup as making
 from holdfast.cli.backup.backup import make_backup
-from holdfast.cli.backup.cut import cut_at
 from holdfast.cli.backup.manifest import NAME, BackupError, read_manifest
-from holdfast.cli.backup.restoration import PARTIAL, restore
+from holdfast.cli.backup.restoration import PARTIAL, cut_at, restore
 from holdfast.log.batch import Batch
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.files.data_directory import open_to_read

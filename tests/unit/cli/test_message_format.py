@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.pubsub.message_format import FormatError, PayloadNotJson, Printer, compile_format
+from holdfast.cli.pubsub.sub import FormatError, PayloadNotJson, Printer, compile_format
 from holdfast.client.protocol.effects import Message
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.packets import Properties

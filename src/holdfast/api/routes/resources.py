@@ -15,12 +15,11 @@ from holdfast.api.log.session_history import SessionHistoryRoutes
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.nodes.own_node import OwnNode
 from holdfast.api.pipeline.routes import PipelineRoutes
-from holdfast.api.routes.delayed_routes import DelayedRoutes
 from holdfast.api.routes.event_feed import EventFeed
 from holdfast.api.routes.figure_routes import FigureRoutes
 from holdfast.api.routes.group_routes import GroupRoutes
 from holdfast.api.routes.live_routes import LiveRoutes
-from holdfast.api.routes.message_routes import MessageRoutes
+from holdfast.api.routes.message_routes import DelayedRoutes, MessageRoutes
 from holdfast.api.routes.session_routes import SessionRoutes
 from holdfast.api.routes.subscription_routes import SubscriptionRoutes
 from holdfast.api.routes.topic_routes import TopicRoutes

@@ -35,8 +35,7 @@ from holdfast.cli.log.records import (
     record_of,
     text_line,
 )
-from holdfast.cli.log.report import examine
-from holdfast.cli.log.text import report_lines
+from holdfast.cli.log.report import examine, report_lines
 from holdfast.cli.text import count_text
 from holdfast.client.log import LogClient, LogGap, LogOptionError
 from holdfast.client.log.reading.offsets import DataLossError

@@ -12,8 +12,8 @@ from holdfast.federation.manager.access import (
     require_join,
     require_member,
 )
+from holdfast.federation.manager.api import Described, document, schemes_of
 from holdfast.federation.manager.manager import hash_of
-from holdfast.federation.manager.openapi import Described, document, schemes_of
 from holdfast.federation.manager.settings import PREFIX, ManagerSettings, load
 from holdfast.federation.manager.state.federation_state import FederationState, JoinToken, Member
 

@@ -13,7 +13,7 @@ from holdfast.federation.manager.graph.graph import (
     links_of,
     structure_of,
 )
-from holdfast.federation.manager.graph.rebalance import rebalance, within_rules
+from holdfast.federation.manager.graph.placement import rebalance, within_rules
 from holdfast.federation.manager.graph.repair import GraphRules, links_lacking, repair
 
 TWELVE = [

@@ -29,8 +29,8 @@ from holdfast.pipeline.sink.identity import (
     write_job,
 )
 from holdfast.pipeline.sink.options import parse
+from holdfast.pipeline.sink.publisher import PublishWindow
 from holdfast.pipeline.sink.rows import Counted, RowEncoder, RowError, ordered
-from holdfast.pipeline.sink.window import PublishWindow
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.packets import PUBLISH, Publish
 from holdfast.protocol.mqtt.properties import USER_PROPERTY, decode_block, encode_block

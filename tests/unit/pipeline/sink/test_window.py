@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from holdfast.pipeline.sink.window import (
+from holdfast.pipeline.sink.publisher import (
     BYTES_MAX,
     PAUSE_MAX_S,
     PublishWindow,

@@ -9,12 +9,21 @@ replaced by one from each to the newcomer. That keeps the invariants and the num
 both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from holdfast.federation.manager.graph.graph import GraphView, Link, distances, links_of
-from holdfast.federation.manager.graph.repair import Cost, GraphRules
+from holdfast.federation.manager.graph.graph import (
+    Graph,
+    GraphView,
+    Link,
+    diameter,
+    distances,
+    link_of,
+    links_of,
+    structure_of,
+)
+from holdfast.federation.manager.graph.repair import Cost, GraphRules, Repaired, repair
 
 Strategy: TypeAlias = Literal["default", "paper"]
 Latency: TypeAlias = Callable[[int], float]
@@ -88,3 +97,102 @@ def _default(graph: GraphView, free: list[int], latency: Latency) -> tuple[int, 
         free = [node for node in free if node != best[2]]
         nearest = best_hops
     return tuple(chosen)
+
+
+SWAPS_MAX: Final = 16
+"""Links exchanged by one rebalance."""
+LINKS_TRIED: Final = 24
+REPLACEMENTS_TRIED: Final = 6
+DIAMETER_NODES_MAX: Final = 100
+"""The size above which only the round trips are looked at."""
+
+
+def within_rules(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
+    """Returns the links after a change of rules or limits.
+
+    Pinned links are added, forbidden ones removed, and the most expensive links beyond a limit
+    removed. Then the graph is repaired.
+    """
+    before = links_of(graph)
+    work: Graph = {node: set(neighbours) for node, neighbours in graph.items()}
+    for one, other in rules.pinned:
+        work[one].add(other)
+        work[other].add(one)
+    for one, other in rules.forbidden:
+        _cut(work, (one, other))
+    for node in sorted(work):
+        spare = [link for link in (link_of(node, other) for other in work[node])
+                 if link not in rules.pinned]  # fmt: skip
+        spare.sort(key=lambda link: (cost(*link), link))
+        while len(work[node]) > rules.limit(node) and spare:
+            _cut(work, spare.pop())
+    repaired = repair(work, rules, cost)
+    problems = repaired.problems + tuple(
+        f"member {node} has more pinned links than its limit of {rules.limit(node)}"
+        for node in sorted(work)
+        if sum(node in link for link in rules.pinned) > rules.limit(node)
+    )
+    after = repaired.links
+    return Repaired(after, frozenset(after - before), frozenset(before - after), problems)
+
+
+def rebalance(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
+    """Returns the links after exchanges of expensive links for cheap ones, one end at a time, as
+    long as that lowers the cost."""
+    before = links_of(graph)
+    start = within_rules(graph, rules, cost)
+    if start.problems:
+        return start
+    work: Graph = {node: set() for node in graph}
+    for one, other in start.links:
+        work[one].add(other)
+        work[other].add(one)
+    for _ in range(SWAPS_MAX):
+        if not _swap(work, rules, cost):
+            break
+    after = links_of(work)
+    return Repaired(frozenset(after), frozenset(after - before), frozenset(before - after))
+
+
+def _price(graph: Graph, cost: Cost) -> float:
+    total = sum(cost(*link) for link in links_of(graph))
+    if len(graph) > DIAMETER_NODES_MAX:
+        return total
+    return total + HOP_COST_MS * len(graph) * (diameter(graph) or 0)
+
+
+def _swap(graph: Graph, rules: GraphRules, cost: Cost) -> bool:
+    price = _price(graph, cost)
+    dearest = sorted(links_of(graph) - rules.pinned, key=lambda link: (-cost(*link), link))
+    for link in dearest[:LINKS_TRIED]:
+        for other in _replacements(graph, link, rules, cost):
+            _cut(graph, link)
+            _join(graph, other)
+            if structure_of(graph).is_two_connected and _price(graph, cost) < price:
+                return True
+            _cut(graph, other)
+            _join(graph, link)
+    return False
+
+
+def _replacements(graph: Graph, link: Link, rules: GraphRules, cost: Cost) -> Iterator[Link]:
+    """Returns the links from either end to a node that has room, the cheapest first."""
+    others = [
+        link_of(end, node)
+        for end in link
+        for node in graph
+        if node not in link and node not in graph[end] and len(graph[node]) < rules.limit(node)
+    ]
+    allowed = [other for other in others if other not in rules.forbidden]
+    allowed.sort(key=lambda other: (cost(*other), other))
+    return iter(allowed[:REPLACEMENTS_TRIED])
+
+
+def _cut(graph: Graph, link: Link) -> None:
+    graph[link[0]].discard(link[1])
+    graph[link[1]].discard(link[0])
+
+
+def _join(graph: Graph, link: Link) -> None:
+    graph[link[0]].add(link[1])
+    graph[link[1]].add(link[0])

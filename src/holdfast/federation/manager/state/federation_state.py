@@ -9,8 +9,13 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.federation.manager.graph.graph import Graph, Link, graph_of, link_of
-from holdfast.federation.manager.graph.placement import Latency, Strategy, place
-from holdfast.federation.manager.graph.rebalance import rebalance, within_rules
+from holdfast.federation.manager.graph.placement import (
+    Latency,
+    Strategy,
+    place,
+    rebalance,
+    within_rules,
+)
 from holdfast.federation.manager.graph.repair import Cost, GraphRules, Repaired, repair
 
 Rule: TypeAlias = Literal["pin", "forbid", "none"]
