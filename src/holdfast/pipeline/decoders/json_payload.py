@@ -67,6 +67,8 @@ class Fields:
     """The zone of times that name none. None: UTC."""
     time_format: str | None = None
     """The format of times as texts, for `strptime`."""
+    decimal: str = ""
+    """The decimal sign of texts that are numbers, as a rule says it."""
     near_us: int = 0
     """The time of the message by the broker. An hour that the zone has twice is resolved by it."""
     required: frozenset[str] = frozenset()
@@ -373,7 +375,7 @@ def _rate_by_status(prefix: str, item: dict[str, Any], decoded: Decoded, first: 
 def _set_unit(prefix: str, item: dict[str, Any], decoded: Decoded, first: int) -> None:
     """Gives a number the unit that is beside it. The unit stays a reading of its own."""
     unit = next((known_unit(item[name]) for name in UNIT_FIELDS if name in item), None)
-    name = measured_field([key for key, each in item.items() if type(each) in NUMBERS])
+    name = measured_field(item)
     if unit is not None and name is not None:
         name = f"{prefix}{name}"
         places = [at for at in range(first, len(decoded.names)) if decoded.names[at] == name]

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from holdfast.pipeline.decoders.decoded import Decoded, DecodeError, own_name, utf8
 from holdfast.pipeline.decoders.json_payload import (
+    NUMBERS,
     VALUE,
     Fields,
     decode_json,
@@ -20,7 +21,7 @@ from holdfast.pipeline.decoders.json_payload import (
     extract_fields,
     parse_json,
 )
-from holdfast.pipeline.decoders.units import measured_value
+from holdfast.pipeline.decoders.units import measured_value, with_point
 
 ONLINE: Final = "$online"
 """The metric that says whether a device is online: true or false."""
@@ -59,27 +60,31 @@ def boolean(text: str) -> bool | None:
     return True if folded in _TRUE else False if folded in _FALSE else None
 
 
-def decode_number(payload: bytes, metric: str = VALUE) -> Decoded:
+def decode_number(payload: bytes, metric: str = VALUE, decimal: str = "") -> Decoded:
     """Decodes a number or a boolean. Raises DecodeError."""
     text = utf8(payload).strip()
     if len(text) > TEXT_LENGTH_MAX:
         raise DecodeError(
             f"a number of {len(text)} characters, the maximum is {TEXT_LENGTH_MAX}", "limit"
         )
-    value: float | int | bool | None = number(text)
+    value: float | int | bool | None = number(with_point(text, decimal) or "")
     unit = None
     if value is None:
-        value, unit = measured_value(text, by_rule=True) or (boolean(text), None)
+        value, unit = measured_value(text, by_rule=True, decimal=decimal) or (boolean(text), None)
     if value is None:
         raise DecodeError(f"neither a number nor a boolean: {text[:40]!r}", "value")
     decoded = Decoded()
     decoded.add(metric, value)
     if decoded.names:
         decoded.set_unit(0, unit)
+        if has_other_form(value, text, decimal):
+            decoded.add_text_of(text)
     return decoded
 
 
-def decode_text(payload: bytes, metric: str = VALUE, *, keeps_text: bool = True) -> Decoded:
+def decode_text(
+    payload: bytes, metric: str = VALUE, *, keeps_text: bool = True, decimal: str = ""
+) -> Decoded:
     """Decodes a text of printable characters, which may also be a number or a boolean.
 
     The text is kept in each case with `keeps_text`, and otherwise where the value has less: a word
@@ -88,13 +93,15 @@ def decode_text(payload: bytes, metric: str = VALUE, *, keeps_text: bool = True)
     """
     text = utf8(payload).strip()
     decoded = Decoded()
-    add_text(decoded, metric, text, keeps_text=keeps_text)
+    add_text(decoded, metric, text, keeps_text=keeps_text, decimal=decimal)
     return decoded
 
 
-def add_text(decoded: Decoded, metric: str, text: str, *, keeps_text: bool = False) -> None:
+def add_text(
+    decoded: Decoded, metric: str, text: str, *, keeps_text: bool = False, decimal: str = ""
+) -> None:
     """Adds the value of a text, see `decode_text`. Raises DecodeError."""
-    value: float | int | bool | str | None = plain_value(text)
+    value: float | int | bool | str | None = plain_value(text, decimal)
     if value is None:
         if len(text) > TEXT_LENGTH_MAX:
             raise DecodeError(
@@ -102,17 +109,18 @@ def add_text(decoded: Decoded, metric: str, text: str, *, keeps_text: bool = Fal
             )
         if any(character < " " and character not in "\t\r\n" for character in text):
             raise DecodeError("a text with control characters", "value")
-        add_other_text(decoded, metric, text)
+        add_other_text(decoded, metric, text, decimal)
         return
     before = len(decoded.names)
     decoded.add(metric, value)
-    if (keeps_text or is_word(value, text)) and len(decoded.names) > before:
+    keeps_text = keeps_text or has_other_form(value, text, decimal)
+    if keeps_text and len(decoded.names) > before:
         decoded.add_text_of(text)
 
 
-def add_other_text(decoded: Decoded, metric: str, text: str) -> None:
+def add_other_text(decoded: Decoded, metric: str, text: str, decimal: str = "") -> None:
     """Adds a text that is no plain value, with its number if it is one with a unit."""
-    value, unit = measured_value(text) or (text, None)
+    value, unit = measured_value(text, decimal=decimal) or (text, None)
     before = len(decoded.names)
     decoded.add(metric, value)
     if unit is not None and len(decoded.names) > before:
@@ -120,15 +128,19 @@ def add_other_text(decoded: Decoded, metric: str, text: str) -> None:
         decoded.add_text_of(text)
 
 
-def plain_value(text: str) -> float | int | bool | None:
+def plain_value(text: str, decimal: str = "") -> float | int | bool | None:
     """Parses a number or a word for true or false. None: the text is neither, or may be a name."""
-    value = None if _IDENTIFIER.fullmatch(text) else number(text)
+    found = with_point(text, decimal) or ""
+    value = None if _IDENTIFIER.fullmatch(found) else number(found)
     return boolean(text) if value is None else value
 
 
-def is_word(value: object, text: str) -> bool:
-    """Returns whether a boolean came from a word such as `off`, which may have others beside it."""
-    return type(value) is bool and text.lower() not in _JSON_TRUTHS
+def has_other_form(value: object, text: str, decimal: str) -> bool:
+    """Returns whether a value has less than its text: it is from a word such as `off`, which may
+    have others beside it, or a number with a decimal comma."""
+    if type(value) is bool:
+        return text.lower() not in _JSON_TRUTHS
+    return type(value) in NUMBERS and with_point(text, decimal) != text
 
 
 def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:
@@ -142,7 +154,7 @@ def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:
             decoded = Decoded()
             decoded.add(metric, parse_json(payload))
             return decoded
-    return decode_text(payload, metric, keeps_text=False)
+    return decode_text(payload, metric, keeps_text=False, decimal=fields.decimal)
 
 
 def decode_status(payload: bytes, fields: Fields, *, any_word: bool = True) -> Decoded:
@@ -221,7 +233,7 @@ def decode_csv(
         cells = {
             name: text.strip() for name, text in zip(columns, line, strict=True) if name != SKIPPED
         }
-        row = {name: _value(text) for name, text in cells.items()}
+        row = {name: _value(text, fields.decimal) for name, text in cells.items()}
         of_line = Decoded()
         try:
             extract_fields(row, fields, of_line)
@@ -243,10 +255,10 @@ def decode_csv(
             decoded.refuse(f"line {at}: {reason}", of_line.code)
         for name, value in row.items():
             if type(value) is str:
-                add_other_text(decoded, own_name(name), value)
+                add_other_text(decoded, own_name(name), value, fields.decimal)
                 continue
             decoded.add(own_name(name), value)
-            if is_word(value, cells[name]):
+            if has_other_form(value, cells[name], fields.decimal):
                 decoded.add_text_of(cells[name])
         times.extend([of_line.time_us] * (len(decoded.names) - len(times)))
     if not decoded.names and decoded.errors:
@@ -272,6 +284,6 @@ def _lines(text: str, delimiter: str) -> list[list[str]]:
     return lines
 
 
-def _value(text: str) -> float | int | bool | str | None:
-    value = plain_value(text) if text else None
+def _value(text: str, decimal: str) -> float | int | bool | str | None:
+    value = plain_value(text, decimal) if text else None
     return value if value is not None else text or None

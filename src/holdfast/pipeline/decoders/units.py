@@ -5,10 +5,10 @@ A unit is written in one way in the tables, so that `C`, `degC` and `°C` are no
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
-from holdfast.pipeline.decoders.decoded import Decoded
+from holdfast.pipeline.decoders.decoded import Decoded, Value
 
 UNIT_LENGTH_MAX: Final = 32
 """The most characters of a unit that a payload or a rule names."""
@@ -47,6 +47,11 @@ _SPELLINGS: Final = {
     for unit in (*_KNOWN.split(), *_OTHERS)
     for spelling in (unit, *_OTHERS.get(unit, "").split())
 }
+_NO_NUMBER: Final = re.compile(
+    r"(?!\s*[+-]?[.,]?\d|[\s-]*$|(?:n/?a|nan|none|null|unknown|unavailable)$).*",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A text that is no number, and does not stand for one that is missing."""
 _MEASURED: Final = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)(\s*\*\s*|\s*)([^\d\s*.,+-]\S*)"
 )
@@ -54,6 +59,28 @@ _CODE: Final = re.compile(r"\+?0[0-9]+")
 """A number that may be a name, as in text_payload.py."""
 _DOUBTFUL: Final = re.compile(r"[A-Fa-f]+|[A-UX-Za-z]")
 """Units that are none directly behind a number: `12F` may be a hexadecimal number, `3A` a flat."""
+
+
+_DECIMALS: Final = {
+    sign: re.compile(
+        rf"([+-]?)(\d{{1,3}}(?:[{other}' \xa0\u202f]\d{{3}})+|\d+)(?:[{sign}](\d+))?(?![\d.,])(.*)",
+        re.ASCII | re.DOTALL,
+    )
+    for sign, other in ((",", "."), (".", ","))
+}
+"""A number by its decimal sign, where the other one separates thousands, with a unit behind."""
+
+
+def with_point(text: str, decimal: str) -> str | None:
+    """Returns a text with a number as others write it: `1.234,5 kWh` is `1234.5 kWh` with a decimal
+    comma. None: it is no such number. Without a decimal sign the text is returned unchanged."""
+    if not decimal:
+        return text
+    match = _DECIMALS[decimal].fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, part, rest = match.groups()
+    return f"{sign}{re.sub('[^0-9]', '', whole)}{f'.{part}' if part else ''}{rest}"
 
 
 def known_unit(text: object) -> str | None:
@@ -68,12 +95,15 @@ def named_unit(text: object) -> str | None:
     return known_unit(text) or text.strip()
 
 
-def measured_value(text: str, *, by_rule: bool = False) -> tuple[float | int, str] | None:
+def measured_value(
+    text: str, *, by_rule: bool = False, decimal: str = ""
+) -> tuple[float | int, str] | None:
     """Parses a number that is followed by a known unit: `21.5 °C`, `45%`, `001234.567*kWh`.
 
     Without `by_rule`, a text that may be a code or a name is not one: `12F`, `0012 W`.
     """
-    match = _MEASURED.fullmatch(text) if len(text) <= 2 * UNIT_LENGTH_MAX else None
+    found = with_point(text, decimal) if len(text) <= 2 * UNIT_LENGTH_MAX else None
+    match = None if found is None else _MEASURED.fullmatch(found)
     unit = None if match is None else known_unit(match[3])
     if match is None or unit is None:
         return None
@@ -86,12 +116,24 @@ def measured_value(text: str, *, by_rule: bool = False) -> tuple[float | int, st
     return (value, unit) if math.isfinite(value) else None
 
 
-def measured_field(numbers: Sequence[str]) -> str | None:
-    """Returns the field whose unit is beside it, of those of an object that are numbers. None:
-    there is no number, or the unit may be another one's."""
-    if len(numbers) == 1:
-        return numbers[0]
-    return next((name for name in VALUE_FIELDS if name in numbers), None)
+def is_no_number(value: Value) -> bool:
+    """Returns whether a value beside a unit is certainly none that it may be of."""
+    if type(value) is str:
+        return _NO_NUMBER.fullmatch(value) is not None
+    return value is not None and type(value) not in (int, float)
+
+
+def measured_field(item: Mapping[str, Value]) -> str | None:
+    """Returns the field of an object whose unit is beside it. None: no number certainly has it.
+
+    Counter-example: without a look at texts and nulls, the unit of {"temperature": null, "unit":
+    "°C", "rpm": 1200} would be that of the speed.
+    """
+    found = [name for name, value in item.items()
+             if name not in UNIT_FIELDS and not is_no_number(value)]  # fmt: skip
+    if len(found) > 1:
+        found = [name for name in found if name in VALUE_FIELDS][:1]
+    return found[0] if found and type(item[found[0]]) in (int, float) else None
 
 
 class UnitRules:

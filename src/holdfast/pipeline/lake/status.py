@@ -1,5 +1,6 @@
 """Shows the state of a lake, for `holdfast pipeline status`. The module starts no Spark."""
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ DEVICE_HINTS_MAX: Final = 5
 """The most devices with a hint of their own of each kind."""
 QUARTER_MS: Final = 900_000
 """The step of the offsets of time zones."""
+_COMMA: Final = re.compile(r"[+-]?\d{1,3}(\.?\d{3})*,\d{1,6}(\s?[^\s\d,;]{1,8})?")
+"""A text that may be a number with a decimal comma, also with a unit."""
 AGE_MAX_S: Final = 40 * 365 * 86_400.0
 """The greatest lag in seconds that is looked for."""
 
@@ -172,7 +175,7 @@ def _stored(lake: LakePath) -> set[str]:
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns what looks wrong in the tables of a lake, and what may mend it."""
-    found = (_number_hints, _clock_hints, _unit_hints, _topic_hints)
+    found = (_number_hints, _clock_hints, _unit_hints, _text_hints, _topic_hints)
     return [hint for hints_of in found for hint in hints_of(lake, catalog)]
 
 
@@ -268,6 +271,20 @@ def _unit_hints(lake: LakePath, catalog: Catalog) -> list[str]:
         for (device, metric), found in sorted(units.items())
         if len(found) > 1
     ]  # fmt: skip
+    return _some(hints, "metrics")
+
+
+def _text_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Returns the metrics whose texts may be numbers with a decimal comma."""
+    found = {}
+    for row in _newest_rows(lake, catalog, HOURS, ("device", "metric", "numbers", "last_string")):
+        if not row["numbers"] and _COMMA.fullmatch(row["last_string"] or ""):
+            found[row["device"], row["metric"]] = row["last_string"]
+    hints = [
+        f"device {device}: {metric} has texts such as {text!r}. If they are numbers with a decimal "
+        "comma, a rule with decimal=',' mends it (in JSON also numbers=(...))"
+        for (device, metric), text in sorted(found.items())
+    ]
     return _some(hints, "metrics")
 
 

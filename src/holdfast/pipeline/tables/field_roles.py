@@ -21,6 +21,7 @@ from holdfast.pipeline.decoders.units import (
     known_unit,
     measured_field,
     measured_value,
+    with_point,
 )
 from holdfast.pipeline.tables.alike import EARLIEST_US
 from holdfast.pipeline.tables.rules import ID_FIELDS, SEQUENCE_FIELDS, TIME_FIELDS, Rule
@@ -62,6 +63,10 @@ _UNIT_NAME: Final = re.compile(r"(.*?)[._]?(?:[uU]nits?|UNITS?|unit_of_measureme
 """The name of a field that may be a unit, with the name of what it is the unit of."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+(\s*[^\d\s,;.][^\s,;]*)?")
 """A text that is probably one number, `20,5 °C`, and not two cells."""
+_NUMBER_LIKE: Final = re.compile(r"[+-]?\d[\d.,' \xa0\u202f]*(?:\s*[^\d\s,;.][^\s,;]*)?")
+"""A text that may be a number with separators and a unit."""
+DECIMALS_MIN: Final = 3
+"""The fewest different texts that show a decimal sign."""
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n")
 PAIR_VALUES: Final = ("v", "val", "value")
 """The names of key and value in lists of named values."""
@@ -192,11 +197,16 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     found |= _named_value(group)
     if "value" in found:
         reasons.append(f"{found['metric']} says what {found['value']} is")
-    texts = [name for name, of_name in kinds.items() if str in of_name
-             and _is_number_text(name, objects)]  # fmt: skip
+    signs = {name: sign for name, of_name in kinds.items() if str in of_name
+             and (sign := _number_texts(name, objects)) is not None}  # fmt: skip
+    decimal = next(filter(None, signs.values()), "")
+    texts = [name for name, sign in signs.items() if sign == decimal]
     if texts:
         found["numbers"] = tuple(texts)
         reasons.append(f"{len(texts)} fields are numbers in texts")
+    if decimal:
+        found["decimal"] = decimal
+        reasons.append(f"their decimal sign is {decimal!r}; texts with another one stay texts")
     roles = {*TIME_FIELDS, *SEQUENCE_FIELDS, *ID_FIELDS, *map(str, found.values())}
     numbers = [*texts, *(name for name, of_name in kinds.items() if of_name & NUMBERS
                          and name not in roles and _is_number(name, objects))]  # fmt: skip
@@ -388,25 +398,47 @@ def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
     )
 
 
-def _is_number_text(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
-    """Returns whether a field is a text that is a number in all messages, and no identifier."""
+def decimal_of(texts: Iterable[str]) -> str:
+    """Returns the decimal sign of some texts if they need one, and show it: a text that no other
+    sign explains, such as `21,5`, and none that speaks against it. `1,234` shows nothing.
+
+    Without units, all have the same number of decimals. `3,15` and `20,4` may be two numbers each.
+    """
+    numbers = {text for text in texts if _NUMBER_LIKE.fullmatch(text)}
+    for sign, other in ((",", "."), (".", ",")):
+        shown = [text for text in numbers if "," in text and with_point(text, other) is None]
+        decimals = {len(text.rpartition(sign)[2]) for text in shown if text[-1].isdigit()}
+        if (
+            len(shown) >= DECIMALS_MIN
+            and len(decimals) <= 1
+            and all(with_point(text, sign) is not None for text in numbers)
+        ):
+            return sign
+    return ""
+
+
+def _number_texts(name: str, objects: Sequence[tuple[Document, int]]) -> str | None:
+    """Returns the decimal sign that a rule has to name for a field whose texts are numbers in all
+    messages, and no identifiers. Empty: it needs none. None: they are no numbers."""
     texts = []
     for document, _ in objects:
         value = _inner(document, name)
         if value is None or str(value).strip().lower() in _NO_VALUES:
             continue
         if not isinstance(value, str):
-            return False
-        texts.append(value)
-    return (
+            return None
+        texts.append(value.strip())
+    decimal = decimal_of(texts)
+    are_numbers = (
         len(texts) >= 3
         and all(
-            type(plain_value(text)) in NUMBERS or measured_value(text, by_rule=True)
+            type(plain_value(text, decimal)) in NUMBERS
+            or measured_value(text, by_rule=True, decimal=decimal)
             for text in texts
         )
         and not _CODE_NAME.fullmatch(_words(name))
         and (
-            any("." in text for text in texts)
+            any("." in text or decimal for text in texts)
             or len(set(texts)) > len(texts) / 2
             or all(map(measured_value, texts))
         )
@@ -414,6 +446,7 @@ def _is_number_text(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
             name, [each for each in objects if _inner(each[0], name) is not None]
         )
     )
+    return decimal if are_numbers else None
 
 
 def _is_number(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
@@ -438,9 +471,7 @@ def _unit_fields(
         above, _, last = name.rpartition(".")
         holders = [_inner(document, above) if above else document for document, _ in objects]
         if last in UNIT_FIELDS and all(
-            measured_field([key for key, each in holder.items() if type(each) in NUMBERS])
-            for holder in holders
-            if type(holder) is dict and last in holder
+            measured_field(holder) for holder in holders if type(holder) is dict and last in holder
         ):
             continue  # the decoder gives it to the number beside it
         same = [each for each in numbers if each.lower() == match[1].lower()]
@@ -484,6 +515,10 @@ def _measured_texts(group: Sequence[TopicMessages]) -> Arguments:
     may be a code."""
     texts = {payload.decode(errors="replace").strip()
              for topic in group for payload, _ in topic.messages}  # fmt: skip
+    decimal = decimal_of(texts)
+    if decimal:
+        why = f"the decimal sign is {decimal!r}: leave it out if it is between two values"
+        return {"decimal": decimal, "why": why}
     found = [measured_value(text, by_rule=True) for text in texts]
     units = {each[1] for each in found if each is not None}
     if len(found) < 3 or None in found or len(units) > 1 or all(map(measured_value, texts)):
@@ -508,10 +543,13 @@ def csv_of(group: Sequence[TopicMessages]) -> Arguments:
         counts = {line.count(delimiter) for line, _ in lines}
         if len(counts) != 1 or not lines or counts == {0}:
             continue
-        if delimiter == "," and all(_DECIMAL_COMMA.fullmatch(line.strip()) for line, _ in lines):
+        whole = [line.strip() for line, _ in lines]
+        if delimiter == "," and (decimal_of(whole) or all(map(_DECIMAL_COMMA.fullmatch, whole))):
             return {}
         cells = [line.split(delimiter) for line, _ in lines]
-        numbers = sum(plain_value(cell.strip()) is not None for line in cells for cell in line)
+        texts = [cell.strip() for line in cells for cell in line]
+        decimal = decimal_of(texts) if delimiter != "," else ""
+        numbers = sum(plain_value(text, decimal) is not None for text in texts)
         if numbers < sum(map(len, cells)) / 2:
             continue
         is_time = all(
@@ -519,15 +557,17 @@ def csv_of(group: Sequence[TopicMessages]) -> Arguments:
             for line, (_, at) in zip(cells, lines, strict=True)
         )
         more = {"delimiter": delimiter} if delimiter != "," else {}
+        more |= {"decimal": decimal} if decimal else {}
+        sign = f"; the decimal sign is {decimal!r}" if decimal else ""
         if has_head:
             first = min(heads).split(delimiter)[0].strip()
             of_time = {"time": first} if is_time and first not in TIME_FIELDS else {}
-            why = "lines of cells, of which the first names the columns"
+            why = f"lines of cells, of which the first names the columns{sign}"
             return {"decode": "csv", "why": why} | more | of_time
         columns = tuple(f"column_{number}" for number in range(1, len(cells[0]) + 1))
         if is_time:
             columns = ("ts", *columns[1:])
-        why = "lines of cells: name the columns, `_` leaves one out"
+        why = f"lines of cells: name the columns, `_` leaves one out{sign}"
         return {"decode": "csv", "columns": columns, "why": why} | more
     return {}
 

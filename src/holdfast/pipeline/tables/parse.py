@@ -16,7 +16,7 @@ import numpy.typing as npt
 from holdfast.pipeline.decoders.decoded import EXACT_MAX, NAME_LENGTH_MAX, RESERVED
 from holdfast.pipeline.decoders.json_payload import KEY_END, STATUS_KEYS, UNREADABLE_TIMES, Fields
 from holdfast.pipeline.decoders.times import parse_times
-from holdfast.pipeline.decoders.units import UNIT_FIELDS, known_unit, measured_field
+from holdfast.pipeline.decoders.units import UNIT_FIELDS, is_no_number, known_unit, measured_field
 from holdfast.pipeline.tables.stream import ID_LENGTH_MAX
 
 PARSED_ROWS: Final = 1024
@@ -252,7 +252,11 @@ def _extract_units(columns: dict[str, Any], group: FieldGroup) -> bool:
     kinds = {name: each.kind for name, each in zip(columns, group.values, strict=True)}
     if len(fields) > 1 or None in kinds.values():
         return False
-    name = measured_field([name for name, kind in kinds.items() if kind == NUMBER])
+    texts = [name for name, kind in kinds.items() if kind == TEXT and name not in fields]
+    if any(not is_no_number(text) for name in texts for text in columns[name]):
+        return False
+    # All messages are alike, so the first one stands for them.
+    name = measured_field({name: column[0] for name, column in columns.items()})
     if name is not None and kinds[fields[0]] == TEXT:
         group.units = list(map(known_unit, columns[fields[0]]))
         group.measured = list(columns).index(name)

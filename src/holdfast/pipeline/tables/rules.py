@@ -71,6 +71,9 @@ class Rule:
     numbers: tuple[str, ...] = ()
     """The metrics whose texts are numbers, such as "21.5" and "21.5 °C". `*` stands for any
     characters."""
+    decimal: str = ""
+    """The decimal sign of numbers that are texts: `,` for 1.234,5 and `.` for 1,234.5. It applies
+    to payloads of one value, cells of CSV, and `numbers`. Without it, a comma is in no number."""
     units: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The units of metrics that do not say their own: {"temp*": "°C"}. With "field NAME" it is in
     another field of the message, with "last NAME" in another metric of the device, which came
@@ -138,6 +141,10 @@ class Rule:
                 raise self._wrong(f"{name} is a text; it is a tuple of them: ({name!r},)")
         if not isinstance(self.units, Mapping) or not all(map(_is_unit, self.units.items())):
             raise self._wrong(f"units={self.units!r}; such as {{'temp*': '°C', 'x': 'field unit'}}")
+        if self.decimal not in ("", ",", "."):
+            raise self._wrong(f"decimal={self.decimal!r}; a comma or a dot")
+        if self.decimal and not self.numbers and self.decoder not in ("auto", "number", "csv"):
+            raise self._wrong(f"decimal with decode={self.decode!r} needs numbers, the metrics")
         if self.pairs is not None and len(self.pairs) != 2:
             raise self._wrong(f"pairs={self.pairs!r}; the names of key and value")
         if self.prefix and self._levels(self.prefix) is None:
@@ -179,7 +186,7 @@ class Rule:
         """True if its messages are read one by one, because of how times or metrics are made."""
         return bool(
             self.zone or self.time_format or self.pairs or self.value or self.prefix
-            or self.drop or self.numbers or self.units
+            or self.drop or self.numbers or self.units or self.decimal
         )  # fmt: skip
 
     @property
@@ -207,6 +214,7 @@ class Rule:
             device=device,
             pairs=self.pairs,
             zone=None if self.zone is None else self._zone(),
+            decimal=self.decimal,
             time_format=self.time_format,
             required=frozenset(required),
         )

@@ -38,7 +38,7 @@ from holdfast.pipeline.decoders.text_payload import (
     decode_text,
     number,
 )
-from holdfast.pipeline.decoders.units import UnitRules, measured_value
+from holdfast.pipeline.decoders.units import UnitRules, measured_value, with_point
 from holdfast.pipeline.tables.columns import TableMessage
 from holdfast.pipeline.tables.parse import Way
 from holdfast.pipeline.tables.rules import SPARKPLUG, WITH_LAYERS, Rule
@@ -95,7 +95,7 @@ class Reader:
         if decode == "csv":
             return decode_csv(payload, self.rule.columns, fields, self.rule.delimiter)
         if decode == "number":
-            return decode_number(payload, self.metric_of(topic))
+            return decode_number(payload, self.metric_of(topic), fields.decimal)
         if decode == "text":
             return decode_text(payload, self.metric_of(topic))
         if decode == "senml" and payload.lstrip()[:1] == b"[":
@@ -132,9 +132,13 @@ class Reader:
             value = decoded.values[at]
             if self._numbers is not None and type(value) is str and self._numbers(name):
                 text = value.strip()
-                found, unit = measured_value(text, by_rule=True) or (number(text), None)
+                point = with_point(text, self.fields.decimal)
+                found, unit = measured_value(point or "", by_rule=True) or (
+                    number(point or ""), None)  # fmt: skip
                 decoded.set_number(at, found)
                 decoded.set_unit(at, unit)
+                if found is not None and point != text:
+                    decoded.exact = (decoded.exact or {}) | {at: text}
         used: Set[str] = frozenset()
         named = self._names_of_values(decoded) if self.rule.metric_field else {}
         metrics = decoded.names

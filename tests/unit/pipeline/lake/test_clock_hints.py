@@ -69,12 +69,17 @@ def test_constant_offsets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_metrics_of_several_units_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "CommitLog", OneFile)
     units = {"a": [None, "°C", "°F"], "b": ["°C", None, "°C"], "c": ["kW, W", "kW, W", "W"]}
-    rows = [{"device": device, "metric": "t", "unit": unit}
+    rows = [{"device": device, "metric": "t", "unit": unit, "numbers": 1, "last_string": "1,5"}
             for device, some in units.items() for unit in some]  # fmt: skip
+    texts = {"d": "21,5 °C", "e": "1,2,3", "f": "21.5", "g": None, "h": "a,5"}
+    rows += [{"device": device, "metric": "t", "unit": None, "numbers": 0, "last_string": text}
+             for device, text in texts.items()]  # fmt: skip
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "device_hours.parquet")
     assert status.hints(tmp_path, load_catalog()) == [
         "device a: t has the units °C, °F",
         "device c: t has the units W, kW, and no mean in 2 hours with several",
+        "device d: t has texts such as '21,5 °C'. If they are numbers with a decimal comma, a rule "
+        "with decimal=',' mends it (in JSON also numbers=(...))",
     ]
 
 

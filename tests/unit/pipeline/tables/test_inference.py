@@ -249,6 +249,29 @@ def test_roles_of_fields_are_found() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("payload", "rule"),
+    [
+        ("2#,5", 'Rule("t/+", decimal=",", device="level 2")'),
+        ("2#,5 °C", 'Rule("t/+", decimal=",", device="level 2")'),
+        ("1.23#,5 kWh", 'Rule("t/+", decimal=",", device="level 2")'),
+        ("1,23#.5", 'Rule("t/+", decimal=".", device="level 2")'),
+        ("1,23#", 'Rule("t/+", device="level 2")'),
+        ("52.#,13.#", "decode=\"csv\", columns=('column_1', 'column_2')"),
+        ("#,3,4", "decode=\"csv\", columns=('column_1', 'column_2', 'column_3')"),
+        ("1790000000;2#,5", "columns=('ts', 'column_2'), delimiter=\";\", decimal=\",\""),
+        ('{"t":"2#,5","n":"007"}', 'Rule("t/+", numbers=(\'t\',), decimal=",", device="level 2")'),
+        ('{"t":"2#,5","p":"1#.5"}', "numbers=('t',), decimal="),
+        ('{"t":"2#.5","n":"x"}', "numbers=('t',), device"),
+        ('{"t":"1,23#"}', 'Rule("t/+", device="level 2")'),
+    ],
+)
+def test_a_decimal_sign_needs_texts_that_show_it(payload: str, rule: str) -> None:
+    (found,) = proposed(fleet(*((f"t/{name}", payload) for name in "ab"), times=4))
+    assert rule in found.rule
+    assert ("decimal sign" in found.reason) == ("decimal=" in rule)
+
+
 def test_a_constant_sequence_and_a_time_that_is_none_are_turned_off() -> None:
     parts = fleet(*((f"mixer/{n}/state", '{"sequence":3,"time":"22:33","v":#}') for n in (1, 2)))
     (found,) = proposed(parts)
