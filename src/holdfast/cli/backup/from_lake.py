@@ -302,6 +302,11 @@ def _fill(source: LakeSource, root: Path, node_id: str) -> list[str]:
         for packet_id in ahead:
             del session.inflight[packet_id]
     carried = carry(recovery, opened)
+    for each in carried.sessions:
+        # The messages of the lake have no packet ids, so a node that follows the log would know
+        # none of these. A client may have used one again since the state was saved. Its message
+        # would be acknowledged as a repetition, and not stored.
+        each.inbound = {}
     has_member = any(kind == SNAPSHOT_MEMBER for kind, _ in carried.entries)
     changes = list(_changes(carried, messages, source.partitions, now_us))
     log.copy(messages.appended(changes))
