@@ -55,6 +55,16 @@ def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
     return type(loop).__module__.partition(".")[0] == "uvloop"
 
 
+def count_objects(generation: int) -> int:
+    """The number of objects in a generation and the younger ones.
+
+    No other thread may run while a list has them. Counter-example: a thread makes a tuple from a
+    generator, the list refers to the tuple too, and Python raises `SystemError` in the thread. So
+    this is one expression of built-in functions, between which no thread gets its turn.
+    """
+    return sum(map(len, map(gc.get_objects, range(generation + 1))))
+
+
 class Collector:
     """The collections between two turns, none of which traverses many objects.
 
@@ -108,7 +118,7 @@ class Collector:
     def _collect_counted(self, generation: int) -> int:
         """Collects a generation with the younger ones, or makes their objects permanent. Returns
         their number."""
-        count = sum(len(gc.get_objects(each)) for each in range(generation + 1))
+        count = count_objects(generation)
         if count * self._object_s > LONG_S:
             gc.freeze()
             # A list or table with a million elements, or other work, makes one collection slow.

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import random
 import re
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from holdfast.io.event_loop.loop import (
     TRAVERSED_MAX,
     YOUNG_MAX,
     Collector,
+    count_objects,
 )
 from holdfast.node import node_state
 from holdfast.node.node_state import LARGE_LIST
@@ -98,6 +101,33 @@ def test_a_program_without_a_broker_keeps_its_own_collections() -> None:
     COLLECTOR.collect()
     assert young() > COUNT // 2
     assert len(table) == COUNT
+
+
+def test_a_count_disturbs_no_thread() -> None:
+    failures: list[SystemError] = []
+    is_over = threading.Event()
+
+    def build() -> None:
+        try:
+            while not is_over.is_set():
+                tuple(each for each in range(50))
+        except SystemError as error:
+            failures.append(error)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    gc.freeze()
+    thread = threading.Thread(target=build)
+    thread.start()
+    try:
+        for _ in range(20_000):
+            assert count_objects(1) > 0
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(interval_s)
+        gc.unfreeze()
+    assert not failures
 
 
 def test_turns_collect(tmp_path: Path) -> None:
