@@ -253,4 +253,7 @@ def test_a_range_of_a_lake_is_published_again_once(
         assert len(list(LogClient(f"127.0.0.1:{broker.admin_port}").read("plant/#"))) == (
             len(found) + 4
         )
+        # A day is included.
+        assert main([*words, "--from", "2026-09-21", "--to", "2026-09-21"]) == 0
+        assert ": 48 messages are in the log" in capsys.readouterr().out
     assert main([*words[:2], str(tmp_path / "none"), *words[3:]]) == 2

@@ -172,4 +172,4 @@ def test_no_lake_registers_where_retention_does_not_wait(
     publish_many(broker, 20)
     run(broker, tmp_path / "lake")
     assert main(["log", "groups", "--admin", f"127.0.0.1:{broker.admin_port}"]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out.startswith("no groups: ")

@@ -50,7 +50,8 @@ def test_a_run_prints_its_own_lines_only_and_nothing_new_needs_no_java(
     lake = str(tmp_path / "lake")
     first = holdfast("run", "records", "readings", "--from", str(journal.directory), "--lake", lake)
     assert first.returncode == 0, first.stderr
-    records, readings, end = first.stderr.splitlines()
+    start, records, readings, end = first.stderr.splitlines()
+    assert start.startswith("starting Spark: ")
     assert records == "records: 31 rows in 1 commit"
     # Each number comes twice, with another value; one message comes again.
     assert readings == "readings: 31 rows in 1 commit, 1 repetitions"

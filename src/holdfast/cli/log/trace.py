@@ -85,6 +85,10 @@ def run_groups(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, ensure_ascii=False))
         return 0
+    if not found:
+        print(
+            "no groups: no consumer commits here (a lake does with log.retention.keep_until_lake)"
+        )
     for group in found:
         newest_us = max((each["at_us"] for each in group["offsets"]), default=0)
         print(f"{escaped(group['group']):40}  {group['lag']:>12,} behind  {_text(newest_us)}")

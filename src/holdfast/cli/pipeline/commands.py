@@ -57,6 +57,11 @@ def spark_of(
 
     conf = dict(args.conf)
     log = SparkLog()
+    if not getattr(args, "quiet", False):
+        print(
+            "starting Spark: its Java takes some seconds, on a busy machine a minute",
+            file=sys.stderr,
+        )
     is_shown = submitted() or "spark.log.level" in conf
     with closing(log), java_of_command():
         try:

@@ -112,12 +112,15 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         dest="to",
         help="where to publish: host:port or mqtts://host:port, several with commas",
     )
-    for name, which in (("from", "first"), ("to", "end of the")):
+    for name, which in (
+        ("from", "first time of storing"),
+        ("to", "end of these times, or the last day, included"),
+    ):
         parser.add_argument(
             f"--{name}",
             metavar="TIME",
             dest=f"{name}_time",
-            help=f"{which} time of storing: ISO 8601, or -15m (default: all)",
+            help=f"{which}: ISO 8601, or -15m (default: all)",
         )
     parser.add_argument(
         "--topics",

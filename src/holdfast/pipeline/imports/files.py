@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -391,7 +392,7 @@ def replay_lake(
     wanted = {"clientIdPrefix": "replay", **options, "exactlyOnce": "require", "writeId": digest}
     sink = parse(wanted, streaming=False)
     try:
-        with LogClient.offline(lake=lake).read(filters, start=start, end=end) as cursor:
+        with LogClient.offline(lake=lake).read(filters, start=start, end=_end_of(end)) as cursor:
             writer = TaskWriter(sink, Task(write_job(digest), 0, 0))
             writer.write(map(_replayed, cursor.batches(BATCH_ROWS)))
     except (LogOptionError, LogGapError, PublishError, RowError) as error:
@@ -400,6 +401,13 @@ def replay_lake(
             "only the others"
         ) from None
     return writer.done.rows
+
+
+def _end_of(end: str | None) -> str | None:
+    """Returns the end of a day, which is included as in a backfill, or another time as it is."""
+    with suppress(ValueError, TypeError, OverflowError):
+        return (date.fromisoformat(end or "") + timedelta(days=1)).isoformat()
+    return end
 
 
 def _replayed(messages: Sequence[LogMessage]) -> pa.RecordBatch:

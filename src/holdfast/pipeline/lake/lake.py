@@ -275,13 +275,21 @@ class Lake:
         mixed = self.redeclared(without=rebuilt)
         if mixed:
             was = ", ".join(each.name for each in self._kept) or "the built-in declarations"
-            told = differences(self.path, self._kept, self._files) if self._files else []
             other = "--tables" if self._files else "the given Table"
+            before, after = (
+                load_catalog(kept_sources(self.path, self._kept)).tables,
+                self.catalog.tables,
+            )
+            both = [
+                (before[name], after[name]) for name in mixed if name in before and name in after
+            ]
+            told = differences(self.path, self._kept, self._files, both) if self._files else []
             raise LakeError(
                 f"{', '.join(mixed)} of {self.path} was made by {was}, and {other} declares it "
-                f"otherwise{': ' if told else ''}{' | '.join(told)}. New rows would not fit the "
-                "old ones. Run without --tables to go on as before, or make the rows again: "
+                "otherwise, so new rows would not fit the old ones. Run without --tables to go on "
+                "as before, or make the rows again: "
                 f"`holdfast pipeline rebuild {' '.join(mixed)} --tables FILE`"
+                f"{'. Changed: ' if told else ''}{' | '.join(told)}"
             )
 
     def redeclared(self, without: Collection[str] = ()) -> list[str]:

@@ -75,13 +75,18 @@ def test_declarations_that_make_the_same_rows_are_taken(lake: Path, text: str) -
 @pytest.mark.parametrize(
     ("old", "new", "table", "told"),
     [
-        ("LIMIT = 90", "LIMIT = 91", "hot", r"-LIMIT = 90 \| \+LIMIT = 91"),
+        ("LIMIT = 90", "LIMIT = 91", "hot",
+         r"hot build: another function \| -LIMIT = 90 \| \+LIMIT = 91"),
         ("value_double >", "value_double <", "hot", "value_double <"),
-        ("level 2", "level 3", "readings", "level 3"),
-        ('"kW"', '"MW"', "readings", "MW"),
-        ('"a", "int"', '"b", "int"', "hot", '"b", "int"'),
+        ("level 2", "level 3", "readings", r"readings plant/\+/\+ device: 'level 2' -> 'level 3'"),
+        ('"kW"', '"MW"', "readings", r"plant/\+/\+ units: {'t': 'kW'} -> {'t': 'MW'}"),
+        ('"a", "int"', '"b", "int"', "hot", r"hot columns a is gone \| hot columns b is new"),
+        ("readings_table((", "readings_table((Rule('x'), Rule('plant/#'), ", "readings",
+         r"Changed: readings x is new \| readings plant/# is new$"),
+        ('device="level 2", ', "time=None, zone='Europe/Berlin', ", "readings",
+         r"device: 'level 2' -> 'topic' \| .* zone: None -> 'Europe/Berlin' \| .* time: \('ts'"),
     ],
-)
+)  # fmt: skip
 def test_other_declarations_are_refused_with_what_differs(
     lake: Path, old: str, new: str, table: str, told: str, name: str
 ) -> None:

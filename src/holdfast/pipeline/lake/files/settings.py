@@ -11,7 +11,7 @@ import ast
 import atexit
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -36,7 +36,10 @@ _PLAIN: Final = (str, bytes, int, float, bool, frozenset, type(None))
 NO_ROWS: Final = ("description", "unit", "expectations")
 """Fields of a declaration that make no rows."""
 DIFFERENCES_SHOWN: Final = 6
-"""The most changed lines that an error shows."""
+"""The most changes that an error shows."""
+CHANGE_CHARACTERS: Final = 100
+"""The most characters of a line or value that an error shows."""
+ANOTHER_FUNCTION: Final = "another function"
 
 
 class Declaration(Struct, frozen=True):
@@ -123,19 +126,60 @@ def keep(lake: LakePath, sources: Sequence[str | Path], given: Sequence[Declarat
 
 
 def differences(
-    lake: LakePath, kept: Sequence[Declaration], sources: Sequence[str | Path]
+    lake: LakePath,
+    kept: Sequence[Declaration],
+    sources: Sequence[str | Path],
+    tables: Iterable[tuple[Table, Table]],
 ) -> list[str]:
-    """Returns what differs between the kept declarations and given ones, one line each."""
-    found = []
+    """Returns what differs between the kept declarations and given ones of some tables: the fields,
+    and lines of the files if a function does."""
     given = {declaration_of(source).name: source for source in sources}
     if len(kept) == len(given) == 1:  # a file with another name takes the place of the kept one
         given = {kept[0].name: sources[0]}
-    for each in kept:
-        if each.name not in given:
-            found.append(f"{each.name} is not given")
-        elif each.is_file:
-            found += _changed_lines(_local(lake / KEPT / each.name), Path(given[each.name]))
-    return found
+    found = [f"{each.name} is not given" for each in kept if each.name not in given]
+    if not found:
+        fields_of = (_changes(before, after, before.name) for before, after in tables)
+        found = [text.replace(" build rules ", " ") for texts in fields_of for text in texts]
+        if not found or any(text.endswith(ANOTHER_FUNCTION) for text in found):
+            for each in kept:
+                if each.is_file:
+                    found += _changed_lines(_local(lake / KEPT / each.name), Path(given[each.name]))
+    more = len(found) - DIFFERENCES_SHOWN
+    return found[:DIFFERENCES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _changes(before: object, after: object, name: str) -> Iterator[str]:
+    """Yields the fields in which two declarations differ, with both values."""
+    if meaning(before) == meaning(after):
+        return
+    if is_dataclass(before) and is_dataclass(after) and not isinstance(before, type):
+        for part in fields(before):
+            if part.name not in NO_ROWS:
+                one, other = (getattr(each, part.name, None) for each in (before, after))
+                yield from _changes(one, other, f"{name} {part.name}")
+    elif isinstance(before, tuple) and isinstance(after, tuple):
+        old, new = ({_key(each): each for each in some} for some in (before, after))
+        yield from (f"{name} {key} is gone" for key in old if key not in new)
+        yield from (f"{name} {key} is new" for key in new if key not in old)
+        both = [key for key in old if key in new]
+        for key in both:
+            yield from _changes(old[key], new[key], f"{name} {key}")
+        if both != [key for key in new if key in old]:
+            yield f"{name}: another order"
+    elif isinstance(before, FunctionType) and isinstance(after, FunctionType):
+        yield f"{name}: {ANOTHER_FUNCTION}"
+    else:
+        yield f"{name}: {_short(repr(before))} -> {_short(repr(after))}"
+
+
+def _key(part: object) -> str:
+    """Returns the name of a rule, a column or a value."""
+    return str(getattr(part, "filter", None) or getattr(part, "name", None) or _short(repr(part)))
+
+
+def _short(text: str) -> str:
+    is_long = len(text) > CHANGE_CHARACTERS
+    return f"{text[:CHANGE_CHARACTERS]}..." if is_long else text
 
 
 def changed_tables(
@@ -195,13 +239,11 @@ def _code(code: CodeType) -> object:
 
 def _changed_lines(before: Path, after: Path) -> list[str]:
     one, other = (path.read_text(errors="replace").splitlines() for path in (before, after))
-    lines = [
-        line
+    return [
+        _short(line)
         for line in difflib.unified_diff(one, other, n=0, lineterm="")
         if line[:1] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip()
     ]
-    more = len(lines) - DIFFERENCES_SHOWN
-    return lines[:DIFFERENCES_SHOWN] + ([f"and {more} more lines"] if more > 0 else [])
 
 
 SETTINGS: Final = "lake.json"
