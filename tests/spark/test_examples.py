@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,24 @@ def test_the_notebook(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.M
     cells = json.loads((ROOT / "examples" / "lake.ipynb").read_text())["cells"]
     names: dict[str, Any] = {}
     for cell in cells:
+        text = "".join(cell["source"])
         if cell["cell_type"] == "code":
             assert not cell["outputs"]
-            exec("".join(cell["source"]), names)
+            if "startingTimestamp" in text:
+                for number in range(3):
+                    payload, time_us = b'{"temperature": %d}' % number, time.time_ns() // 1000
+                    journal.publish(f"plant/p{number}/telemetry", payload, timestamp_us=time_us)
+            exec(text, names)
     assert names["report"].rows["records"] == 40
     assert set(names["minutes"]["device"]) == {f"plant/p{n}/telemetry" for n in range(3)}
     assert spark.sql("SELECT sum(readings) FROM plant.device_minutes").first() == (
         40,
     )  # 4 are texts
+    joined = {row.device: row for row in names["live"].join(names["usual"], "device").collect()}
+    assert {device: row.now for device, row in joined.items()} == {
+        f"plant/p{n}/telemetry": str(n) for n in range(3)
+    }
+    assert (joined["plant/p1/telemetry"].least, joined["plant/p1/telemetry"].greatest) == (
+        1.5,
+        55.5,
+    )
