@@ -1,6 +1,7 @@
 """The lake's protocol in an object store: no rename, no lock, a store that fails and drivers that
 die at any request."""
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,7 @@ from holdfast.pipeline.lake.files.objects import ObjectPath, check_object_store,
 from holdfast.pipeline.lake.files.parquet import PartitionedWriter, WriteSpec, write_files
 from holdfast.pipeline.lake.files.settings import LakeSettings, read_settings, write_settings
 from holdfast.pipeline.lake.stores.store import ParquetStore
+from tests.support.ports import free_port
 from tests.support.small_s3 import BUCKET, Refusal, SmallS3, small_s3
 
 LAKE = f"s3://{BUCKET}/here/is"
@@ -303,3 +305,23 @@ def test_an_endpoint_that_is_no_url(monkeypatch: pytest.MonkeyPatch, name: str, 
     monkeypatch.setattr(objects, "client", objects.client.__wrapped__)
     with pytest.raises(LakeError, match=f"the variable {name}={value} is no URL such as https://"):
         location("s3://somewhere/lake").is_dir()
+
+
+def test_a_store_that_cannot_be_reached_is_named_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The text is the same at each attempt, so that a log has it once."""
+    monkeypatch.setattr(objects, "RETRIES_MAX", 0)
+    place = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setattr(objects, "REQUEST_S", 0.1)
+    with small_s3(monkeypatch) as server, socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not server.requests
+        hanging = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for url, cause in ((place, "Connection refused"), (hanging, "Timeout")):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+            objects.client.cache_clear()
+            for call in (location(LAKE).read_bytes, lambda: list(location(LAKE).objects())):  # type: ignore[union-attr]
+                with pytest.raises(ObjectStoreError) as caught:
+                    call()
+                text = f"the object store does not serve {LAKE}: {url}, {cause}"
+                assert str(caught.value) == text

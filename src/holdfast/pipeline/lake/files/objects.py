@@ -58,6 +58,8 @@ _REFUSED: Final = re.compile(
     "|AuthorizationFailure|AuthorizationPermissionMismatch"
 )
 _STATUS: Final = re.compile(r"status code: (\d{3}[^:\n]*)")
+_SERVER: Final = re.compile(r"https?://[^/\s?,]+")
+_CAUSE: Final = re.compile(r'(?:message|error): "([^"]+)"|kind: (Timeout)')
 
 
 @dataclass(frozen=True)
@@ -403,6 +405,11 @@ def _told(path: ObjectPath, text: str, error: Exception) -> Exception:
     code, status = _CODE.search(text), _STATUS.search(text)
     refused = _REFUSED.search(text)
     found = [each[1].strip() for each in (status, code) if each]
+    if not found:
+        # Without the times of this attempt: a cause that lasts always has the same text.
+        server, cause = _SERVER.search(text), _CAUSE.findall(text)
+        found = [server[0]] if server else []
+        found += [error_text or kind for error_text, kind in cause[-1:]]
     why = ", ".join(found) or text.splitlines()[0][:200]
     denied = exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
     if refused or isinstance(error, denied):
