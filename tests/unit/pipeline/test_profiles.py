@@ -10,10 +10,11 @@ from holdfast.pipeline.tables.inference import Message, infer
 from holdfast.pipeline.tables.profiles import ProfileError, load_profiles, profile_of
 from holdfast.pipeline.tables.rules import Rule
 from tests.support.device_payloads import Example, as_bytes, examples
-from tests.support.fold_log import TIME_US
+from tests.support.fold_log import TIME_US, Log
 
 FOLDER = Path(__file__).parents[3] / "src" / "holdfast" / "pipeline" / "profiles"
 FILES = sorted(FOLDER.glob("*.toml"))
+MAKERS = Path(__file__).parents[2] / "data" / "devices" / "makers.toml"
 BERLIN = "Europe/Berlin"
 
 
@@ -44,6 +45,24 @@ def test_all_makers_in_one_log_do_not_disturb_each_other() -> None:
     rules = rules_by(messages_of(*several))
     for example in several:
         example.check(example.read(rules))
+
+
+def test_rules_for_makers_without_a_profile_lose_and_mix_nothing() -> None:
+    several = examples(MAKERS)
+    assert len({each.about for each in several}) + len(FILES) >= 55
+    messages = messages_of(*several)
+    rules = rules_by(messages * 5)
+    by_rules, by_default = Log(*rules), Log()
+    for topic, payload, _ in messages:
+        by_rules.add(topic, payload)
+        by_default.add(topic, payload)
+    found, usual = by_rules.read(), by_default.read()
+    topics: dict[tuple[str, str], set[str]] = {}
+    for row in found.readings:
+        topics.setdefault((row["device"], row["metric"]), set()).add(row["topic"])
+    assert [each for each in topics.items() if len(each[1]) > 1] == []
+    assert {row["topic"] for row in found.readings} == {row["topic"] for row in usual.readings}
+    assert len(found.quarantine) <= len(usual.quarantine)
 
 
 def test_each_profile_has_enough_examples() -> None:
@@ -80,7 +99,7 @@ def test_a_profile_of_ones_own_comes_first(tmp_path: Path) -> None:
     profiles = load_profiles(tmp_path)
     assert [each.name for each in profiles].count("tasmota") == 1
     found = infer([("tele/plug/LWT", b"Online", TIME_US)], profiles)
-    assert [each.reason for each in found] == ["Mine: all; 1 devices, such as plug; 1 metrics, "
+    assert [each.reason for each in found] == ["Mine: all; 1 device, such as plug; 1 metric, "
                                                "such as value"]  # fmt: skip
     with pytest.raises(ProfileError, match=r"no file \*.toml"):
         load_profiles(tmp_path / "nowhere")

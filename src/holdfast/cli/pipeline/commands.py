@@ -207,7 +207,8 @@ def infer_rules(args: argparse.Namespace) -> int:
         with output.open("x") as file:
             file.write(text)
     except OSError as error:
-        print(f"holdfast: {output} cannot be written: {error.strerror}", file=sys.stderr)
+        cure = ": remove it, or give another -o" if output.exists() else ""
+        print(f"holdfast: {output} cannot be written: {error.strerror}{cure}", file=sys.stderr)
         return EXIT_USAGE
     print(
         f"wrote {output}: {len(proposals)} rules from {seen}. Read it, then use it:\n"

@@ -48,6 +48,8 @@ DEVICE_FIELDS: Final = (
 OFTEN_OTHERS: Final = frozenset({"id", "mac", "device_name", "deviceName", "sensor_name", "sensor",
                                  "name"})  # fmt: skip
 """Those of them that name a device only if few values come again and again."""
+FAMILIES_MAX: Final = 1_000_000
+"""The most rules of profiles. Their families have the numbers below 0, groups those from 0 on."""
 DISCOVERED_MAX: Final = 100
 """The most units of a rule that were announced to Home Assistant."""
 PRESENCE: Final = "online or offline"
@@ -72,7 +74,8 @@ class _Draft:
     is_free: bool = False
     """True if several topics may give one metric: a profile, or a device from the payload."""
     group: int = -1
-    """The number of the shape of topics that it is for, with its rules for online and offline."""
+    """The number of the shape of topics that it is for, with its rules for online and offline, or
+    of the base of its profile. Below 0: a profile."""
 
     units: dict[str, set[str]] = field(default_factory=dict)
     """The units that devices have announced, by metric."""
@@ -176,9 +179,10 @@ def _by_profiles(
     payloads = {name: [each for each, _ in topic.messages[-5:]] for name, topic in topics.items()}
     for profile in profiles:
         bases = profile.bases(payloads)
-        for base in bases:
+        for base in _merged(profile, bases, payloads):
+            family = len(drafts) - FAMILIES_MAX
             of_base = [
-                _Draft(arguments, f"{profile.title}: {arguments.pop('why', '')}", is_free=True)
+                _Draft(arguments, f"{profile.title}: {arguments.pop('why', '')}", True, family)
                 for arguments in profile.rules_at(base)
             ]
             _resolve_zones(of_base, topics.values(), zone)
@@ -186,6 +190,26 @@ def _by_profiles(
         known = Topics([draft.rule for draft in drafts] if bases else ())
         payloads = {name: each for name, each in payloads.items() if _no_reader(known, name)}
     return drafts
+
+
+def _merged(profile: Profile, bases: Sequence[str], topics: Iterable[str]) -> list[str]:
+    """Returns bases in which a `+` stands for several, if it takes no other topic: a node that is
+    new next week then has its rules."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for base in bases:
+        above, slash, _ = base.rpartition("/")
+        found[f"{above}{slash}+"].append(base)
+    result = []
+    for pattern, some in found.items():
+        by_one, by_each = (
+            Topics([rule_of(rule) for base in given for rule in profile.rules_at(base)])
+            for given in ([pattern], some)
+        )
+        is_safe = len(some) > 1 and all(
+            _no_reader(by_one, name) or not _no_reader(by_each, name) for name in topics
+        )
+        result += [pattern] if is_safe else some
+    return result
 
 
 def _resolve_zones(drafts: Sequence[_Draft], topics: Iterable[TopicMessages], zone: str) -> None:
@@ -467,7 +491,7 @@ def _checked(drafts: Sequence[_Draft], topics: Sequence[TopicMessages]) -> list[
         if not wrong and not _widen(kept, uses):
             break
         # Online and offline are of the devices of the group's other rule.
-        groups = {each.group for each in wrong if each.why != PRESENCE} - {-1}
+        groups = {each.group for each in wrong if each.why != PRESENCE and each.group >= 0}
         kept = [each for each in kept if each not in wrong and each.group not in groups]
     return [
         Proposal(_text(draft.arguments), _reason(draft, use))
@@ -476,26 +500,46 @@ def _checked(drafts: Sequence[_Draft], topics: Sequence[TopicMessages]) -> list[
 
 
 def _widen(drafts: Sequence[_Draft], uses: Sequence[_Use]) -> bool:
-    """Gives the devices of a rule their longer names if another rule has a device and metric of the
-    same name: the door of one system is not that of another. Returns whether a rule has changed."""
-    first: dict[tuple[str, str], int] = {}
-    for at, use in enumerate(uses):
-        for key in use.owners:
-            other = first.setdefault(key, at)
-            if other == at:
+    """Gives the devices of a rule their longer names if another rule has a device of the same name
+    elsewhere: the desk of one system is not that of another. Returns whether a rule has changed."""
+    first: dict[str, tuple[int, set[_Levels]]] = {}
+    for at, (draft, use) in enumerate(zip(drafts, uses, strict=False)):
+        _, end = draft.rule.level_range() or (0, 0)
+        paths: dict[str, set[_Levels]] = defaultdict(set)
+        for (device, _), topics in use.owners.items() if end else ():
+            paths[device] |= {_path(topic, end) for topic in topics}
+        for device, own in paths.items():
+            other, theirs = first.setdefault(device, (at, own))
+            if drafts[other].group == draft.group or own & theirs:
                 continue
-            for each in (at, other):
-                draft = drafts[each] if each < len(drafts) else None
-                device = "" if draft is None else draft.arguments.get("device", "")
-                if draft is None or draft.is_free or not device.startswith("level "):
-                    continue
-                if device == "level 1":
-                    continue
-                for same in drafts:
-                    if same.group == draft.group:
-                        same.arguments["device"] = device.replace("level ", "levels 1-")
+            pair = sorted((draft, drafts[other]), key=lambda each: each.is_free)
+            changed = [_lengthen(drafts, each.group) for each in pair if each.group != -1
+                       if each.is_free == pair[0].is_free]  # fmt: skip
+            if any(changed) or (not pair[0].is_free and _lengthen(drafts, pair[1].group)):
                 return True
     return False
+
+
+def _path(topic: str, end: int) -> "_Levels":
+    """Returns the levels of a topic up to the last one of its device."""
+    levels = tuple(topic.split("/"))
+    return levels[: end if end > 0 else len(levels) + end + 1]
+
+
+def _lengthen(drafts: Sequence[_Draft], group: int) -> bool:
+    """Gives the devices of a group of rules all levels from the first one on. It returns False if
+    they have them, or if other topics of a maker begin in another way: `tele/x` and `stat/x`."""
+    some = [each for each in drafts if each.group == group]
+    named = {id(each): each.rule.level_range() or (1, 1) for each in some}
+    above = {tuple(each.rule.filter.split("/")[: begin - 1]) for each in some
+             if (begin := named[id(each)][0]) > 1}  # fmt: skip
+    if not above or (group < 0 and len(above) > 1):
+        return False
+    for each in some:
+        begin, end = named[id(each)]
+        if begin > 1:
+            each.arguments["device"] = f"levels 1-{end}"
+    return True
 
 
 def _reason(draft: _Draft, use: _Use) -> str:
@@ -504,17 +548,21 @@ def _reason(draft: _Draft, use: _Use) -> str:
         parts.append(f"{use.messages:,} messages are left out")
     elif use.messages:
         devices = sorted(use.devices)
-        parts.append(f"{len(devices):,} devices, such as {', '.join(devices[:2])}")
+        parts.append(f"{_count(devices, 'device')}, such as {', '.join(devices[:2])}")
         metrics = sorted({each for _, each in use.owners if not each.startswith(f"{ONLINE} ")})
         if metrics:
             some = [f"{each} ({', '.join(sorted(use.units[each]))})" if each in use.units else each
                     for each in metrics[:3]]  # fmt: skip
-            parts.append(f"{len(metrics):,} metrics, such as {', '.join(some)}")
+            parts.append(f"{_count(metrics, 'metric')}, such as {', '.join(some)}")
         if use.bad:
             parts.append(f"{use.bad:,} of {use.messages:,} messages have errors")
     else:
         parts.append("no message yet")
     return "; ".join(parts)
+
+
+def _count(some: Sequence[str], what: str) -> str:
+    return f"{len(some):,} {what}{'s' * (len(some) != 1)}"
 
 
 def _text(arguments: Arguments) -> str:

@@ -106,7 +106,7 @@ def test_the_command_reads_the_newest_messages(
     words = ["pipeline", "infer", "--from", str(journal.directory), "-o", str(rules)]
     assert main([*words, "--messages", "20"]) == 0
     assert "1 rules from 20 messages of 20 topics" in capsys.readouterr().out
-    assert "# 20 devices, such as dev20, dev21; 1 metrics, such as v" in rules.read_text()
+    assert "# 20 devices, such as dev20, dev21; 1 metric, such as v" in rules.read_text()
     assert main(words) == 2  # an own file is not replaced
     assert "cannot be written: File exists" in capsys.readouterr().err
 
@@ -155,6 +155,15 @@ FLEETS: dict[str, tuple[Pairs, set[str]]] = {
               ("plant/line1/p1/data", '{"rpm":#}'), ("plant/line1/p2/data", '{"rpm":#}'),
               ("plant/line1/p1/mode", "auto"), ("plant/line1/p2/mode", "off")),
         {"p1", "p2"},
+    ),
+    "a plug and a lamp of one name, of two makers": (
+        fleet(("zigbee2mqtt/bridge/state", "online"), ("zigbee2mqtt/desk", '{"power":#}'),
+              ("wled/desk/g", "12#"), ("wled/desk/v", "<?xml version='1.0' ?>"),
+              ("wled/desk/status", "offline"),
+              ("tele/desk/LWT", "Online"), ("stat/desk/POWER", "ON"), ("sensors/desk/t", "2#.5"),
+              ("sensors/hall/t", "2#.5")),
+        {"zigbee2mqtt/bridge", "zigbee2mqtt/desk", "wled/desk", "desk", "sensors/desk",
+         "sensors/hall"},
     ),
     "cameras": (
         fleet(("frigate/available", "online"), ("frigate/stats", '{"cameras":{"front":{"fps":#}}}'),
@@ -234,6 +243,16 @@ def test_an_empty_level_is_no_device_and_no_metric(
     read = log.read()
     assert read.values() == [("b", "x", 1.0)]
     assert [row["code"] for row in read.quarantine] == ["device", "device"]
+
+
+def test_rules_of_a_maker_fit_nodes_that_come_later() -> None:
+    """Except where they would take topics of others."""
+    nodes = fleet(*((f"{node}-esp/sensor/t/state", "2#.5") for node in ("attic", "hall")))
+    found = {each.rule for each in proposed(nodes)}
+    assert 'Rule("+/+/+/state", device="level 1", metric="levels 2-3")' in found
+    other = fleet(("plant/pump/p1/state", '{"v":#}'), ("plant/pump/p2/state", '{"v":#}'))
+    filters = {each.rule.split('"')[1] for each in proposed(nodes + other)}
+    assert {"attic-esp/+/+/state", "hall-esp/+/+/state"} <= filters
 
 
 def test_roles_of_fields_are_found() -> None:
@@ -372,7 +391,7 @@ def test_a_rule_without_messages_has_the_zone_of_its_makers_other_rules() -> Non
                   ("tele/plug/LWT", "Online"))  # fmt: skip
     rules = {each.rule for each in proposed(parts)}
     zone = 'time="Time", zone="Europe/Berlin")'
-    assert {each.split('"')[1] for each in rules if each.endswith(zone)} == {"tele/+/+", "stat/+/+"}
+    assert {each.split('"')[1] for each in rules if each.endswith(zone)} == {"tele/#", "stat/#"}
 
 
 def test_units_of_texts_and_of_other_fields_are_proposed(tmp_path: Path) -> None:
@@ -429,7 +448,7 @@ def test_senml_is_proposed_with_its_base_name_as_the_device() -> None:
         fleet(("s/1", '[{"bn":"urn:a:","bt":1790000000,"n":"t","u":"Cel","v":2#}]'))
     )
     assert named.rule == 'Rule("s/1", decode="senml", device="field bn")'
-    assert "1 devices, such as urn:a; 1 metrics, such as t (°C)" in named.reason
+    assert "1 device, such as urn:a; 1 metric, such as t (°C)" in named.reason
     (plain,) = proposed(fleet(*((f"s/{n}", '[{"n":"t","u":"Cel","v":2#}]') for n in "12")))
     assert plain.rule == 'Rule("s/+", decode="senml", device="level 2")'
     assert not proposed(fleet(("list/1", '[{"n":"a","v":1#}]')))
