@@ -272,6 +272,7 @@ SKIPPED: dict[str, dict[str, str]] = {
     "docs/federator.md": {
         "holdfast federation sidecar --broker mqtt://n1": "needs three more machines",
     },
+    "docs/federation-paper.md": {"python -m bench.paper": "tests/interop/test_paper_mosquitto.py"},
     "docs/install.md": {
         "pip install dist": PACKAGES + "test_a_wheel",
         "pip install 'dist": PACKAGES + "test_a_wheel",
@@ -286,6 +287,7 @@ SKIPPED: dict[str, dict[str, str]] = {
     },
     "docs/operating.md": {"install ": SYSTEMD, "systemd-sysusers": SYSTEMD},
     "docs/pipeline.md": {
+        **dict.fromkeys(("holdfast serve ", "python -c "), README + "test_a_home_becomes_tables"),
         "export SPARK_HOME": "tests/spark/test_distributed.py",
         "$SPARK_HOME/": "tests/spark/test_distributed.py",
         "export JAVA_HOME": JAVA_HOME,

@@ -391,6 +391,59 @@ def greet(port: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
+HOME = {
+    "tele/plug/STATE": '{"Time":"2026-11-30T11:00:<n>","POWER":"ON","Wifi":{"RSSI":82}}',
+    "tele/plug/SENSOR": '{"Time":"2026-11-30T11:00:<n>","ENERGY":{"Total":5.<n>,"Power":12}}',
+    "tele/plug/LWT": "Online",
+    "zigbee2mqtt/bridge/state": '{"state":"online"}',
+    "zigbee2mqtt/desk": '{"temperature":21.<n>,"linkquality":80}',
+    "zigbee2mqtt/hall": '{"temperature":19.<n>,"linkquality":70}',
+}
+
+
+def test_a_home_becomes_tables(tmp_path: Path) -> None:
+    """The first commands of the page, with a lake that needs no Spark."""
+    pytest.importorskip("pyspark")
+    import pandas
+
+    from holdfast.client.blocking import Client
+    from holdfast.pipeline.lake.lake import Lake
+    from tests.support.spark_free_lake import no_spark
+
+    head = page("docs/pipeline.md").split("\n## ")[0]
+    serve, infer, pipeline = holdfast_lines(head)
+    (read,) = [line for line in head.splitlines() if line.startswith("python -c ")]
+    port, admin = free_port(), free_port()
+    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+    words = command_of(serve, port, admin, tmp_path)
+    broker = subprocess.Popen(words, cwd=tmp_path, env=environment)
+    try:
+        wait_for(broker, port, tmp_path)
+        with Client("127.0.0.1", port) as client:
+            for number in range(10, 50):
+                for topic, payload in HOME.items():
+                    client.publish(topic, payload.replace("<n>", str(number)), qos=0)
+            client.publish("end", b"", qos=1)
+        done = run(command_of(infer, port, admin, tmp_path), tmp_path)
+        assert "my_tables.py" in done.stdout, done.stderr
+        # The command would start Spark, with these arguments.
+        words = command_of(pipeline, port, admin, tmp_path)
+        source, lake, tables = (words[words.index(f"--{name}") + 1] for name in
+                                ("from", "lake", "tables"))  # fmt: skip
+        made = Lake(tmp_path / lake, tables=[tmp_path / tables], spark=no_spark())
+        assert made.run(["records", "readings"], source=source).errors == {}
+        assert made.status(ask_servers=False).hints == []
+    finally:
+        broker.kill()
+        broker.wait()
+    shown = run([sys.executable, *shlex.split(read)[1:]], tmp_path)
+    assert re.search(r"\[\d+ rows x \d+ columns\]", shown.stdout), shown.stderr
+    found = pandas.read_parquet(tmp_path / lake / "readings")
+    units = {tuple(row) for row in found[["device", "metric", "unit"]].fillna("").values}
+    assert {("plug", "ENERGY.Power", "W"), ("desk", "temperature", "°C"),
+            ("hall", "temperature", "°C"), ("plug", "$online", "")} <= units  # fmt: skip
+
+
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(400)
