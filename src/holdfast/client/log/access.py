@@ -19,6 +19,7 @@ from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
 from holdfast.log.columns.chunk import Chunk
+from holdfast.log.files.data_directory import DataDirectoryError
 from holdfast.log.reading.topic_filter import TopicFilter
 from holdfast.log.reading.topic_postings import TopicChoice
 
@@ -185,6 +186,10 @@ class DirectoryLog:
 
     def __init__(self, path: str) -> None:
         """`path`: the directory. Raises DataDirectoryError when it has no log."""
+        if "://" in path:
+            raise DataDirectoryError(
+                f"{path} is no directory: a log in an object store is a lake, so give lake={path}"
+            )
         self.map = JournalMap(path)
         self._closed = False
 

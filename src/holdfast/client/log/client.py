@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from holdfast.client.admin_access import AdminAccess, AdminAccessError, admin_address, load_access
@@ -65,7 +64,7 @@ class LogLocation:
             raise LogOptionError("give a data directory, a lake, or both")
         found = cls.__new__(cls)
         found._servers, found._access, found._wait_s = (), AdminAccess(), 0.0
-        found._directory = str(Path(directory)) if directory else ""
+        found._directory = os.fspath(directory)
         found._lake = os.fspath(lake)
         return found
 

@@ -20,6 +20,7 @@ from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, Part
 from holdfast.client.log.reading.seam import Seam
 from holdfast.log.batch import Batch
 from holdfast.log.columns.decode import SCHEMA, select
+from holdfast.log.files.data_directory import DataDirectoryError
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, SESSION
 from holdfast.pipeline.lake.backfill.backfill import Backfill
@@ -265,6 +266,14 @@ def test_a_stream_has_more_tasks_than_partitions_if_the_user_says_so(
         if most <= 4:
             homes = [{p for p, _ in own} for own in found]
             assert sum(map(len, homes)) == len(set[int]().union(*homes))
+
+
+def test_an_object_store_has_no_data_directory() -> None:
+    name = "s3://bucket/plant"
+    options = parse({"path": name})
+    for read in (LogClient.offline(name).read, HoldfastReader(options, SCHEMA).partitions):
+        with pytest.raises(DataDirectoryError, match=f"give lake={name}"):
+            read()
 
 
 def compact(site: Site) -> None:
