@@ -50,7 +50,7 @@ from holdfast.federation.sidecar.manager_client.http import (
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.federation.sidecar.settings import JOIN_PATH
+from holdfast.federation.sidecar.sidecar_settings import JOIN_PATH
 from holdfast.io.event_loop.failures import first_unexpected, watched
 from holdfast.io.peers.complaints import Complaints
 from holdfast.security.tls import TlsError

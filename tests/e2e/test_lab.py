@@ -27,8 +27,7 @@ from holdfast_lab.targets.others import (
     OtherBroker,
     RabbitMqCluster,
 )
-from holdfast_lab.targets.remote import Remote
-from holdfast_lab.targets.target import Fault, TargetError, wait_until
+from holdfast_lab.targets.target import Fault, Remote, TargetError, wait_until
 
 PROGRAM = [sys.executable, "-m", "holdfast.cli.main", "lab"]
 

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.client.pubqueue.core import QueueCore
 from holdfast.client.pubqueue.messages import QueueEntry
+from holdfast.client.pubqueue.sender import QueueCore
 from tests.support.seeds import run_seeds
 
 PARTITIONS = 2

@@ -22,7 +22,7 @@ from holdfast.federation.core.frames import HOPS_MAX, Data, InvalidFrame, Retain
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.core.retained.clock import Version
-from holdfast.federation.sidecar.counters import CONTROL
+from holdfast.federation.sidecar.status import CONTROL
 from holdfast.protocol.topics.names import is_shared, matches
 from holdfast_lab.targets.graph import LAN_EDGES as LAN_EDGES
 from holdfast_lab.targets.graph import edges_of as edges_of

@@ -22,8 +22,7 @@ from holdfast_lab.targets.others import (
     NatsSyncCluster,
     RabbitMqCluster,
 )
-from holdfast_lab.targets.remote import Remote
-from holdfast_lab.targets.target import Target, TargetError
+from holdfast_lab.targets.target import Remote, Target, TargetError
 
 TARGETS: Final[dict[str, Callable[[Path], Target]]] = {
     "holdfast": SingleTarget,

@@ -37,7 +37,6 @@ from holdfast.cli.cluster import local as cluster_local
 from holdfast.cli.cluster import pair as cluster_pair
 from holdfast.cli.cluster import plan as cluster_plan
 from holdfast.cli.cluster import resize as cluster_resize
-from holdfast.cli.cluster import watch as cluster_watch
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminPort, add_admin_options
 from holdfast.client.admin_connection import AdminError
 
@@ -64,7 +63,7 @@ _COMMANDS: Final[dict[str, tuple[Command, str]]] = {
         cluster_commands.unsafe_recover,
         "let a node lead lost partitions with what it has: messages may be lost",
     ),
-    "watch": (cluster_watch.watch, "print what changes, until Ctrl-C"),
+    "watch": (cluster_commands.watch, "print what changes, until Ctrl-C"),
 }
 
 

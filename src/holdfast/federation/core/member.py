@@ -26,6 +26,7 @@ from holdfast.federation.core.frames import (
     Vouchers,
     decode,
 )
+from holdfast.federation.core.graph import Mesh, children_of
 from holdfast.federation.core.identity import Identity, MessageId
 from holdfast.federation.core.messages.custody import Custody
 from holdfast.federation.core.messages.forwarding import FrameForwarder
@@ -46,7 +47,6 @@ from holdfast.federation.core.routing.interest import (
 )
 from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.link_state import LinkStateDatabase
-from holdfast.federation.core.routing.mesh import Mesh, children_of
 from holdfast.federation.core.routing.routes import Routes
 from holdfast.federation.core.signing import AnnouncementKeys
 

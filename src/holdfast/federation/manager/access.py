@@ -13,9 +13,8 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from holdfast.federation.manager.broker_addresses import is_named
 from holdfast.federation.manager.manager import hash_of
-from holdfast.federation.manager.settings import ManagerSettings
+from holdfast.federation.manager.settings import ManagerSettings, is_named
 from holdfast.federation.manager.state.federation_state import FederationState, Member
 
 BEARER: Final = "bearer "

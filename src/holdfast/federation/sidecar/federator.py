@@ -25,21 +25,20 @@ from holdfast.federation.core.effects import (
     Store,
 )
 from holdfast.federation.core.frames import InvalidFrame
+from holdfast.federation.core.graph import Mesh
 from holdfast.federation.core.identity import BadIdentity, Identity, MessageId
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.messages.custody import BadEntry
 from holdfast.federation.core.messages.streams import Position
-from holdfast.federation.core.routing.mesh import Mesh
 from holdfast.federation.sidecar.announcement_keys import signing_of
-from holdfast.federation.sidecar.counters import Counters
 from holdfast.federation.sidecar.deliveries import Deliveries
 from holdfast.federation.sidecar.edge import Edge, RetainingEdge
 from holdfast.federation.sidecar.links import BOUNDS, MemberLinks, identity_of
 from holdfast.federation.sidecar.neighbour_sources import NeighbourSources
 from holdfast.federation.sidecar.publications import Publications
 from holdfast.federation.sidecar.retained_sync import RetainedSync
-from holdfast.federation.sidecar.settings import link_policy, member_config
-from holdfast.federation.sidecar.status import status_of
+from holdfast.federation.sidecar.sidecar_settings import link_policy, member_config
+from holdfast.federation.sidecar.status import Counters, status_of
 from holdfast.federation.sidecar.store.file import MemberStoreError, MemberStoreFull, StoredMember
 from holdfast.federation.sidecar.store.member_files import MemberFiles, MemberStorage
 from holdfast.federation.sidecar.store.store import MemberStore, aged

@@ -21,8 +21,7 @@ from msgspec.structs import replace
 
 from holdfast.config.federation import Federation
 from holdfast.config.schema import Node
-from holdfast.federation.core.graph import FederationGraph, GraphLink, GraphMember
-from holdfast.federation.core.routing.mesh import Mesh
+from holdfast.federation.core.graph import FederationGraph, GraphLink, GraphMember, Mesh
 from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
 from holdfast.federation.sidecar.edge_broker.member_log import MemberLog
 from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX, start_of

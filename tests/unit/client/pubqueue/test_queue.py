@@ -12,7 +12,6 @@ import pytest
 
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, NotConnected, QueueFull, TimedOut
-from holdfast.client.pubqueue.core import RETRY_MAX_S, QueueCore
 from holdfast.client.pubqueue.format import PaperFormat
 from holdfast.client.pubqueue.messages import (
     MessageExpired,
@@ -24,6 +23,7 @@ from holdfast.client.pubqueue.messages import (
     StoreFull,
 )
 from holdfast.client.pubqueue.queue import PublishQueue
+from holdfast.client.pubqueue.sender import RETRY_MAX_S, QueueCore
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import MemoryStore, QueueChange
 from holdfast.protocol.mqtt import properties as pr

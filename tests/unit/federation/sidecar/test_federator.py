@@ -15,7 +15,7 @@ from holdfast.federation.core.effects import Message
 from holdfast.federation.core.messages.custody import PROBING
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.sidecar.federator import Federator, FederatorError
-from holdfast.federation.sidecar.settings import link_policy, member_config
+from holdfast.federation.sidecar.sidecar_settings import link_policy, member_config
 from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
 from holdfast.federation.sidecar.store.member_files import MemberFiles
 from tests.support.cutting_proxy import CuttingProxy
