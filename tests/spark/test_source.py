@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -382,6 +383,18 @@ def publish_like_a_node(journal: Journal) -> None:
     for number in range(150):
         step = number - 20 if number % 11 == 0 else number
         journal.publish(f"devices/{number % 13}", b"", timestamp_us=TIME_US + step * 1000)
+
+
+def test_the_examples_of_the_page(spark: SparkSession, journal: Journal) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "source.md").read_text()
+    first, second, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    server = '.option("servers", "127.0.0.1:18083")'
+    assert server in first
+    first = first.replace(server, f'.option("path", {str(journal.directory)!r})')
+    names: dict[str, Any] = {}
+    exec(first.replace("plant/+/temperature", "#") + second, names)
+    rows = names["decoded"].select("topic", "p.content_type").collect()
+    assert len(rows) == names["records"].count() > 0
 
 
 def test_pushed_filters_read_less(spark: SparkSession, journal: Journal) -> None:

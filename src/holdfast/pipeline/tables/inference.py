@@ -27,7 +27,7 @@ from holdfast.pipeline.tables.field_roles import (
     roles_of,
     time_arguments,
 )
-from holdfast.pipeline.tables.profiles import Profile, load_profiles, rule_of
+from holdfast.pipeline.tables.profiles import BASES_MAX, Profile, load_profiles, rule_of
 from holdfast.pipeline.tables.rules import (
     DEFAULT_RULES,
     SPARKPLUG,
@@ -201,15 +201,13 @@ def _merged(profile: Profile, bases: Sequence[str], topics: Iterable[str]) -> li
         found[f"{above}{slash}+"].append(base)
     result = []
     for pattern, some in found.items():
-        by_one, by_each = (
-            Topics([rule_of(rule) for base in given for rule in profile.rules_at(base)])
-            for given in ([pattern], some)
-        )
+        rules = Topics([rule_of(each) for each in profile.rules_at(pattern)])
+        known, depth = {tuple(base.split("/")) for base in some}, len(pattern.split("/"))
         is_safe = len(some) > 1 and all(
-            _no_reader(by_one, name) or not _no_reader(by_each, name) for name in topics
+            tuple(name.split("/")[:depth]) in known or _no_reader(rules, name) for name in topics
         )
         result += [pattern] if is_safe else some
-    return result
+    return result[:BASES_MAX]
 
 
 def _resolve_zones(drafts: Sequence[_Draft], topics: Iterable[TopicMessages], zone: str) -> None:

@@ -28,7 +28,8 @@ from holdfast.pipeline.decoders.json_payload import parse_json
 from holdfast.pipeline.tables.rules import Rule, RuleError
 
 BASES_MAX: Final = 200
-"""The most bases of one profile. Topics of others are read by the default rules."""
+"""The most bases of one profile that need rules of their own. Topics of others are read by the
+default rules."""
 TOP_KEYS: Final = frozenset({"title", "order", "found", "rule", "example"})
 _LEVEL: Final = re.compile(r"\{\+(\d)\}")
 
@@ -76,7 +77,7 @@ class Profile:
             for evidence in self.found
             if (base := evidence.base_of(topic, payloads)) is not None
         }
-        return sorted(bases)[:BASES_MAX]
+        return sorted(bases)
 
     def rules_at(self, base: str) -> list[dict[str, Any]]:
         """Returns the arguments of the rules below a base, with `why` and perhaps `local_time`."""

@@ -250,6 +250,8 @@ def test_rules_of_a_maker_fit_nodes_that_come_later() -> None:
     nodes = fleet(*((f"{node}-esp/sensor/t/state", "2#.5") for node in ("attic", "hall")))
     found = {each.rule for each in proposed(nodes)}
     assert 'Rule("+/+/+/state", device="level 1", metric="levels 2-3")' in found
+    many = fleet(*((f"esp{at}/sensor/t/state", "2#.5") for at in range(300)))
+    assert len(proposed(many)) < 10
     other = fleet(("plant/pump/p1/state", '{"v":#}'), ("plant/pump/p2/state", '{"v":#}'))
     filters = {each.rule.split('"')[1] for each in proposed(nodes + other)}
     assert {"attic-esp/+/+/state", "hall-esp/+/+/state"} <= filters
