@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.pipeline.tables.parse import GROUP_ROWS_MIN
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import NOISE_MAX
 from tests.support.device_payloads import Example, examples
@@ -33,6 +34,78 @@ def test_a_word_for_true_or_false_has_its_text_beside_it() -> None:
         ("heat", None, None), ("off", False, None), ("auto", None, None), ("ON", True, None),
         (None, True, None), (None, None, 5.0),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_word_in_json_is_what_it_is_alone(together: bool) -> None:
+    """A plug says OFF on one topic and {"POWER": "OFF"} on another one: both are one metric."""
+    log = Log()
+    words = ("heat", "off", "auto", "ON", "true", None, 5, False) * GROUP_ROWS_MIN
+    for word in words:
+        log.add("hvac/state", json.dumps({"mode": word, "fan": "OFF", "on": "maybe"}).encode())
+    found = log.read(together=together).readings
+    rows = {name: [(row["value_string"], row["value_boolean"], row["value_double"])
+                   for row in sorted(found, key=lambda row: row["offset"])
+                   if row["metric"] == name] for name in ("mode", "fan", "on")}  # fmt: skip
+    assert rows["mode"][:8] == [
+        ("heat", None, None), ("off", False, None), ("auto", None, None), ("ON", True, None),
+        ("true", True, None), (None, None, None), (None, None, 5.0), (None, False, None),
+    ]  # fmt: skip
+    assert rows["fan"] == [("OFF", False, None)] * len(words)
+    assert rows["on"] == [("maybe", None, None)] * len(words)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("payload", "units"),
+    [
+        ({"temperature": 21.5, "unit": "°C"}, {"temperature": "°C"}),
+        ({"temperature": 21.5, "unit": "°C", "name": "kitchen"}, {"temperature": "°C"}),
+        ({"value": 21.5, "unit": "°C", "rpm": 12}, {"value": "°C"}),
+        ({"value": None, "unit": "°C", "rpm": 12}, {}),
+        ({"value": "21.5", "v": 3, "unit": "°C"}, {}),
+        ({"temperature": 21.5, "unit": "°C", "rpm": 12}, {}),
+        ({"temperature": 21.5, "unit": "°C", "rpm": "007"}, {}),
+        ({"temperature": "21.5", "unit": "°C", "rssi": -70}, {}),
+        ({"temperature": None, "unit": "°C", "rpm": 1200}, {}),
+        ({"state": True, "unit": "°C", "rpm": 14}, {}),
+    ],
+)
+def test_a_unit_is_of_one_field_whatever_the_values(
+    payload: dict[str, object], units: dict[str, str], together: bool
+) -> None:
+    """Otherwise the speed of a fan is a temperature as long as the thermometer is broken."""
+    log = Log()
+    for number in range(2 * GROUP_ROWS_MIN):
+        log.add("t", json.dumps(payload | {"seq": number}).encode())
+    found = log.read(together=together).readings
+    assert len(found) >= 2 * GROUP_ROWS_MIN
+    assert {row["metric"]: row["unit"] for row in found if row["unit"] is not None} == units
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_number_with_its_unit_in_json_is_what_it_is_alone(together: bool) -> None:
+    log = Log()
+    texts = (
+        "21.5 °C",
+        " 45% ",
+        "12F",
+        "0012 W",
+        "21.5",
+        "9007199254740993 Wh",
+        "x",
+    ) * GROUP_ROWS_MIN
+    for text in texts:
+        log.add("t", json.dumps({"a": text, "b": 5}).encode())
+    found = log.read(together=together).readings
+    rows = [(row["value_string"], row["value_double"], row["unit"])
+            for row in sorted(found, key=lambda row: row["offset"])
+            if row["metric"] == "a"]  # fmt: skip
+    assert rows[:7] == [
+        ("21.5 °C", 21.5, "°C"), (" 45% ", 45.0, "%"), ("12F", None, None), ("0012 W", None, None),
+        ("21.5", None, None), ("9007199254740993 Wh", 9007199254740992.0, "Wh"), ("x", None, None),
+    ]  # fmt: skip
+    assert len(rows) == len(texts)
 
 
 def test_a_list_can_be_late_and_a_message_after_it() -> None:

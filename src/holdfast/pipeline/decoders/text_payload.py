@@ -32,6 +32,8 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?", re.A
 _INTEGER: Final = re.compile(r"[+-]?\d{1,400}", re.ASCII)
 _IDENTIFIER: Final = re.compile(r"\+?0\d+|\d+[eE]\d+", re.ASCII)
 """Digits that may be a name: the code of a card, 0004567890, is another one than 4567890."""
+WORD_LENGTH_MAX: Final = 5
+"""The most characters of a word for true or false."""
 _TRUE: Final = frozenset({"true", "on", "yes"})
 _FALSE: Final = frozenset({"false", "off", "no"})
 _JSON_TRUTHS: Final = frozenset({"true", "false"})
@@ -56,6 +58,8 @@ def number(text: str) -> float | int | None:
 
 def boolean(text: str) -> bool | None:
     """Parses a word for true or false."""
+    if len(text) > WORD_LENGTH_MAX:
+        return None
     folded = text.lower()
     return True if folded in _TRUE else False if folded in _FALSE else None
 
@@ -141,6 +145,31 @@ def has_other_form(value: object, text: str, decimal: str) -> bool:
     if type(value) is bool:
         return text.lower() not in _JSON_TRUTHS
     return type(value) in NUMBERS and with_point(text, decimal) != text
+
+
+def parse_texts(decoded: Decoded, decimal: str) -> None:
+    """Parses the words and the numbers with units among the texts of an object, as `decode_text`
+    does alone, and keeps the text beside. A plug says `OFF` and `{"POWER": "OFF"}`."""
+    for at, value in enumerate(decoded.values):
+        if type(value) is not str:
+            continue
+        found, unit = worded_value(value, decimal)
+        if found is None:
+            continue
+        if unit is None:
+            decoded.values[at] = found
+        else:
+            decoded.set_number(at, found)
+            decoded.set_unit(at, unit)
+        if type(decoded.values[at]) is not str:
+            decoded.exact = decoded.exact or {}
+            decoded.exact[at] = value
+
+
+def worded_value(text: str, decimal: str = "") -> tuple[float | int | bool | None, str | None]:
+    """Returns the boolean of a word, or the number and unit of a text such as `21.5 °C`."""
+    text = text.strip()
+    return measured_value(text, decimal=decimal) or (boolean(text), None)
 
 
 def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:

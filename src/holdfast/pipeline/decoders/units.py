@@ -5,17 +5,22 @@ A unit is written in one way in the tables, so that `C`, `degC` and `°C` are no
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from holdfast.pipeline.decoders.decoded import Decoded, Value
+from holdfast.pipeline.decoders.decoded import Decoded
 
 UNIT_LENGTH_MAX: Final = 32
 """The most characters of a unit that a payload or a rule names."""
 UNIT_FIELDS: Final = ("unit", "units", "unit_of_measurement", "uom")
 """The fields with the unit of the number beside them."""
 VALUE_FIELDS: Final = ("value", "Value", "val", "v")
-"""The fields whose unit it is if there are several numbers."""
+"""The fields whose unit it is if there are several fields."""
+NAME_FIELDS: Final = frozenset({
+    "id", "name", "device", "device_id", "deviceId", "device_name", "sensor", "sensor_id",
+    "sensorId", "sensor_name", "serial", "mac", "host", "model", "type", "kind", "location", "room",
+})  # fmt: skip
+"""The fields of an object that name what is measured, and have no unit."""
 UNITS_MAX: Final = 1000
 """The most units of metrics that the state of a stream keeps."""
 
@@ -47,11 +52,6 @@ _SPELLINGS: Final = {
     for unit in (*_KNOWN.split(), *_OTHERS)
     for spelling in (unit, *_OTHERS.get(unit, "").split())
 }
-_NO_NUMBER: Final = re.compile(
-    r"(?!\s*[+-]?[.,]?\d|[\s-]*$|(?:n/?a|nan|none|null|unknown|unavailable)$).*",
-    re.IGNORECASE | re.DOTALL,
-)
-"""A text that is no number, and does not stand for one that is missing."""
 _MEASURED: Final = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)(\s*\*\s*|\s*)([^\d\s*.,+-]\S*)"
 )
@@ -116,24 +116,17 @@ def measured_value(
     return (value, unit) if math.isfinite(value) else None
 
 
-def is_no_number(value: Value) -> bool:
-    """Returns whether a value beside a unit is certainly none that it may be of."""
-    if type(value) is str:
-        return _NO_NUMBER.fullmatch(value) is not None
-    return value is not None and type(value) not in (int, float)
+def measured_field(names: Collection[str]) -> str | None:
+    """Returns the field of an object whose unit is beside it. None: it may be another one's.
 
-
-def measured_field(item: Mapping[str, Value]) -> str | None:
-    """Returns the field of an object whose unit is beside it. None: no number certainly has it.
-
-    Counter-example: without a look at texts and nulls, the unit of {"temperature": null, "unit":
-    "°C", "rpm": 1200} would be that of the speed.
+    It depends on the names alone. Counter-example: the only number of `{"temperature": null, "rpm":
+    1200, "unit": "°C"}` would be 1200 °C.
     """
-    found = [name for name, value in item.items()
-             if name not in UNIT_FIELDS and not is_no_number(value)]  # fmt: skip
-    if len(found) > 1:
-        found = [name for name in found if name in VALUE_FIELDS][:1]
-    return found[0] if found and type(item[found[0]]) in (int, float) else None
+    value = next((name for name in VALUE_FIELDS if name in names), None)
+    if value is not None:
+        return value
+    others = [name for name in names if name not in UNIT_FIELDS and name not in NAME_FIELDS]
+    return others[0] if len(others) == 1 else None
 
 
 class UnitRules:

@@ -308,7 +308,8 @@ def _number_hints(lake: LakePath, catalog: Catalog) -> list[str]:
         if found["repetitions"] > max(found["messages"], REPETITIONS_MIN):
             hints.append(
                 f"device {device}: {found['repetitions']:,} messages were dropped as repetitions, "
-                f"more {count}. If their number or id is none, sequence=None or id=None mends it"
+                f"more {count}. If their number or id is none, sequence=None or id=None mends it. "
+                "If the device begins above 1 after a restart, a time in its messages does"
             )
     return _some(hints, "devices")
 

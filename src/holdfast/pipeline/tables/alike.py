@@ -175,6 +175,11 @@ def _values(
             elif kind == TEXT and each.texts is not None:
                 text_at[at[some]] = sum(map(len, texts)) + of[some]
                 texts.append(pa.array(each.texts, pa.string()))
+                if each.words is not None:
+                    words = each.words[of[some]]
+                    places_of = at[some][words >= 0]
+                    truths[places_of] = words[words >= 0]
+                    no_truth[places_of] = False
     return {
         "value_double": pa.array(doubles, mask=no_double),
         "value_boolean": pa.array(truths, mask=no_truth),
@@ -230,8 +235,6 @@ def length_in_order(
         length = min(length, _new_sequences(state, producer))
     if numbers is not None:
         length = min(length, _growing(state, numbers))
-        if ids is None and producer is None and length >= SPAN_MIN:
-            length = _are_new_numbers(state, numbers[:length])
     if ids is not None and length >= SPAN_MIN:
         length = _new_ids(state, ids[:length])
     return length
@@ -263,13 +266,6 @@ def _before(state: StreamState, numbers: Integers) -> int:
     """Returns the number before the first one. If the run begins here, no number is missing between
     them."""
     return state.high if state.run is not None else int(numbers[0]) - 1
-
-
-def _are_new_numbers(state: StreamState, numbers: Integers) -> int:
-    known = state.contents
-    if not known or max(known) < numbers[0]:
-        return len(numbers)
-    return _until(~np.isin(numbers, np.array(list(known), np.int64)))
 
 
 def _until(fine: Mask) -> int:

@@ -471,7 +471,9 @@ def _unit_fields(
         above, _, last = name.rpartition(".")
         holders = [_inner(document, above) if above else document for document, _ in objects]
         if last in UNIT_FIELDS and all(
-            measured_field(holder) for holder in holders if type(holder) is dict and last in holder
+            measured_field(holder.keys())
+            for holder in holders
+            if type(holder) is dict and last in holder
         ):
             continue  # the decoder gives it to the number beside it
         same = [each for each in numbers if each.lower() == match[1].lower()]

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from holdfast.pipeline.decoders.decoded import EXACT_MAX, NAME_LENGTH_MAX, RESERVED
 from holdfast.pipeline.decoders.json_payload import KEY_END, STATUS_KEYS, UNREADABLE_TIMES, Fields
+from holdfast.pipeline.decoders.text_payload import worded_value
 from holdfast.pipeline.decoders.times import parse_times
-from holdfast.pipeline.decoders.units import UNIT_FIELDS, is_no_number, known_unit, measured_field
+from holdfast.pipeline.decoders.units import UNIT_FIELDS, known_unit, measured_field
 from holdfast.pipeline.tables.stream import ID_LENGTH_MAX
 
 PARSED_ROWS: Final = 1024
@@ -47,6 +48,8 @@ class Values:
     doubles: npt.NDArray[np.float64] | None = None
     texts: Sequence[str | None] | None = None
     truths: Mask | None = None
+    words: npt.NDArray[np.int8] | None = None
+    """The truth of each text that is a word such as `off`, and -1 for others."""
 
     def of_kind(self, kind: int) -> Mask | bool:
         """Returns which messages have a value of this kind. True: all, False: none."""
@@ -252,12 +255,8 @@ def _extract_units(columns: dict[str, Any], group: FieldGroup) -> bool:
     kinds = {name: each.kind for name, each in zip(columns, group.values, strict=True)}
     if len(fields) > 1 or None in kinds.values():
         return False
-    texts = [name for name, kind in kinds.items() if kind == TEXT and name not in fields]
-    if any(not is_no_number(text) for name in texts for text in columns[name]):
-        return False
-    # All messages are alike, so the first one stands for them.
-    name = measured_field({name: column[0] for name, column in columns.items()})
-    if name is not None and kinds[fields[0]] == TEXT:
+    name = measured_field(kinds.keys())
+    if name is not None and kinds[name] == NUMBER and kinds[fields[0]] == TEXT:
         group.units = list(map(known_unit, columns[fields[0]]))
         group.measured = list(columns).index(name)
     return True
@@ -345,7 +344,8 @@ def _values(column: Sequence[Any]) -> tuple[Values, Mask] | None:
             return None
         return Values(NUMBER, doubles=doubles), np.abs(doubles) < EXACT_MAX
     if kinds == {str}:
-        return Values(TEXT, texts=column), everyone
+        words = _words(column)
+        return None if words is None else (Values(TEXT, texts=column, words=words), everyone)
     if kinds == {bool}:
         return Values(TRUTH, truths=np.array(column, np.bool_)), everyone
     if kinds == {type(None)}:
@@ -358,9 +358,26 @@ def _values(column: Sequence[Any]) -> tuple[Values, Mask] | None:
         return None
     texts = [value if type(value) is str else None for value in column]
     truths = np.array([value is True for value in column], np.bool_)
-    return Values(None, codes, doubles, texts, truths), (
+    words = _words(texts)
+    if words is None:
+        return None
+    return Values(None, codes, doubles, texts, truths, words), (
         (codes != OTHER) & (np.abs(doubles) < EXACT_MAX)
     )
+
+
+def _words(texts: Sequence[str | None]) -> npt.NDArray[np.int8] | None:
+    """Returns `Values.words`, or None if one of the texts is a number with a unit."""
+    words = {}
+    for text in set(texts) - {None}:
+        found, unit = worded_value(text)  # type: ignore[arg-type]
+        if unit is not None:
+            return None
+        if found is not None:
+            words[text] = found
+    if not words:
+        return np.full(len(texts), -1, np.int8)
+    return np.array([words.get(text, -1) for text in texts], np.int8)
 
 
 def _doubles(column: Sequence[Any]) -> npt.NDArray[np.float64] | None:
@@ -398,4 +415,5 @@ def _some_values(values: Values, at: Integers) -> Values:
         None if values.doubles is None else values.doubles[at],
         None if values.texts is None else [values.texts[index] for index in at.tolist()],
         None if values.truths is None else values.truths[at],
+        None if values.words is None else values.words[at],
     )

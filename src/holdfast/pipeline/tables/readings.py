@@ -56,6 +56,7 @@ from holdfast.pipeline.tables.stream import (
     is_late,
     is_repeated,
     is_repetition,
+    note_content,
     note_newest,
     producer_key,
     read_edge,
@@ -260,23 +261,25 @@ class Folder:
         decoded = emission.decoded
         if reader.units is not None and reader.units.has_last:
             reader.units.follow(decoded, emission.device, self._loaded_state().units)
-        number = decoded.sequence
+        number, checksum = decoded.sequence, None
         if decoded.id is not None:
             content = None if "id" in reader.fields.required else crc32(payload)
             if was_seen(self._loaded_state(), decoded.id, content):
                 return [_repetition(emission.device)], NOWHERE
-        elif (
-            number is not None
-            and message.producer_id is None
-            and is_repeated(self._loaded_state(), number, crc32(payload))
-        ):
-            return [_repetition(emission.device)], NOWHERE
+        elif number is not None and message.producer_id is None:
+            checksum = crc32(payload)
+            has_time = decoded.time_us is not None
+            if is_repeated(self._loaded_state(), number, checksum, has_time=has_time):
+                return [_repetition(emission.device)], NOWHERE
         if number is None:
             return [emission], NOWHERE
         # An offset identifies a run of one topic. Offsets of several partitions may be equal, so
         # streams of several topics use the time.
         begun = message.offset if message.stream == message.topic else message.store_us
-        return [emission], follow(self._loaded_state(), number, begun, message.store_us)
+        place = follow(self._loaded_state(), number, begun, message.store_us)
+        if checksum is not None:
+            note_content(self._loaded_state(), number, checksum)
+        return [emission], place
 
     def _note_repetition(self, message: TableMessage, reader: Reader) -> None:
         """Outputs the reading that stands for a message of a producer that came before."""

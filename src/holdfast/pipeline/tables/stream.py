@@ -159,21 +159,24 @@ def count_error(state: StreamState, code: str, store_us: int) -> int:
     return count
 
 
-def is_repeated(state: StreamState, number: int, checksum: int) -> bool:
-    """Returns whether a message with this number had this content, and notes it.
+def is_repeated(state: StreamState, number: int, checksum: int, *, has_time: bool) -> bool:
+    """Returns whether a message of this run had this number and content.
 
-    The number alone is not enough: a device that has restarted uses its numbers again, with other
-    content.
+    The number alone is not enough: a device that has restarted uses its numbers again. Its content
+    may be the same as well, as the temperature of an empty room is. So a 0 or 1 after a higher
+    number is a restart, unless the content has the time of the message.
     """
-    known = state.contents
-    if number in known:
-        if known[number] == checksum:
-            return True
-        del known[number]
-    known[number] = checksum
-    if len(known) > SEEN_MAX:
-        del known[next(iter(known))]
-    return False
+    if number > state.high or state.contents.get(number) != checksum:
+        return False
+    return has_time or number > 1 or number == state.high
+
+
+def note_content(state: StreamState, number: int, checksum: int) -> None:
+    """Notes the content of a message with a number, after `follow`."""
+    state.contents.pop(number, None)
+    state.contents[number] = checksum
+    if len(state.contents) > SEEN_MAX:
+        del state.contents[next(iter(state.contents))]
 
 
 def is_late(state: StreamState, device: str, event_us: int, lateness_us: int) -> bool:
@@ -224,9 +227,10 @@ def follow(
 
 
 def begin_run(state: StreamState, run: int, number: int, raw: int = 0) -> None:
-    """Begins a run. Numbers missing in the last run stay missing."""
+    """Begins a run. Numbers missing in the last run stay missing, and its contents are of other
+    messages."""
     state.run, state.high, state.raw = run, number, raw
-    state.gaps = []
+    state.gaps, state.contents = [], {}
 
 
 def _fill(state: StreamState, number: int) -> int | None:

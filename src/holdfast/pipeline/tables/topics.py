@@ -37,6 +37,7 @@ from holdfast.pipeline.decoders.text_payload import (
     decode_status,
     decode_text,
     number,
+    parse_texts,
 )
 from holdfast.pipeline.decoders.units import UnitRules, measured_value, with_point
 from holdfast.pipeline.tables.columns import TableMessage
@@ -80,6 +81,7 @@ class Reader:
         decoded = self._decode(message.topic, payload.removeprefix(BOM_UTF8), fields)
         if self.rule.is_special:
             self._change_metrics(message.topic, decoded)
+        parse_texts(decoded, fields.decimal)
         if self.device_of is not None:
             return Emission(self.device_of(message.topic, message.client_id or ""), decoded)
         if decoded.device is None:

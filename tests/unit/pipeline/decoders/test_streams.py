@@ -21,8 +21,8 @@ from holdfast.pipeline.tables.stream import (
     StreamState,
     follow,
     is_late,
-    is_repeated,
     is_repetition,
+    note_content,
     was_seen,
 )
 from tests.support import sparkplug_wire as wire
@@ -83,6 +83,32 @@ def test_a_repetition_is_noted_for_its_device_by_whatever_it_was_known() -> None
     assert found.counts == {"repetitions": 4}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_device_that_starts_again_repeats_nothing(first: int, together: bool) -> None:
+    """The temperature of an empty room is the same before and after a new battery."""
+    log = Log()
+    for _ in range(3):
+        for number in range(first, first + 40):
+            log.add("t", b'{"seq":%d,"temp":21.5}' % number)
+        log.add("t", b'{"seq":%d,"temp":21.5}' % (first + 39))
+    for steps in ([], [1, 40, 41, 42, 43, 60, 121], range(1, 123)):
+        found = log.read(steps, together=together)
+        assert len(found.readings) == 120
+        assert len(found.repeated) == 3
+        assert len({row["run"] for row in found.readings}) == 3
+        assert gaps(found) == [0] * 120
+
+
+def test_a_time_in_the_message_shows_that_a_zero_is_no_restart() -> None:
+    log = Log()
+    for number in (0, 1, 2, 0, 1, 3):
+        log.add("t", b'{"seq":%d,"ts":%d}' % (number, TIME_US // 1_000_000 + number))
+    found = log.read()
+    assert [row["sequence"] for row in found.readings] == [0, 1, 2, 3]
+    assert len(found.repeated) == 2
+
+
 def test_a_device_that_starts_again_begins_a_run() -> None:
     found = numbered(100, 101, 0, 1, 3)
     assert gaps(found) == [0, 0, 0, 0, 1]
@@ -126,7 +152,7 @@ def test_memory_has_bounds() -> None:
         follow(state, number, 0, 0)
     for number in range(3 * SEEN_MAX):
         was_seen(state, str(number), number)
-        is_repeated(state, number, 0)
+        note_content(state, number, 0)
         is_repetition(state, f"p{number}", 0, 1)
     for number in range(2 * DEVICES_MAX):
         is_late(state, f"d{number}", number, 0)
