@@ -16,8 +16,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="files (.json, .jsonl, .ndjson, .csv, .parquet; texts also with .gz), or mqtt://HOST "
-        "or mqtts://HOST of another broker, with --retained",
+        help="files (.json, .jsonl, .ndjson, .csv, .tsv, .parquet; texts also with .gz), or "
+        "mqtt://HOST or mqtts://HOST of another broker, with --retained",
     )
     parser.add_argument(
         "--to",
@@ -82,7 +82,11 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
         help="between the fields of CSV: one character, or tab (default: by the first line)",
     )
     parser.add_argument(
-        "--decimal", choices=(",", "."), default="", help="decimal separator in CSV (default .)"
+        "--decimal",
+        choices=(",", "."),
+        default="",
+        metavar="CHARACTER",
+        help="decimal separator in CSV (default .)",
     )
 
 
@@ -199,6 +203,9 @@ def _import_files(args: argparse.Namespace) -> int:
         file.check()
         for example in file.examples:
             print(f"holdfast: {example}", file=sys.stderr)
+        if file.names_no_zone:
+            hint = "times without a zone are taken as UTC: --zone Europe/Berlin names another one"
+            print(f"hint: {file.path}: {hint}", file=sys.stderr)
         if file.bad > BAD_SHOWN:
             print(f"holdfast: {file.path}: and {file.bad - BAD_SHOWN:,} more", file=sys.stderr)
     bad = sum(file.bad for file in files)

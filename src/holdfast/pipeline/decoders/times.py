@@ -4,10 +4,9 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +36,7 @@ _ODD_SECONDS: Final = re.compile(r"^(.{11})(24:00:00|23:59:60|\d\d:\d\d:60)(.*)$
 
 
 def parse_time(
-    value: Any, zone: ZoneInfo | None = None, near_us: int = 0, time_format: str | None = None
+    value: Any, zone: tzinfo | None = None, near_us: int = 0, time_format: str | None = None
 ) -> int | None:
     """Returns microseconds since 1970 UTC, or None for a value that is no time.
 
@@ -127,7 +126,7 @@ def _from_number(value: int | float) -> int | None:
     return round(value if value < _MICROSECONDS_BELOW else value / 1000)
 
 
-def _from_text(text: str, zone: ZoneInfo | None, near_us: int) -> int | None:
+def _from_text(text: str, zone: tzinfo | None, near_us: int) -> int | None:
     if text.isascii() and text.replace(".", "", 1).isdigit():
         if _DIGITS.fullmatch(text):  # as milliseconds it would be of the year 2600
             with suppress(ValueError):
@@ -185,7 +184,7 @@ def _with_offset(text: str) -> str:
     return text
 
 
-def _microseconds(found: datetime, zone: ZoneInfo | None, near_us: int) -> int:
+def _microseconds(found: datetime, zone: tzinfo | None, near_us: int) -> int:
     """Returns the time of a datetime, which is of `zone` or UTC if it has no zone itself."""
     if found.tzinfo is not None:
         return (found - _EPOCH) // _MICROSECOND

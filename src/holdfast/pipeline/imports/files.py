@@ -171,6 +171,8 @@ class FileImport:
     examples: list[str] = field(default_factory=list)
     """The first bad rows, with their places."""
     topics: TopicCount = field(default_factory=TopicCount)
+    names_no_zone: bool = False
+    """Whether the time of the first row is a text without a zone."""
     _newly_good: int = 0
     _digest: str = ""
     _stamp: tuple[int, int] = (0, 0)
@@ -222,6 +224,8 @@ class FileImport:
             else:
                 try:
                     found = self.rule.message(row)
+                    if self.good == 0:
+                        self.names_no_zone = self.rule.names_no_zone(row)
                     self._newly_good += self.rule.is_newly_good(row)
                 except BadRow as error:
                     found = error

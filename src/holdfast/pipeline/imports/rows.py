@@ -8,10 +8,10 @@ import json
 import re
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from gzip import GzipFile
 from io import BufferedReader, TextIOWrapper
@@ -397,21 +397,9 @@ def iso(at: datetime) -> str:
     return at.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
-READERS: Final[dict[str, Callable[[Path, CsvFormat], Iterator[NumberedRow]]]] = {
-    "json": _json,
-    "csv": _csv,
-    "parquet": _parquet,
-}
-KINDS: Final = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-}
-
-
+READERS: Final = {"json": _json, "csv": _csv, "parquet": _parquet}
+KINDS: Final = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv",
+                ".parquet": "parquet"}  # fmt: skip
 NOW: Final = "now"
 """The value of --time for rows that happen when they are imported."""
 TIME: Final = TIME_FIELDS[0]
@@ -460,6 +448,21 @@ class ImportRule:
         if self.payload is None or self.time in (None, NOW):
             return False
         return self.time not in row or not isinstance(self._document(row)[1], dict | int | float)
+
+    def names_no_zone(self, row: Row) -> bool:
+        """Returns whether the time of a row is a text without a zone, which is taken as UTC."""
+        value = row.get(self.time or "")
+        if self.zone is not None or not isinstance(value, str):
+            return False
+        return self._time_us(value, None) != self._time_us(value, timezone(timedelta(hours=9)))
+
+    def _time_us(self, value: Any, zone: tzinfo | None) -> int | None:
+        """Returns microseconds since 1970, or None for a value that is no time. Raises BadRow."""
+        if isinstance(value, bool):
+            return None
+        is_local = isinstance(value, datetime) and value.tzinfo is None
+        text = value.isoformat() if is_local else plain(value)
+        return parse_time(text, zone, time_format=self.time_format)
 
     def _zone(self) -> ZoneInfo | None:
         try:
@@ -530,13 +533,7 @@ class ImportRule:
         if self.time is not None and self.time != NOW:
             is_inside = self.time not in row and self.time in fields
             value = _value(fields if is_inside else row, self.time)
-            is_local = isinstance(value, datetime) and value.tzinfo is None
-            text = value.isoformat() if is_local else plain(value)
-            time_us = (
-                None
-                if isinstance(value, bool)
-                else parse_time(text, self._zone(), time_format=self.time_format)
-            )
+            time_us = self._time_us(value, self._zone())
             if time_us is None:
                 raise BadRow(
                     f"{self.time} is {_shown(value)}, which is no time (--time-format names the "

@@ -181,6 +181,12 @@ def test_times_without_a_zone_are_of_the_given_one() -> None:
         ("2026-07-01T10:00Z", summer),
     ):
         assert message(rule, {"at": value})[1] == {"ts": at}
+    utc = ImportRule("t", time="at")
+    for value, is_told in (("2026-01-01 12:00", True), ("2026-01-01 12:00Z", False), ("5", False),
+                           (5, False), ("x", False), (None, False)):  # fmt: skip
+        assert utc.names_no_zone({"at": value}) == is_told
+        assert not rule.names_no_zone({"at": value})
+    assert not ImportRule("t").names_no_zone({"at": AT})
     american = ImportRule("t", time="at", zone="Europe/Berlin", time_format="%m/%d/%Y %I:%M %p")
     assert message(american, {"at": "07/01/2026 12:00 PM"})[1] == {"ts": summer}
     with pytest.raises(BadRow, match="which is no time"):
