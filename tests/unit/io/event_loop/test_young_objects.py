@@ -110,21 +110,23 @@ def test_a_count_disturbs_no_thread() -> None:
     def build() -> None:
         try:
             while not is_over.is_set():
-                tuple(each for each in range(50))
+                tuple(each for each in range(12))
         except SystemError as error:
             failures.append(error)
 
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     gc.freeze()
-    thread = threading.Thread(target=build)
-    thread.start()
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    for each in threads:
+        each.start()
     try:
-        for _ in range(20_000):
-            assert count_objects(1) > 0
+        for _ in range(30_000):
+            count_objects(1)
     finally:
         is_over.set()
-        thread.join()
+        for each in threads:
+            each.join()
         sys.setswitchinterval(interval_s)
         gc.unfreeze()
     assert not failures
