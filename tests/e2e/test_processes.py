@@ -20,6 +20,7 @@ from tests.e2e.chaos import crowd, shake
 from tests.e2e.ledger import Ledger
 from tests.e2e.ledger_checks import check
 from tests.e2e.wire import DISCONNECT, Closed, Wire
+from tests.support.api_client import Api
 from tests.support.ports import free_port
 from tests.support.waiting import WAIT_S, until
 
@@ -286,6 +287,8 @@ def test_signals(broker: Processes) -> None:
     broker.process.send_signal(signal.SIGHUP)
     until(lambda: broker.this_log().count(" reloaded settings=") == 2, "both have read it again")
     client.ping()
+    Api(broker.admin_port).post("reload", {})
+    assert broker.this_log().count(" reloaded settings=") == 4
     # The processes end with the supervisor, and the next one waits for their end.
     pids = broker.pids()
     os.kill(broker.process.pid, signal.SIGKILL)

@@ -170,7 +170,7 @@ class AdminRoutes:
     async def reload(self, call: Call) -> Reloaded:
         """Applies the configuration and the files as they are now."""
         try:
-            call.after = done = await self._server.reload()
+            call.after = done = await self._processes.reload()
             return done
         except ReloadError as error:
             raise ApiRefusal(409, str(error)) from None

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,7 @@ from holdfast.config.schema import Config
 if TYPE_CHECKING:
     from holdfast.process.place import ProcessPlace
 
-LOADED = ("holdfast.process.server", "holdfast.cli.logs", "uvloop")
+LOADED = ("holdfast.process.server", "holdfast.cli.logs", "holdfast.io.event_loop.loop")
 """The modules that a supervisor loads for its processes: most of the time of a start."""
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
@@ -64,8 +65,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     # Replaced by --processes: the check of the configuration says by which number.
     parser.add_argument("--io-workers", help=argparse.SUPPRESS)
-    # The place of a process that a supervisor starts.
-    parser.add_argument("--process", help=argparse.SUPPRESS)
     parser.add_argument(
         "--check-config",
         action="store_true",
@@ -175,13 +174,13 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_CONFIG
 
     from holdfast.io.sockets.bound_sockets import INHERITED
-    from holdfast.process.place import ProcessPlace, is_supervised
+    from holdfast.process.place import is_supervised
 
     def read() -> Config:
         config = load(args.config, os.environ, _overrides(args))
         return config if place is None else place.applied(config)
 
-    place = None if args.process is None else ProcessPlace.parse(args.process)
+    place: ProcessPlace | None = None
     config = _checked(read)
     if config is None:
         return EXIT_CONFIG
@@ -189,17 +188,15 @@ def run(args: argparse.Namespace) -> int:
         from holdfast.cli.config import check_files
 
         return check_files(config)
-    if place is None and is_supervised(config):
+    if is_supervised(config):
         found = _supervise(config)
         if isinstance(found, int):
             return found
         place = found
-        place.take()
+        INHERITED.update(place.unix)
         config = _checked(read)
         if config is None:
             return EXIT_CONFIG
-    if place is not None:
-        INHERITED.update(place.unix)
     explain = partial(settings_of, args.config, os.environ, _overrides(args))
     return serve(config, read, explain, place)
 
@@ -222,6 +219,8 @@ def _supervise(config: Config) -> "int | ProcessPlace":
     set_up_logging(config.logging.level, config.logging.format, config.node.id)
     for name in LOADED:
         import_module(name)
+    with suppress(ImportError):
+        import_module("uvloop")
     gc.collect()
     # The collector of a process would write to the pages that it shares with the others.
     gc.freeze()
@@ -250,6 +249,7 @@ def serve(
     from holdfast.cli.logs import set_up_logging
     from holdfast.io.event_loop.loop import new_event_loop
     from holdfast.log.files.layout import MANIFEST
+    from holdfast.process.place import EXIT_AGAIN
     from holdfast.process.server import STAND_BY_AGAIN, START_ANEW
 
     process = "" if place is None else str(place.index)
@@ -267,6 +267,8 @@ def serve(
         text = "data_directory_gone directory=%r text='the data directory is gone: is it mounted?'"
         logging.getLogger("holdfast").critical(text, config.node.data)
         return EXIT_FAILED
+    if code == START_ANEW and place is not None:
+        return EXIT_AGAIN
     if code in (STAND_BY_AGAIN, START_ANEW):
         # execv keeps the process id and replaces everything else: threads that wait for the disk
         # and the sockets of clients end with the old image.

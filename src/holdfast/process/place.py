@@ -1,20 +1,17 @@
 """Gives a process its place among those that serve one data directory (`serve --processes`).
 
 Each is a node of one cluster. Node 0 has the data directory itself, so that a directory of one
-process goes on with several and back. Node k has the directory `processes/k` in it. The supervisor
-gives each process its place as an argument. The configuration is the same for all of them, and
-`applied` makes that of one process.
+process goes on with several and back. Node k has the directory `processes/k` in it. The
+configuration is the same for all of them, and `applied` makes that of one process.
 """
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.addresses import UNIX, join_address, split_address
@@ -39,6 +36,8 @@ PROCESSES_MAX: Final = 64
 EXIT_REMOVED: Final = 10
 """The exit code of a process whose node was removed from the cluster, so that its directory has
 nothing that the others lack."""
+EXIT_AGAIN: Final = 11
+"""The exit code of a process that starts again, to set its data directory aside."""
 
 
 @dataclass(frozen=True)
@@ -56,29 +55,10 @@ class ProcessPlace:
     ports: tuple[int, ...] = ()
     """The ports that the system has chosen for listeners on port 0, in their order."""
 
-    @classmethod
-    def parse(cls, text: str) -> "ProcessPlace":
-        """Reverses `text`."""
-        return msgspec.json.decode(text, type=cls)
-
-    @property
-    def text(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @property
-    def argument(self) -> str:
-        """The option of `holdfast serve` for this place."""
-        return f"--process={self.text}"
-
     @property
     def notices(self) -> str:
         """The path of the socket at which the supervisor receives the reports of the process."""
         return f"{self.sockets}/{self.index}.notify"
-
-    def take(self) -> None:
-        """Makes this process that of the place. It may start itself again."""
-        os.environ["NOTIFY_SOCKET"] = self.notices
-        sys.orig_argv.append(self.argument)
 
     @property
     def is_surplus(self) -> bool:

@@ -34,6 +34,7 @@ from holdfast.io.sockets.bound_sockets import identity, remove_unix, reserve_tcp
 from holdfast.log.files.layout import PROCESSES
 from holdfast.process.children import ForkedChild, end_text
 from holdfast.process.place import (
+    EXIT_AGAIN,
     EXIT_REMOVED,
     IGNORED,
     RELOAD,
@@ -265,7 +266,7 @@ class Supervisor:
             os.close(writing)
         if child.pid == 0:
             os.close(output)
-            self._become_child()
+            self._become_child(process)
             return
         os.set_blocking(output, False)
         process.child, process.output = child, output
@@ -276,9 +277,8 @@ class Supervisor:
         self._selector.register(output, selectors.EVENT_READ, process)
         logger.info("process_started process=%d pid=%d", process.place.index, child.pid)
 
-    def _become_child(self) -> None:
-        """Closes what belongs to the supervisor. The lock and the sockets that all processes accept
-        on stay, also when this process starts itself again."""
+    def _become_child(self, own: _Process) -> None:
+        """Closes what belongs to the supervisor, but the lock and the sockets of all processes."""
         # Without `unregister`: parent and child have one list of what is registered.
         self._selector.close()
         for each in self._wake:
@@ -289,9 +289,10 @@ class Supervisor:
                 os.close(process.output)
         for one in (one for bound in self._reserved for one in bound):
             one.close()
-        for descriptor in (self._lock, *(one.detach() for one in self._unix.values())):
-            os.set_inheritable(descriptor, True)
+        for one in self._unix.values():
+            one.detach()
         os.environ.pop("WATCHDOG_PID", None)
+        os.environ["NOTIFY_SOCKET"] = own.address
         if self._is_journal:
             # Lines for journald begin with their priority.
             os.environ["JOURNAL_STREAM"] = _stream(2)
@@ -317,7 +318,7 @@ class Supervisor:
                 self._forget(process)
                 return
             code = 0
-        elif code > 0 and not process.was_ready:
+        elif code > 0 and code != EXIT_AGAIN and not process.was_ready:
             logger.critical("process_not_started process=%d how=%r", index, how)
             self._code = code
             self._forget(process)
@@ -361,6 +362,8 @@ class Supervisor:
                 self._stop()
             elif number == signal.SIGHUP:
                 self._reload()
+            elif number != signal.SIGCHLD:
+                logger.info("signal_ignored signal=%s", signal.Signals(number).name)
         for process in list(self._processes.values()):
             if process.child is not None and not process.child.is_alive():
                 self._take_notices(process)

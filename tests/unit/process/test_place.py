@@ -54,9 +54,7 @@ def test_a_surplus_process_has_no_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1, 63])
-def test_names_and_places_are_read_back(index: int) -> None:
-    place = ProcessPlace(index, 64, "/a:b/\n c", 7, {"/a:b,c": 4}, (1883, 1884))
-    assert ProcessPlace.parse(place.argument.removeprefix("--process=")) == place
+def test_names_are_read_back(index: int) -> None:
     assert index_of("n-1", node_name("n-1", index)) == index
     assert index_of("n", "m-1") is None
 

@@ -5,6 +5,7 @@ The others have no port. They are asked over the links between the nodes.
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -17,13 +18,23 @@ from holdfast.api.metrics.catalog import gauge
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import Obstacle, obstacles
+from holdfast.io.settings.reload import Reloaded, ReloadError
 
 TIMEOUT_S: Final = 1.0
 """The time in seconds that a process has for its reply. One that is down has none."""
+RELOAD_S: Final = 30.0
+"""The time in seconds that it has to reload."""
 
 
 class NoParameters(Struct):
     """The parameters of a question without any."""
+
+
+class ProcessReload(Struct):
+    """The result of the reload of one process."""
+
+    disconnected: int = 0
+    error: str = ""
 
 
 class Family(Struct, array_like=True):
@@ -37,7 +48,7 @@ class Family(Struct, array_like=True):
 
 
 class MachineProcesses:
-    """The obstacles and the metrics of all processes."""
+    """The obstacles, the metrics and the reload of all processes."""
 
     def __init__(
         self, server: ServedProcess, everywhere: Everywhere, registry: CollectorRegistry
@@ -47,6 +58,7 @@ class MachineProcesses:
         self._registry = registry
         everywhere.offer("process_obstacles", NoParameters, self._own_obstacles)
         everywhere.offer("process_metrics", NoParameters, self._own_metrics)
+        everywhere.offer("process_reload", NoParameters, self._own_reload)
 
     async def obstacles(self) -> list[Obstacle]:
         """Returns the obstacles of all processes, those of this one first."""
@@ -64,6 +76,30 @@ class MachineProcesses:
                 if each.name not in known
             ]
         return found
+
+    async def reload(self) -> Reloaded:
+        """Reloads this process and then the others. Raises `ReloadError` with the first one that
+        changes nothing, and `ApiRefusal` without a reply."""
+        done = await self._server.reload()
+        replies = await asyncio.gather(
+            *(
+                self._everywhere.ask(
+                    node, "process_reload", NoParameters(), ProcessReload, RELOAD_S
+                )
+                for node in self._server.siblings
+            )
+        )
+        for index, reply in enumerate(replies, 1):
+            if reply.error:
+                raise ReloadError(f"process {index}: {reply.error}")
+        disconnected = sum(reply.disconnected for reply in replies)
+        return replace(done, disconnected=done.disconnected + disconnected)
+
+    async def _own_reload(self, _: NoParameters) -> ProcessReload:
+        try:
+            return ProcessReload((await self._server.reload()).disconnected)
+        except ReloadError as error:
+            return ProcessReload(error=str(error))
 
     async def families(self) -> list[Metric]:
         """Returns the metrics. With several processes each sample has the label `process`."""
