@@ -13,6 +13,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.forking import SOURCE, launch
 from tests.support.ports import free_port, free_ports
 
@@ -43,11 +45,16 @@ def toml(tables: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def broker_toml(tables: dict[str, dict[str, Any]]) -> str:
+def one_process(reason: str) -> pytest.MarkDecorator:
+    """Leaves a test out when brokers have several processes. `reason`: why it needs one."""
+    return pytest.mark.skipif(PROCESSES > 1, reason=f"one process: {reason}")
+
+
+def broker_toml(tables: dict[str, dict[str, Any]], processes: int = PROCESSES) -> str:
     """The settings of a broker, with PROCESSES: also those for a reload have them."""
     is_alone = tables.get("node", {}).get("standby") or any(each in tables for each in ALONE)
-    if PROCESSES > 1 and not is_alone:
-        tables = {"server": {"processes": PROCESSES}, **tables}
+    if processes > 1 and not is_alone:
+        tables = {"server": {"processes": processes}, **tables}
     return toml(tables)
 
 
@@ -121,6 +128,12 @@ class Broker:
         text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
         return [int(each) for each in text.split()]
 
+    def signal_all(self, number: int) -> None:
+        """Sends a signal to the broker and each of its processes."""
+        assert self.process is not None
+        for pid in (self.process.pid, *self.children()):
+            os.kill(pid, number)
+
     def log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
@@ -140,13 +153,14 @@ class Holdfast(Broker):
         data: Path | None = None,
     ) -> None:
         super().__init__(directory)
+        self.processes = PROCESSES
         self.admin_port = free_ports(PROCESSES)
         self.data = data or directory / "data"
         self.settings = settings or {}
 
     def command(self) -> list[str]:
         configuration = self.directory / "holdfast.toml"
-        configuration.write_text(broker_toml(self.settings))
+        configuration.write_text(broker_toml(self.settings, self.processes))
         return [
             *[sys.executable, "-m", "holdfast.cli.main", "serve", "-c", str(configuration)],
             *["--bind", "127.0.0.1", "-p", str(self.port), "--data", str(self.data)],
@@ -169,8 +183,19 @@ class Holdfast(Broker):
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def metric(self, name: str) -> float:
+        """The sum of a metric over the processes."""
+        lines = self.admin("/metrics")[1].splitlines()
+        found = [each for each in lines if each.startswith(f"holdfast_{name}{{")]
+        assert found, f"no metric {name}"
+        return sum(float(each.rsplit(" ", 1)[1]) for each in found)
+
+    def directories(self) -> list[Path]:
+        """Those of the processes."""
+        return [self.data, *sorted(self.data.glob("processes/[0-9]*"))]
+
     def segments(self) -> list[Path]:
-        return sorted((self.data / "journal").glob("*.log"))
+        return sorted(each for one in self.directories() for each in one.glob("journal/*.log"))
 
 
 class Mosquitto(Broker):

@@ -131,6 +131,14 @@ def kill_processes(scene: Scene) -> Iterator[float]:
     yield scene.hold_s()
 
 
+def pause_process(scene: Scene) -> Iterator[float]:
+    """One of a broker's processes, while the others and the supervisor go on."""
+    process_id = scene.rng.choice(scene.hit(scene.busy_leader()).children())
+    os.kill(process_id, signal.SIGSTOP)
+    yield scene.pause_s()
+    os.kill(process_id, signal.SIGCONT)
+
+
 def pause_leader(scene: Scene) -> Iterator[float]:
     node = scene.hit(scene.busy_leader())
     node.pause()
@@ -369,6 +377,7 @@ def wait_whole(scene: Scene, timeout_s: float) -> Iterator[float]:
 OF_ONE_NODE: Final[dict[str, Fault]] = {
     "kill -9": kill_leader,
     "kill -9 processes": kill_processes,
+    "SIGSTOP process": pause_process,
     "SIGSTOP": pause_leader,
     "host lost": lose_host,
     "full disk": fill_disk,
@@ -387,7 +396,6 @@ OF_A_CLUSTER: Final[dict[str, Fault]] = {
     "kill -9 metadata leader": kill_metadata_leader,
     "kill -9 two": kill_two,
     "kill -9 all": kill_all,
-    "kill -9 processes": kill_processes,
     "SIGSTOP": pause_leader,
     "partition": part_from_peers,
     "host lost": lose_host,

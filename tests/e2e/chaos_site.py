@@ -42,6 +42,10 @@ SMALL_SEGMENTS: Final = SETTINGS | {
 class Lonely(ClusterNode):
     """A node without a cluster, at an address of its own."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.processes = PROCESSES
+
     def command(self) -> list[str]:
         admin = f"{self.host}:{self.admin_port}"
         command = Holdfast.command(self)
@@ -108,7 +112,7 @@ class Site:
     def unplayable(self) -> set[str]:
         """The faults that this machine and these settings have no means for."""
         found = set() if self.disks else NEED_DISKS
-        return found if PROCESSES > 1 else found | {"kill -9 processes"}
+        return found if PROCESSES > 1 else found | {"kill -9 processes", "SIGSTOP process"}
 
     def whole_since(self, moment: float) -> bool:
         """Whether it was found whole in a look that began after that moment."""

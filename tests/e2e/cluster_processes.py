@@ -49,6 +49,7 @@ class ClusterNode(Holdfast):
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         super().__init__(directory, settings)
+        self.processes = 1
         self.node_id = node_id
         self.host = host
         self.prefix = list(prefix)
@@ -130,16 +131,16 @@ class ClusterNode(Holdfast):
 
     def pause(self) -> None:
         """SIGSTOP: its sockets stay open and answer nothing."""
+        self.signal_all(signal.SIGSTOP)
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        tasks = Path(f"/proc/{self.process.pid}/task")
+        pids = (self.process.pid, *self.children())
+        tasks = [each for pid in pids for each in Path(f"/proc/{pid}/task").iterdir()]
         # Only then nothing of it runs any more.
-        until(lambda: all(_is_stopped(each) for each in tasks.iterdir()), "all threads stopped")
+        until(lambda: all(map(_is_stopped, tasks)), "all threads stopped")
         self.is_paused = True
 
     def resume(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
+        self.signal_all(signal.SIGCONT)
         self.is_paused = False
 
     def kill(self) -> None:

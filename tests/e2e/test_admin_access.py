@@ -143,7 +143,8 @@ def test_the_reader_that_the_kernel_sends_to_needs_its_scope(secured: Secured) -
     body = {"ranges": [[0, 0, 100]]}
     assert secured.ask("POST", "/api/v1/log/read", "", body).status == 401
     assert secured.ask("POST", "/api/v1/log/read", "viewer", body).status == 403
-    assert secured.ask("POST", "/api/v1/log/read", "reader", body).status == 200
+    # Of several processes, another one may store the partition.
+    assert secured.ask("POST", "/api/v1/log/read", "reader", body).status in (200, 421)
 
 
 def test_a_new_token_works_at_once_and_a_removed_one_ends(secured: Secured) -> None:

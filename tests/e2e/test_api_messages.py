@@ -9,11 +9,12 @@ import pytest
 
 from holdfast.security.access.access_file import AccessFile
 from holdfast.security.access.changes import add_token
-from tests.e2e.brokers import Holdfast
+from tests.e2e.brokers import PROCESSES, Holdfast, one_process
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.listeners_broker import ListenersBroker
 from tests.e2e.test_admin_access import ask
+from tests.e2e.test_doors import TAKEN
 from tests.e2e.wire import USER_PROPERTY, Wire
 from tests.support.api_client import Api, Refused
 from tests.support.ports import free_port
@@ -46,7 +47,7 @@ def test_a_published_message_arrives_as_it_was_given(broker: Holdfast) -> None:
             assert received.values(USER_PROPERTY) == [("k", "v")]
         api.post("publish", {"topic": "a", "payload_base64": "AP8="})
         assert client.message().payload == b"\x00\xff"
-    assert api.post("publish", {"topic": "nobody"})["code"] == 16
+    assert api.post("publish", {"topic": "nobody"})["code"] in TAKEN
     for wrong in (
         {"topic": "a/#"},
         {"topic": "a", "qos": 3},
@@ -104,6 +105,7 @@ def test_a_delayed_message_has_the_rights_of_its_request_when_it_is_due(
         api.post("publish", {"topic": "$delayed/1/for-anna", "user": "bert"})
 
 
+@one_process("the client has to be at the one with the port")
 def test_rights_that_nobody_here_knows_are_refused(tmp_path: Path) -> None:
     """They are those of the listener through which the client connects."""
     acl = tmp_path / "acl"
@@ -155,7 +157,8 @@ def test_commands_over_http_need_the_role_admin_and_name_their_caller(
     assert "mallory" not in users.read_text()
     done = ask(broker.admin_port, "POST", "/api/v1/publish", secrets["admin"], body)
     assert done.status == 200, done.json
-    assert "mallory" in users.read_text()
+    # Several processes agree on the users instead, as a cluster does.
+    assert ("mallory" in users.read_text()) == (PROCESSES == 1)
     entries = ask(broker.admin_port, "GET", "/api/v1/audit", secrets["admin"]).json["entries"]
     own = f"token {secrets['admin'].split('_')[1]}"
     [command] = [each for each in entries if each["method"] == "COMMAND"]
@@ -216,10 +219,11 @@ def test_topics_are_a_tree_with_rates_and_last_values(broker: Holdfast) -> None:
         client.publish("quick", b"-", qos=0)
         client.ping()
         root = {each["level"]: each for each in api.get("topics")["topics"]}
-        assert {"plant", "plant-b", "quick", "$SYS"} <= set(root)
+        assert {"plant", "plant-b", "$SYS"} <= set(root)
         assert (root["plant"]["topics"], root["plant"]["is_topic"]) == (3, False)
         assert root["plant"]["messages_per_s"] > 0
-        assert (root["quick"]["is_topic"], root["quick"]["messages_per_s"]) == (True, 0)
+        if PROCESSES == 1:  # Of several, the one that is asked may not have seen it.
+            assert (root["quick"]["is_topic"], root["quick"]["messages_per_s"]) == (True, 0)
         below = api.get("topics", prefix="plant")["topics"]
         assert [each["level"] for each in below] == ["0", "1"]
         assert below[0]["retained"]

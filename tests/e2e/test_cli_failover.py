@@ -64,7 +64,7 @@ def test_both_go_over_to_the_other_server(
         publisher.stdin.write(b"before\n")
         publisher.stdin.flush()
         assert any(line == b"before\n" for line in lines)
-        os.kill(first.process.pid, failure)
+        first.signal_all(failure)
         # Written while nobody may be there: accepted, and acknowledged by the second server.
         publisher.stdin.write(b"meanwhile\n")
         publisher.stdin.flush()
@@ -77,7 +77,7 @@ def test_both_go_over_to_the_other_server(
         assert subscriber.wait(RUN_S) == 0
     finally:
         if first.process.poll() is None:
-            os.kill(first.process.pid, signal.SIGCONT)
+            first.signal_all(signal.SIGCONT)
         stop(subscriber, publisher)
 
 

@@ -15,7 +15,7 @@ import pytest
 from holdfast.cli.main import main
 from holdfast.protocol.mqtt.properties import AUTHENTICATION_DATA, AUTHENTICATION_METHOD
 from tests.e2e import websocket_wire, wire
-from tests.e2e.brokers import Holdfast
+from tests.e2e.brokers import Holdfast, one_process
 from tests.e2e.listeners_broker import ListenersBroker
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
@@ -82,13 +82,6 @@ def is_closed(one: socket.socket, timeout_s: float) -> bool:
         return True
 
 
-def metric(broker: Holdfast, name: str) -> float:
-    for line in broker.admin("/metrics")[1].splitlines():
-        if line.startswith(f"{name}{{"):
-            return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"no metric {name}")
-
-
 @pytest.mark.parametrize("uses_uvloop", [True, False])
 def test_silent_sockets_leave_descriptors_for_the_log(
     limited: Callable[..., Limited], uses_uvloop: bool
@@ -104,7 +97,7 @@ def test_silent_sockets_leave_descriptors_for_the_log(
                 assert early.publish("t", bytes(20_000), qos=1) in TAKEN
                 assert late.publish("t", bytes(20_000), qos=1) in TAKEN
         assert len(broker.segments()) > 5
-        assert metric(broker, "holdfast_connections_displaced_total") > 0
+        assert broker.metric("connections_displaced_total") > 0
         for one in sockets:
             one.close()
     assert broker.process is not None
@@ -112,6 +105,7 @@ def test_silent_sockets_leave_descriptors_for_the_log(
     assert "no_descriptors_left" not in broker.log_text()
 
 
+@one_process("each process has its own limit")
 def test_open_connections_are_limited_by_descriptors(limited: Callable[..., Limited]) -> None:
     """None of them is silent, so the newest is refused; and there is room again afterwards."""
     broker = limited()
@@ -219,6 +213,7 @@ def test_large_connect_within_the_bound_is_answered_and_large_packets_follow(
         assert client.publish("t", bytes(2_000_000), qos=1) in TAKEN
 
 
+@one_process("each process has its own limit")
 def test_incomplete_connects_share_a_bound(
     start_holdfast: Callable[..., Holdfast],
 ) -> None:
@@ -232,13 +227,14 @@ def test_incomplete_connects_share_a_bound(
         sockets.append(one)
     with wire.Wire(broker.port) as client:
         assert client.connect("known").reason == 0
-    until(lambda: metric(broker, "holdfast_connections_displaced_total") >= 60, "none is displaced")
+    until(lambda: broker.metric("connections_displaced_total") >= 60, "none is displaced")
     # 32 MB were sent.
     assert broker.rss_bytes() - before < 16 << 20
     for one in sockets:
         one.close()
 
 
+@one_process("each process has its own limit")
 def test_one_address_has_its_share(start_holdfast: Callable[..., Holdfast]) -> None:
     broker = start_holdfast({"limits": {"pending_connects_per_address": 5}})
     sockets = silent_sockets(broker.port, 6)
@@ -247,13 +243,14 @@ def test_one_address_has_its_share(start_holdfast: Callable[..., Holdfast]) -> N
     # found the broker ready counts, too, until its end is seen.
     closed = sum(is_closed(each, 0.5) for each in sockets)
     assert closed in (1, 2)
-    until(lambda: metric(broker, "holdfast_pending_connects") == 6 - closed, "others count")
-    assert metric(broker, "holdfast_connections_refused_total") == closed
+    until(lambda: broker.metric("pending_connects") == 6 - closed, "others count")
+    assert broker.metric("connections_refused_total") == closed
     for each in sockets:
         each.close()
     until(lambda: _connects(broker.port), "the address is full for ever")
 
 
+@one_process("each has its share of the limit")
 def test_silent_connections_take_no_place_of_clients(
     start_holdfast: Callable[..., Holdfast],
 ) -> None:
@@ -268,6 +265,7 @@ def test_silent_connections_take_no_place_of_clients(
         one.close()
 
 
+@one_process("each process has its own limit")
 def test_incomplete_upgrades_share_the_bound(tmp_path: Path) -> None:
     settings: dict[str, dict[str, object]] = {"limits": {"pending_connect_bytes": 1 << 20}}
     with websocket_wire.websocket_broker(tmp_path, settings) as broker:
@@ -278,8 +276,8 @@ def test_incomplete_upgrades_share_the_bound(tmp_path: Path) -> None:
                 one.sendall(b"GET /mqtt HTTP/1.1\r\nX: " + b"x" * 16_000)
             sockets.append(one)
         # 150 heads of 16 kB are more than twice the bound.
-        displaced = "holdfast_connections_displaced_total"
-        until(lambda: metric(broker, displaced) >= 80, "none is displaced")
+        displaced = "connections_displaced_total"
+        until(lambda: broker.metric(displaced) >= 80, "none is displaced")
         with websocket_wire.WebSocketWire(broker.websocket_port) as client:
             assert client.connect("known").reason == 0
         for one in sockets:

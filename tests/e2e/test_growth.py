@@ -19,6 +19,7 @@ def site(directory: Path) -> Iterator[tuple[Holdfast, ClusterProcesses]]:
     cluster = ClusterProcesses(directory / "cluster", 2, {"cluster": {"partitions": 4}})
     alone = Holdfast(directory / "alone", {"log": {"partitions": 4}}, cluster.nodes["n1"].data)
     alone.directory.mkdir()
+    alone.processes = 1
     try:
         yield alone, cluster
     finally:

@@ -8,8 +8,8 @@ from holdfast.io.event_loop.password_checks import THREADS
 from holdfast.security.password_queue import WAITING_PER_ADDRESS_MAX
 from holdfast.security.passwords import hash_password
 from tests.e2e import wire
+from tests.e2e.brokers import one_process
 from tests.e2e.conftest import StartHoldfast
-from tests.e2e.test_doors import metric
 
 ITERATIONS = 300_000
 """About 0.1 s a check and thread."""
@@ -28,6 +28,7 @@ def _reason(one: socket.socket) -> int:
     return one.recv(4)[3]
 
 
+@one_process("each process has its own limit")
 def test_storm(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     file = tmp_path / "passwords"
     hashed = hash_password("right", iterations=ITERATIONS)
@@ -50,16 +51,16 @@ def test_storm(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
         # A client that was never here, from elsewhere, does not wait for the storm.
         with _client(broker.port, "new", b"right", "127.0.0.3") as new:
             assert _reason(new) == 0
-        assert metric(broker, "holdfast_passwords_waiting") > 0
-        assert metric(broker, "holdfast_authentications_shed_total") > 0
+        assert broker.metric("passwords_waiting") > 0
+        assert broker.metric("authentications_shed_total") > 0
     finally:
         for one in storm:
             with contextlib.suppress(OSError):
                 one.close()
     # What has gone is checked no more: a newcomer of the same address waits for nothing but what
     # the threads have begun.
-    before = metric(broker, "holdfast_authentications_failed_total")
+    before = broker.metric("authentications_failed_total")
     with _client(broker.port, "new", b"other", STORM_ADDRESS) as again:
         assert _reason(again) == 0x86
-    checked = metric(broker, "holdfast_authentications_failed_total") - before
+    checked = broker.metric("authentications_failed_total") - before
     assert 1 <= checked <= 2 * THREADS + 1

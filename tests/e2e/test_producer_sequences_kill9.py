@@ -15,8 +15,9 @@ from threading import Thread
 
 from holdfast.cli.main import main
 from tests.e2e import wire
-from tests.e2e.brokers import Holdfast
+from tests.e2e.brokers import Holdfast, one_process
 from tests.e2e.conftest import StartHoldfast
+from tests.e2e.test_doors import TAKEN
 from tests.support.waiting import until
 
 SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED", str(time.time_ns() % 1_000_000)))
@@ -104,13 +105,6 @@ def returned(broker: Holdfast) -> Iterator[wire.Wire]:
         yield client
 
 
-def metric(broker: Holdfast, name: str) -> float:
-    for line in broker.admin("/metrics")[1].splitlines():
-        if line.startswith(f"holdfast_{name}{{"):
-            return float(line.split()[-1])
-    raise AssertionError(f"no metric {name}")
-
-
 def test_kill_9_while_many_are_in_flight(start_holdfast: StartHoldfast) -> None:
     """Nothing lost, nothing twice, each topic in order: with QoS 1 all the way to the log."""
     dice = random.Random(SEED)
@@ -125,7 +119,7 @@ def test_kill_9_while_many_are_in_flight(start_holdfast: StartHoldfast) -> None:
             f"seed {SEED}: publishing stands still",
         )
         assert publisher.error is None, f"seed {SEED}: {publisher.error!r}"
-        repetitions += metric(broker, "producer_duplicates_total")
+        repetitions += broker.metric("producer_duplicates_total")
         if number == 2:
             # A clean stop in between leaves a snapshot.
             assert broker.stop() == 0
@@ -136,7 +130,7 @@ def test_kill_9_while_many_are_in_flight(start_holdfast: StartHoldfast) -> None:
     publisher.join(WAIT_S)
     assert publisher.error is None
     assert not publisher.is_alive(), f"seed {SEED}: {publisher.confirmed} of {publisher.sequence}"
-    repetitions += metric(broker, "producer_duplicates_total")
+    repetitions += broker.metric("producer_duplicates_total")
     assert repetitions >= FORGOTTEN * (KILLS - 1)
 
     with returned(broker) as reader:
@@ -151,6 +145,7 @@ def test_kill_9_while_many_are_in_flight(start_holdfast: StartHoldfast) -> None:
         assert found[topic] == expected, f"seed {SEED}: {topic}"
 
 
+@one_process("its $SYS counts are its own")
 def test_the_table_outlives_the_records(start_holdfast: StartHoldfast) -> None:
     """Retention takes the segment with the message; after a kill -9 the producer is still known."""
     log = {"segment_bytes": 65536, "snapshot_bytes": 65536, "partitions": 1}
@@ -163,7 +158,7 @@ def test_the_table_outlives_the_records(start_holdfast: StartHoldfast) -> None:
             client.connect()
             return client.publish("t", payload, 1, props=identity(value))
 
-    assert publish("quiet:1:7", b"once") == 0x10
+    assert publish("quiet:1:7", b"once") in TAKEN
     with wire.Wire(broker.port) as client:
         client.connect()
         for _ in range(600):
@@ -178,9 +173,9 @@ def test_the_table_outlives_the_records(start_holdfast: StartHoldfast) -> None:
     broker.start()
     assert first_offset() > 1
     subscribe_durably(broker, "t")
-    assert publish("quiet:1:7", b"once") == 0x00
+    assert publish("quiet:1:7", b"once") in TAKEN
     assert publish("quiet:0:8", b"old epoch") == 0x83
-    assert publish("quiet:1:8", b"next") == 0x00
+    assert publish("quiet:1:8", b"next") in TAKEN
     with returned(broker) as reader:
         assert reader.message().payload == b"next"
         counts = {"count": b"1", "duplicates": b"1", "fenced": b"1", "evicted": b"0"}
@@ -190,8 +185,8 @@ def test_the_table_outlives_the_records(start_holdfast: StartHoldfast) -> None:
             name = message.topic.rpartition("/")[2]
             if counts.get(name) == message.payload:
                 del counts[name]
-    assert metric(broker, "producers") == 1
-    assert metric(broker, "producer_fenced_total") == 1
+    assert broker.metric("producers") == 1
+    assert broker.metric("producer_fenced_total") == 1
 
 
 def test_a_producer_is_its_users(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
@@ -207,12 +202,12 @@ def test_a_producer_is_its_users(start_holdfast: StartHoldfast, tmp_path: Path) 
             assert wire.read_connack(client.expect(wire.CONNACK), 5).reason == 0
             return client.publish("t", b"x", 1, props=identity(value))
 
-    assert publish("alice", "p:1:1") == 0x10
+    assert publish("alice", "p:1:1") in TAKEN
     for restart in (broker.kill, broker.stop):
         assert publish("mallory", "p:9:9") == 0x87
         assert publish(None, "p:1:1") == 0x87
-        assert publish("alice", "p:1:1") == 0x00
+        assert publish("alice", "p:1:1") in TAKEN
         restart()
         broker.start()
     assert publish("mallory", "p:9:9") == 0x87
-    assert publish("alice", "p:1:2") == 0x10
+    assert publish("alice", "p:1:2") in TAKEN

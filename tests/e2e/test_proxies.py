@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.brokers import one_process
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.e2e.listeners_broker import PUB, ListenersBroker, mosquitto_pub
 from tests.e2e.test_reload import Client, post_reload, until
@@ -130,6 +131,7 @@ def test_the_address_in_the_header_is_the_client_s(behind: Behind) -> None:
     behind.log_has("10.3.0.2:778")
 
 
+@one_process("each process has its own limit")
 def test_limits_of_an_address_are_those_of_the_client(behind: Behind) -> None:
     """Two connections of one address may wait for their CONNECT; the proxy has many."""
     waiting = []

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.cli.main import main
 from holdfast.protocol.mqtt import reasons
 from holdfast.security.certificate_times import ends_of
-from tests.e2e.brokers import Holdfast, broker_toml
+from tests.e2e.brokers import Holdfast, broker_toml, one_process
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import pair
@@ -75,12 +75,13 @@ class Client:
 
 
 def hang_up(broker: Holdfast, line: str = "reloaded settings") -> str:
-    """Send SIGHUP, and wait for the line that tells its end."""
+    """Send SIGHUP, and wait for the lines that tell its end, one of each process."""
     before = broker.log_text().count(line)
     assert broker.process is not None
     broker.process.send_signal(signal.SIGHUP)
-    until(lambda: broker.log_text().count(line) > before, line)
-    return [each for each in broker.log_text().splitlines() if line in each][-1]
+    until(lambda: broker.log_text().count(line) >= before + broker.processes, line)
+    found = [each for each in broker.log_text().splitlines() if line in each]
+    return "\n".join(found[-broker.processes :])
 
 
 def post_reload(broker: Holdfast) -> tuple[int, dict[str, object]]:
@@ -157,11 +158,12 @@ def test_a_file_that_cannot_be_used_changes_nothing(
     status, body = post_reload(broker)
     assert status == 409
     assert "sesions" in str(body["error"])
-    assert 'holdfast_reloads_failed_total{node="n1"} 3.0' in broker.admin("/metrics")[1]
+    assert broker.metric("reloads_failed_total") >= 3
     alice.close()
     again.close()
 
 
+@one_process("each process has its own limit")
 def test_limits_change_and_what_cannot_change_is_named(start_holdfast: StartHoldfast) -> None:
     broker = start_holdfast({"limits": {"sessions": 1}, "log": {"segment_bytes": 1 << 20}})
     one = Client(broker.port)

@@ -1,7 +1,6 @@
 """Retention waits for a registered lake, up to its own limit."""
 
 import json
-import re
 import shutil
 import signal
 import subprocess
@@ -39,12 +38,6 @@ def publish_numbers(broker: Holdfast, first: int, end: int) -> None:
     )  # fmt: skip
 
 
-def metric(broker: Holdfast, name: str) -> float:
-    found = re.search(rf'{name}\{{node="n1"\}} (\S+)', broker.admin("/metrics")[1])
-    assert found is not None
-    return float(found[1])
-
-
 def test_the_log_stays_until_both_lakes_have_it(
     start_holdfast: StartHoldfast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,11 +49,11 @@ def test_the_log_stays_until_both_lakes_have_it(
     run(broker, tmp_path / "two")
     publish_many(broker, 600)
     until(lambda: "retention_held_back" in broker.log_text(), "retention never looked")
-    assert metric(broker, "log_lake_pinned_bytes") > 500_000
+    assert broker.metric("log_lake_pinned_bytes") > 500_000
     run(broker, tmp_path / "one")
     broker.kill()  # The positions outlive the broker.
     broker.start()
-    until(lambda: metric(broker, "log_lake_pinned_bytes") > 500_000, "the lake was forgotten")
+    until(lambda: broker.metric("log_lake_pinned_bytes") > 500_000, "the lake was forgotten")
     assert max(first_offsets(broker)) < 100
     assert main(["log", "groups", "--admin", admin]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -69,7 +62,7 @@ def test_the_log_stays_until_both_lakes_have_it(
     # The second lake is gone for good.
     assert main(["log", "groups", "--admin", admin, "--remove", names[1]]) == 0
     until(lambda: max(first_offsets(broker)) > 300, "the log waits for a lake that was removed")
-    assert metric(broker, "log_lake_lost_records_total") == 0
+    assert broker.metric("log_lake_lost_records_total") == 0
     run(broker, tmp_path / "one")
 
 
@@ -161,7 +154,7 @@ def test_beyond_its_limit_a_lake_loses_records_and_is_told(
     publish_many(broker, 1500)
     until(lambda: max(first_offsets(broker)) > 300, "the log waits beyond the limit")
     assert "retention_overtook_lake lake='lake.lake." in broker.log_text()
-    assert metric(broker, "log_lake_lost_records_total") > 0
+    assert broker.metric("log_lake_lost_records_total") > 0
     run(broker, tmp_path / "lake", failOnDataLoss="false")
 
 

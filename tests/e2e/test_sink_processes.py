@@ -29,13 +29,6 @@ ROWS = 3000
 WAIT_S = 60.0
 
 
-def metric(broker: Holdfast, name: str) -> float:
-    for line in broker.admin("/metrics")[1].splitlines():
-        if line.startswith(f"holdfast_{name}{{"):
-            return float(line.split()[-1])
-    raise AssertionError(f"no metric {name}")
-
-
 def subscribe(port: int, filter: str = "plant/#") -> None:
     """A durable session that is away while the messages come."""
     with wire.Wire(port) as client:
@@ -89,7 +82,7 @@ def test_attempts_that_fail_and_are_killed(broker: Holdfast) -> None:
     paths = os.pathsep.join([str(SOURCE), str(Path(__file__).parents[2])])
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths})
     try:
-        until(lambda: metric(broker, "producer_places") > 0, "its first rows are stored")
+        until(lambda: broker.metric("producer_places") > 0, "its first rows are stored")
     finally:
         process.kill()
         process.wait()
@@ -105,7 +98,7 @@ def test_attempts_that_fail_and_are_killed(broker: Holdfast) -> None:
     attempt(servers, batches(ROWS))
     repeated = attempt(servers, batches(ROWS), inflight="7")
     assert (repeated.rows, repeated.at_least_once) == (ROWS, "")
-    assert metric(broker, "producer_duplicates_total") >= ROWS
+    assert broker.metric("producer_duplicates_total") >= ROWS
     found = received(broker.port, ROWS)
     # The one that was killed may have come further than the others.
     rows_stored = sum(map(len, found.values()))

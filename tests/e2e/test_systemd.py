@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.brokers import Holdfast
+from tests.e2e.brokers import PROCESSES, Holdfast, one_process
 from tests.e2e.cluster_processes import until
 from tests.e2e.wire import Wire
 
@@ -54,7 +54,7 @@ def test_ready_watchdog_and_reload(manager: Manager, tmp_path: Path) -> None:
     broker = Holdfast(tmp_path)
     broker.launch()
     try:
-        assert manager.until("READY=1") == "READY=1\nSTATUS=running"
+        assert manager.until("READY=1").startswith("READY=1\nSTATUS=running")
         broker.await_ready()
         for _ in range(3):
             assert manager.until("WATCHDOG=1") == "WATCHDOG=1"
@@ -181,9 +181,11 @@ def test_an_occupied_port_is_told_before_there_is_a_directory(door: str, tmp_pat
     assert f"error='cannot listen{table}: 127.0.0.1:{port}: Address already in use'" in str(
         bad.value
     )
-    assert not broker.data.exists()
+    # Of several processes, the supervisor has made it.
+    assert not broker.data.exists() or PROCESSES > 1
 
 
+@one_process("the supervisor makes the directory")
 def test_a_missing_certificate_of_the_admin_port_is_told_before_there_is_a_directory(
     tmp_path: Path,
 ) -> None:

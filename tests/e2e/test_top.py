@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.e2e import wire
-from tests.e2e.brokers import SOURCE, Holdfast
+from tests.e2e.brokers import SOURCE, Holdfast, one_process
 from tests.e2e.cluster_processes import until
 from tests.e2e.conftest import StartHoldfast
 from tests.interop.paho_client import Paho
@@ -19,6 +19,7 @@ def top(broker: Holdfast, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@one_process("the screen is that of one node")
 def test_busy_topics_and_slow_sessions(start_holdfast: StartHoldfast) -> None:
     broker = start_holdfast()
     with wire.Wire(broker.port) as slow:

@@ -15,6 +15,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
 from tests.e2e import wire
+from tests.e2e.brokers import one_process
 from tests.e2e.test_garbage import AFTER_CONNECT
 from tests.e2e.test_reload import until
 from tests.e2e.websocket_wire import (
@@ -215,6 +216,7 @@ def answered(port: int) -> bool:
         return False
 
 
+@one_process("each has its share of the limit")
 def test_connections_max_counts_upgrades(tmp_path: Path) -> None:
     with websocket_broker(tmp_path, listener={"max_connections": 2}) as broker:
         port = broker.websocket_port
@@ -417,6 +419,7 @@ def test_take_over_and_shutdown(tmp_path: Path) -> None:
 # Back-pressure
 
 
+@one_process("topics of two partitions have no common order")
 def test_big_payloads_to_a_slow_reader(shared: WebSocketHoldfast) -> None:
     """More than the buffers hold, and nothing is lost or out of order at QoS 1."""
     count, size = 12, 5_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
-from tests.e2e.brokers import MOSQUITTO, Mosquitto
+from tests.e2e.brokers import MOSQUITTO, PROCESSES, Mosquitto
 from tests.e2e.brokers import Holdfast as HoldfastBroker
 
 PLUGIN = Path("/usr/lib/x86_64-linux-gnu/mosquitto_dynamic_security.so")
@@ -87,6 +87,8 @@ def test_users_and_rights_are_carried_over(tmp_path: Path) -> None:
         check_audit(new)
     finally:
         assert new.stop() == 0
+    if PROCESSES > 1:
+        return  # They agree on the users, as a cluster does.
     # Mosquitto reads the file that Holdfast has written.
     old.extra = old.extra.replace(str(users), str(file))
     old.start()
@@ -125,13 +127,13 @@ def change_at_run_time(broker: HoldfastBroker) -> None:
     control(port, "addRoleACL", "bobs", "subscribePattern", "site/#", "allow")
     control(port, "createGroup", "people")
     control(port, "addGroupRole", "people", "bobs")
-    denied = 'holdfast_authorizations_denied_total{node="n1"}'
-    assert f"{denied} 0.0" in broker.admin("/metrics")[1]
+    denied = "authorizations_denied_total"
+    assert broker.metric(denied) == 0
     sends(port, "bob", "first", "bobs/1")
-    assert f"{denied} 1.0" in broker.admin("/metrics")[1]
+    assert broker.metric(denied) == 1
     control(port, "addGroupClient", "people", "bob")
     sends(port, "bob", "first", "bobs/1")
-    assert f"{denied} 1.0" in broker.admin("/metrics")[1]
+    assert broker.metric(denied) == 1
     assert SUBSCRIBER is not None
     login = ["-h", "127.0.0.1", "-p", str(port), "-u", "bob", "-P", "first"]
     with subprocess.Popen([SUBSCRIBER, *login, "-i", "reader", "-t", "site/#"]) as reader:
