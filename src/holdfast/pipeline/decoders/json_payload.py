@@ -247,7 +247,10 @@ def _extract_event_time(document: dict[str, Any], fields: Fields, decoded: Decod
     for name in fields.time:
         found = document.get(name)
         if type(found) in UNREADABLE_TIMES:
-            decoded.refuse(f"{name} is {_shown(found)}, no time: the broker's time is used", "time")
+            cure = ", until a rule has its time_format" if type(found) is str else ""
+            decoded.refuse(
+                f"{name} is {_shown(found)}, no time: the broker's time is used{cure}", "time"
+            )
             return
 
 

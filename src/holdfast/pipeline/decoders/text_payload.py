@@ -39,10 +39,12 @@ _FALSE: Final = frozenset({"false", "off", "no"})
 _JSON_TRUTHS: Final = frozenset({"true", "false"})
 _PRESENT: Final = frozenset({"online", "connected", "alive"})
 _ABSENT: Final = frozenset({"offline", "disconnected", "lost", "dead"})
-_ONLINE: Final = frozenset({"up", "ready", "1", "verbunden", "en ligne", "connecté", "conectado",
-                            "connesso", "verbonden", "在线"}) | _PRESENT | _TRUE  # fmt: skip
-_OFFLINE: Final = frozenset({"down", "sleeping", "0", "getrennt", "hors ligne", "déconnecté",
-                             "desconectado", "disconnesso", "离线"}) | _ABSENT | _FALSE  # fmt: skip
+_ONLINE: Final = frozenset({"up", "available", "ready", "1", "verbunden", "en ligne", "connecté",
+                            "conectado", "connesso", "verbonden",
+                            "在线"}) | _PRESENT | _TRUE  # fmt: skip
+_OFFLINE: Final = frozenset({"down", "unavailable", "sleeping", "0", "getrennt", "hors ligne",
+                             "déconnecté", "desconectado", "disconnesso",
+                             "离线"}) | _ABSENT | _FALSE  # fmt: skip
 _STATUS_FIELDS: Final = ("online", "connected", "status", "state", "availability")
 _PRESENCE_FIELDS: Final = {"online": True, "connected": True, "status": False,
                            "availability": False}  # fmt: skip

@@ -31,6 +31,8 @@ _DATE: Final = re.compile(
 """A date of which the order is certain: 28.11.2026 or 2026/11/28. 3/4/2026 has two meanings."""
 _DIGITS: Final = re.compile(r"20\d{12}")
 """A date without separators: 20261130110531."""
+_DIGITS_FROM, _DIGITS_END = 20_000_101_000_000, 21_000_000_000_000
+"""The range of such dates as numbers. They would be milliseconds of the years 2603 to 2635."""
 _ASP_DATE: Final = re.compile(r"/Date\((\d+)(?:[+-]\d{4})?\)/")
 _ODD_SECONDS: Final = re.compile(r"^(.{11})(24:00:00|23:59:60|\d\d:\d\d:60)(.*)$")
 
@@ -46,6 +48,8 @@ def parse_time(
     the zone has that hour twice, it is the last one that is not after `near_us`.
     """
     kind = type(value)
+    if kind is int and _DIGITS_FROM <= value < _DIGITS_END:
+        return _from_text(str(value), zone, near_us)
     if kind is int or kind is float:
         return _from_number(value)
     if kind is str and 0 < len(value) <= _TEXT_LENGTH_MAX:
@@ -69,7 +73,9 @@ def parse_times(values: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArr
     kinds = set(map(type, values))
     try:
         if kinds == {int}:
-            return _from_integers(np.array(values, np.int64))
+            numbers = np.array(values, np.int64)
+            if not np.any((numbers >= _DIGITS_FROM) & (numbers < _DIGITS_END)):
+                return _from_integers(numbers)
     except OverflowError:
         pass  # nanoseconds may be beyond 64 bits: one by one
     if kinds == {float}:

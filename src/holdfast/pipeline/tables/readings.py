@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Final
 from zlib import crc32
 
@@ -51,6 +52,7 @@ from holdfast.pipeline.tables.stream import (
     StreamPosition,
     StreamState,
     count_error,
+    distance,
     edge_device,
     follow,
     is_late,
@@ -129,10 +131,21 @@ class Folder:
             yield ROWS, batch
 
     def _read_one_by_one(self, rows: Rows, begin: int, end: int) -> Iterator[Piece]:
-        for row in range(begin, end):
-            self._read_message(rows.message(row))
-            if self.output.is_full():
-                yield from self.output.batches(least=False)
+        messages = map(rows.message, range(begin, end))
+        for _, same_time in groupby(messages, lambda message: message.store_us):
+            for message in self._by_number(list(same_time)):
+                self._read_message(message)
+                if self.output.is_full():
+                    yield from self.output.batches(least=False)
+
+    def _by_number(self, messages: list[TableMessage]) -> list[TableMessage]:
+        """Orders messages of one microsecond and stream by Sparkplug's numbers: the births of a
+        node are in several partitions, and by these 2 may come before 1."""
+        reader = self.topics[messages[0].topic].reader
+        if len(messages) == 1 or reader is None or reader.rule.decode != "sparkplug":
+            return messages
+        first = 0 if messages[0].rank == 0 else self._loaded_state().raw
+        return sorted(messages, key=lambda each: (each.rank > 0, distance(each.payload, first)))
 
     def _read_together(self, alike: ColumnBatch, begin: int, end: int) -> Iterator[Piece]:
         """Reads a span together where nothing special happens, and one by one around exceptions.
@@ -267,8 +280,7 @@ class Folder:
             if was_seen(self._loaded_state(), decoded.id, content):
                 return [_repetition(emission.device)], NOWHERE
         elif number is not None and message.producer_id is None:
-            checksum = crc32(payload)
-            has_time = decoded.time_us is not None
+            checksum, has_time = crc32(payload), decoded.time_us is not None
             if is_repeated(self._loaded_state(), number, checksum, has_time=has_time):
                 return [_repetition(emission.device)], NOWHERE
         if number is None:

@@ -302,6 +302,15 @@ def read_edge(
     return [Emission(device, decoded)], place
 
 
+def distance(payload: bytes | None, first: int) -> int:
+    """Returns how far the number of a Sparkplug message is behind `first`, from 0 to 255."""
+    try:
+        number = parse_payload(payload or b"").sequence
+    except DecodeError:
+        number = None
+    return SEQUENCE_END if number is None else (number - first) % SEQUENCE_END
+
+
 def edge_device(topic: str) -> str | None:
     """Returns the device of a topic of Sparkplug, or None for a command and other topics."""
     levels = topic.split("/")

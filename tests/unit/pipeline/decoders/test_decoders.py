@@ -74,7 +74,9 @@ def test_json_field_that_is_no_time_or_number_is_a_reading_unless_asked_for() ->
     text = b'{"ts":"noon","seq":-1,"v":2}'
     found = decode_json(text, USUAL)
     assert readings(found) == {"ts": "noon", "seq": -1.0, "v": 2.0}
-    assert found.reason() == "ts is 'noon', no time: the broker's time is used"
+    assert found.reason() == (
+        "ts is 'noon', no time: the broker's time is used, until a rule has its time_format"
+    )
     strict = decode_json(text, STRICT)
     assert strict.reason() == "ts is 'noon', no time; seq is -1, no sequence number"
     assert readings(strict)["v"] == 2.0
@@ -82,7 +84,8 @@ def test_json_field_that_is_no_time_or_number_is_a_reading_unless_asked_for() ->
 
 def test_json_time_that_cannot_be_read_is_told_unless_another_field_has_one() -> None:
     assert decode_json(b'{"ts":"22/11/2026 18:00","v":2}', USUAL).reason() == (
-        "ts is '22/11/2026 18:00', no time: the broker's time is used"
+        "ts is '22/11/2026 18:00', no time: the broker's time is used, until a rule has its "
+        "time_format"
     )
     other = decode_json(b'{"ts":1790000000,"time":"noon","v":2}', Fields(time=("time", "ts")))
     assert (other.errors, other.time_us) == (None, 1_790_000_000_000_000)
@@ -406,6 +409,8 @@ def test_status_topics_with_something_else_are_read_as_usual() -> None:
         ("2026-09-21T16:13:20+02:00", 1_790_000_000_000_000),
         ("1790000000", 1_790_000_000_000_000),
         ("20260921141320", 1_790_000_000_000_000),
+        (20260921141320, 1_790_000_000_000_000),
+        (20261332141320, 20_261_332_141_320_000),
         ("20261332141320", 20_261_332_141_320_000),
         (" 1790000000.5 ", 1_790_000_000_500_000),
         (0, 0),

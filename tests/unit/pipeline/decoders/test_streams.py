@@ -1,6 +1,7 @@
 """Streams: repetitions, gaps, runs, lateness and Sparkplug's births, in steps of any size."""
 
 import json
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -423,6 +424,24 @@ def test_a_new_birth_ends_the_aliases_before_and_late_data_is_read_by_the_old_on
     found = edge.read([3])
     assert found.values()[-2:] == [("G/E", "Other", 3.0), ("G/E", "Level", 2.0)]
     assert [row["sequence"] for row in found.readings[-2:]] == [1, None]
+
+
+@pytest.mark.parametrize("begun", [0, 253, 254, 255])
+def test_births_stored_in_one_microsecond_miss_nothing(begun: int) -> None:
+    """They are in several partitions, whose order says nothing."""
+    for order in permutations(range(1, 4)):
+        edge = Edge()
+        edge.birth(at_s=0)
+        for number in range(1, begun + 1):
+            edge.say("NDATA", wire.metric(1, wire.INT32, name="n"), seq=number)
+        for number in order:
+            kind = "DDATA" if number == 2 else "DBIRTH"
+            flow = wire.metric(1.5, wire.DOUBLE, name="Flow")
+            edge.say(kind, flow, seq=(begun + number) % 256, at_s=begun + 1)
+        found = edge.read()
+        assert gaps(found) == [0] * len(found.readings)
+        numbers = sorted({row["sequence"] for row in found.readings})
+        assert numbers == list(range(begun + 4))
 
 
 def test_numbers_go_on_beyond_255() -> None:
