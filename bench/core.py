@@ -114,6 +114,13 @@ class Disk:
     def submit(self, group: WriteGroup) -> None:
         self.group = group
 
+    def set_awaited(self, *, is_awaited: bool) -> bool:
+        """Every group is reported."""
+        return False
+
+    def take_written(self) -> WriteGroup | None:
+        return None
+
     def space(self) -> int:
         return self.free_bytes
 

@@ -115,6 +115,9 @@ class JournalDisk(SimDiskThread):
         )
         # The journal's group that is under way.
         self.group: WriteGroup | None = None
+        # Written, and not reported.
+        self._written: WriteGroup | None = None
+        self._is_awaited = True
         self.is_full = False
 
     def break_writes(self) -> None:
@@ -132,6 +135,8 @@ class JournalDisk(SimDiskThread):
 
     def submit(self, group: WriteGroup) -> None:
         assert self.group is None
+        assert self._written is None
+        self._is_awaited = True
         self.group = group
         self._host.mirror.on_begin(group)
         self.later(self._host.sync_s(), self._write_group)
@@ -150,9 +155,22 @@ class JournalDisk(SimDiskThread):
         self.is_full = False
         self._host.mirror.wrote(group)
         self.group = None
-        self._loop.runtime.group_written(group)
+        if self._is_awaited:
+            self._loop.runtime.group_written(group)
+        else:
+            self._written = group
         if group.sealed is not None:
             self._write_index(group.sealed)
+
+    def set_awaited(self, *, is_awaited: bool) -> bool:
+        self._is_awaited = is_awaited
+        return is_awaited and self._written is not None
+
+    def take_written(self) -> WriteGroup | None:
+        group = self._written
+        if group is not None:
+            self._written = None
+        return group
 
     def _write_index(self, segment: Segment) -> None:
         index = segment.index

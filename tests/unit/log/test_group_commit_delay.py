@@ -125,6 +125,12 @@ class Turns:
     def submit(self, group: WriteGroup) -> None:
         self.groups.append(group)
 
+    def set_awaited(self, *, is_awaited: bool) -> bool:
+        return False
+
+    def take_written(self) -> WriteGroup | None:
+        return None
+
     def touch(self) -> None:
         self.runtime.begin(self.now, WALL_US + round(self.now * 1e6))
 

@@ -254,6 +254,9 @@ class JournalWriter:
         self.free_bytes = self.measure_space()
         """The free bytes when last measured, without those allocated in advance."""
         self._groups: SimpleQueue[WriteGroup | None] = SimpleQueue()
+        # The group that is written, until it is taken in the loop.
+        self._written: WriteGroup | None = None
+        self._is_awaited = True
         self._closing = threading.Event()
         self.is_full = False
         """Whether a group waits for space."""
@@ -268,7 +271,29 @@ class JournalWriter:
 
         The caller submits a group only after the report of the one before, so the queue is bounded.
         """
+        self._is_awaited = True
         self._groups.put(group)
+
+    def set_awaited(self, *, is_awaited: bool) -> bool:
+        """Whether the end of the present group is reported. Returns True if it is over and was not.
+
+        The loop sets the mark and then looks for the group, and the thread does both in the other
+        order. So one of them finds what the other has done.
+        """
+        self._is_awaited = is_awaited
+        return is_awaited and self._written is not None
+
+    def take_written(self) -> WriteGroup | None:
+        """Returns the group that is written and was not reported."""
+        group = self._written
+        if group is not None:
+            self._written = None
+        return group
+
+    def _report_written(self) -> None:
+        group = self.take_written()
+        if group is not None:
+            self._on_written(group)
 
     def space(self) -> int:
         """Returns the bytes that could still be written when they were last measured."""
@@ -304,7 +329,9 @@ class JournalWriter:
                 if self._unmeasured_bytes >= MEASURE_BYTES:
                     # At full speed a small disk is full within a moment.
                     self.measure_space()
-                _report(self._call_soon, self._on_written, group)
+                self._written = group
+                if self._is_awaited:
+                    _report(self._call_soon, self._report_written)
                 if group.sealed is not None:
                     self.housekeeping.submit(partial(self._write_index, group.sealed))
             self._writer.close()

@@ -341,6 +341,10 @@ class FollowerSide:
                 followed.leader_watermark = offset
                 self._commit(followed)
 
+    def awaits_disk(self) -> bool:
+        """True if a leader waits for the disk of this node."""
+        return bool(self._dirty)
+
     def handle_durable(self) -> None:
         """Acknowledges the records that have become durable."""
         dirty = self._dirty

@@ -380,6 +380,18 @@ class LeaderSide:
                 if durable[led.partition] < led.end:
                     self._mark(led)
 
+    def awaits_disk(self) -> bool:
+        """True if a commit waits for the disk of this node, and no longer for a follower."""
+        durable = self._state.log.durable_offset
+        for led in self._dirty:
+            offset = durable[led.partition]
+            for progress in led.counted:
+                if progress.matched <= offset:
+                    break
+            else:
+                return True
+        return False
+
     def _advance(self, led: LedPartition) -> None:
         """Moves the high watermark to the least durable end, if `min_insync` replicas are in
         sync."""

@@ -329,6 +329,10 @@ class Replication:
         self.following.handle_durable()
         self._finish()
 
+    def awaits_disk(self) -> bool:
+        """True if a commit or an acknowledgement of this node waits for its disk alone."""
+        return self.following.awaits_disk() or self.leading.awaits_disk()
+
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
         """Takes the result of a ReadBatches."""
         self.leading.handle_batches(request, batches, now)

@@ -28,7 +28,14 @@ class JournalPort(Protocol):
         """The free bytes after the last group."""
 
     def submit(self, group: WriteGroup) -> None:
-        """Writes the group, then calls `Runtime.group_written`."""
+        """Writes the group, then calls `Runtime.group_written`, unless `take_written` is first."""
+
+    def set_awaited(self, *, is_awaited: bool) -> bool:
+        """Whether the end of the present group wakes the event loop. It does from `submit` on.
+        Returns True if the group is written and was not reported."""
+
+    def take_written(self) -> WriteGroup | None:
+        """Returns the group that is written and was not reported."""
 
     def space(self) -> int:
         """Returns the bytes that may still be written now."""

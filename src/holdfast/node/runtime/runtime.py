@@ -189,6 +189,10 @@ class Runtime:
         """Carries out the iteration's work. The module says why the steps have this order."""
         state = self.state
         state.stats.durations.takes_delivery = True
+        if self.group_in_flight:
+            group = self.writer.take_written()
+            if group is not None:
+                self._commit(group)
         when = self.node.timer()
         if when is not None and when <= state.now:
             self.node.handle_timers()
@@ -208,6 +212,25 @@ class Runtime:
         self._advance()
         self.write_journal(False)
         self._finish()
+        if self.group_in_flight and not self.cluster_node.context.is_alone:
+            self._await_group(is_awaited=self._is_group_awaited())
+
+    def _is_group_awaited(self) -> bool:
+        """Whether anything waits for the group in flight here. A leader's own disk is mostly done
+        before those of its followers: then the turn of their acknowledgement commits the group, and
+        none is run before. Each other turn looks at the group, too, so it waits for a heartbeat at
+        most."""
+        return bool(
+            self.state.journal.pending_bytes
+            or self.deferred
+            or self._idle_waiters
+            or self.cluster_node.replication.awaits_disk()
+        )
+
+    def _await_group(self, *, is_awaited: bool) -> None:
+        """Runs a turn when the group in flight is written, or leaves it to the next turn."""
+        if self.writer.set_awaited(is_awaited=is_awaited):
+            self.clients.touch()
 
     def _advance(self) -> None:
         """Runs the disk's checks and the cluster's timers, and lets the cluster end its turn."""
@@ -420,10 +443,14 @@ class Runtime:
         self.cluster_node.handle_taken(group, now)
 
     def group_written(self, group: WriteGroup) -> None:
-        """Commits a group that is in the file, and on disk unless durability is "memory". Lets the
-        cluster acknowledge what is durable."""
-        self.group_in_flight = False
+        """Handles the report of a group that is in the file, and on disk unless durability is
+        "memory"."""
         self.clients.touch()
+        self._commit(group)
+
+    def _commit(self, group: WriteGroup) -> None:
+        """Lets the cluster commit or acknowledge the records of a group that is durable."""
+        self.group_in_flight = False
         state = self.state
         if self.writer.free_bytes < self.reserve_bytes:
             self.refuse_publishes()
@@ -460,6 +487,7 @@ class Runtime:
             else:
                 self._idle_waiters.append(check)
                 self.write_journal(True)
+                self._await_group(is_awaited=True)
 
         check()
 
