@@ -284,7 +284,7 @@ PLANTED = {
         a_replica_that_lost_records_leads,
         settings("power", "kill", min_insync=2, durable=False, snapshot_s=1000.0),
         "replica_diverged",
-        12,
+        24,
     ),
     "home decides too early": in_cluster(
         home_decides_before_it_has_applied, settings("kill", "outage"), "which has not had it", 2
@@ -305,7 +305,7 @@ PLANTED = {
         a_request_opens_twice, settings("isolate", "pause", "one-way"), "a session from nowhere", 61
     ),
     "wills can be refused": in_cluster(
-        wills_can_be_refused, settings("kill", "outage"), "have not come", 22
+        wills_can_be_refused, settings("kill", "outage"), "have not come", 57
     ),
     "what was refused is stored": in_cluster(
         what_was_refused_is_stored, settings("kill"), "has acknowledged", 2

@@ -337,7 +337,7 @@ PLANTED = {
         a_node_that_lags_keeps_its_clients,
         settings_for(696),
         "not settled while a fault lasts",
-        705,
+        901,
     ),
     "an uncommitted message is of any session": in_cluster(
         an_uncommitted_message_is_of_any_session,
@@ -349,7 +349,7 @@ PLANTED = {
         the_home_partition_says_which_session_it_is,
         settings_for(93, casts=(DEVICES,)),
         "which is not committed",
-        44,
+        58,
     ),
     "a session that ends is still there": in_cluster(
         a_session_that_ends_is_still_there, settings(DEVICES), "of a session that has just begun", 2

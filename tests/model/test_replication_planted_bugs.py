@@ -123,8 +123,9 @@ def own_disk_does_not_count() -> AbstractContextManager[object]:
         offset = min([*ends, led.end])
         if offset > log.durable_offset[led.partition]:
             log.durable_offset[led.partition] = offset
+        before = log.high_watermark[led.partition]
         if leading._state.commit(led.partition, offset):
-            leading._moved.append(led)
+            leading.commits.note_moved(led, before)
 
     return changed(LeaderSide, "_advance", advance)
 

@@ -311,7 +311,7 @@ class ClusterOperations:
             self._runtime.links.relayed.relayed_bytes,
             self._links.metrics.frames_out,
             self._links.metrics.bytes_out,
-            sum_of_lags(cluster_node.replication.lags()),
+            sum_of_lags(cluster_node.replication.leading.lags()),
             cluster_node.failovers,
             cluster_node.admission.refused,
             cluster_node.forwarding.forwarded,
@@ -373,7 +373,7 @@ class ClusterOperations:
 
     def lags(self) -> dict[int, dict[str, int]]:
         """Returns, for each partition led here, the records that each follower does not have."""
-        return self._cluster_node.replication.lags()
+        return self._cluster_node.replication.leading.lags()
 
     def plan(
         self, make: Make, change: Change = _unchanged

@@ -186,7 +186,7 @@ class ClusterNode(Parts):
         elif kind == kinds.FORWARD:
             for epoch, attempt, batch in decode_forward(payload):
                 begin = self.admission.forwarded(node, epoch, attempt, batch)
-                self.feeds.server.forwarded(node, batch.partition, begin)
+                self.feeds.forwarded(node, batch.partition, begin)
         elif kind == kinds.FORWARD_RESULT:
             for answer in decode_result(payload):
                 self.forwarding.answered(node, answer)
@@ -194,7 +194,7 @@ class ClusterNode(Parts):
             self.interest.handle_qos0(payload)
         elif kind == kinds.BARRIER:
             self.context.send(node, kinds.BARRIER_RESULT, encode_log_ends(self.context, payload))
-            self.feeds.server.hurry(node)
+            self.feeds.hurry(node)
         elif kind == kinds.BARRIER_RESULT:
             question, entries = decode_barrier(payload)
             if question == ALIGNMENT:
@@ -407,6 +407,7 @@ class ClusterNode(Parts):
             self.usage.step()
         if not is_alone:
             self.interest.frames.flush(now)
+            self.effects.send_held(now)
         self.applier.end_turn()
         if not (self.attendance.is_held or self.attendance.is_recovering):
             self.alone.review()

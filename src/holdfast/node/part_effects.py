@@ -59,6 +59,8 @@ class PartEffects:
         self._context = parts.context
         parts.applier.on_applied = parts.feeds.receiver.on_applied = self._applied
         parts.feeds.receiver.on_begins = self.restart
+        parts.feeds.await_commits = parts.replication.commits.await_commits
+        parts.replication.commits.needing = parts.feeds.needing
         parts.feeds.receiver.on_lacks = self._lacks
         parts.applier.on_broken = parts.replication.break_off
         self._proposer = proposer
@@ -81,6 +83,13 @@ class PartEffects:
         self._may_lead = True
         # What the last check has seen.
         self._checked: tuple[ClusterMetadata, Health] | None = None
+
+    def send_held(self, now: float) -> None:
+        """Sends the commits that have waited for a frame to their nodes, or for too long."""
+        commits = self._parts.replication.commits
+        if commits.is_holding():
+            commits.send_held({node for node, _, _ in self._context.outgoing}, now)
+            self.run()
 
     def check_own_health(self, now: float) -> None:
         """Checks whether the other nodes count this one as unhealthy, and adapts its ownership and

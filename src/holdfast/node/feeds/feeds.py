@@ -1,8 +1,9 @@
 """Connects the feeds of a node with its other parts: those that it serves, and those it gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
+from holdfast.log import record as log_record
 from holdfast.node import frame_kinds as kinds
 from holdfast.node.context import ClusterContext
 from holdfast.node.feeds.filter_holds import FilterHolds
@@ -35,16 +36,58 @@ class Feeds:
         self._state = state
         self._context = context
         self._applier = applier
+        self._log = log
         self._interest = interest
-        self.server = FeedServer(state, context, log, interest.nodes_of, interest.is_applying)
+        self.server = FeedServer(
+            state, context, log, lambda topic: interest.route(topic).nodes, interest.is_applying
+        )
         self.receiver = FeedReceiver(state, context, applier, forwarding)
         self.holds = FilterHolds(state, interest, self.receiver)
         applier.fed = self.server.live
         applier.on_committed = self.server.applied
         interest.before_ack = self.server.send_marks
+        # Called with a node that waits for commits of these partitions. PartEffects sets it.
+        self.await_commits: Callable[[str, Iterable[int]], None] = lambda node, partitions: None
         interest.before_suback = self.holds.leave_laggards
         self.receiver.is_announced = interest.is_announced
         self.receiver.announced = lambda: interest.number
+
+    def forwarded(self, node: str, partition: int, begin: int) -> None:
+        """Notes that the records from the offset `begin` to the end of the log are of `node`, which
+        waits for their commit."""
+        self.server.forwarded(node, partition, begin)
+        self.await_commits(node, (partition,))
+
+    def hurry(self, node: str) -> None:
+        """Sends the next marks and commits at once, up to the present log ends: the node waits for
+        them."""
+        self.server.hurry(node)
+        self.await_commits(node, range(len(self._context.leading)))
+
+    def needing(self, partition: int, begin: int, end: int) -> Collection[str] | None:
+        """The nodes that need the commit of the records [begin, end) at once, because they deliver
+        one of them. None: each node, because of the state or of shared groups."""
+        nodes: set[str] = set()
+        at = begin
+        for batch in self._log.uncommitted[partition]:
+            base = batch.base_offset
+            if at >= batch.end_offset or at < base:
+                continue
+            heads = batch.heads()
+            topics, _ = batch.topics()
+            last = min(end, batch.end_offset)
+            for index in range(at - base, last - base):
+                kind, flags, _ = heads[index]
+                if kind != log_record.MESSAGE or flags & log_record.STATE_FLAGS:
+                    return None
+                route = self._interest.route(topics[index].decode())
+                if route.picks:
+                    return None
+                nodes.update(route.nodes)
+            at = last
+            if at == end:
+                return nodes
+        return None
 
     def connect(
         self, alignment: LeaderSync, acquisition: SessionAcquisition, transfer: Transfer

@@ -42,7 +42,10 @@ from holdfast.node.publish.apply import ApplyingLog
 from holdfast.node.replicate.effects import ReadBatches
 
 MARKS_S: Final = 0.02
-"""The interval in seconds between marks without records."""
+"""The least interval in seconds between marks without records."""
+MARKS_WAIT_S: Final = 0.15
+"""The longest interval in seconds between them. Before that they leave with other frames, as are
+heartbeats, because nothing waits for them."""
 WINDOW_BYTES: Final = 4 << 20
 """The bytes of feeds under way to one node. Beyond that its feeds go on from the disk."""
 FRAME_BYTES: Final = 1 << 20
@@ -464,10 +467,17 @@ class FeedServer:
                 self._begin_asked(fed)
             if fed.behind:
                 self._pump(fed)
-            if fed.moved and (fed.parts or fed.hurried or now >= fed.marked_at + MARKS_S):
+            if fed.moved and (fed.parts or fed.hurried or self._may_mark(fed, now)):
                 self._send_all(fed)
             elif fed.parts:
                 self._flush(fed)
+
+    def _may_mark(self, fed: FedNode, now: float) -> bool:
+        """Whether marks may leave alone, or with another frame to the node."""
+        since_s = now - fed.marked_at
+        return since_s >= MARKS_WAIT_S or (
+            since_s >= MARKS_S and any(each[0] == fed.name for each in self._context.outgoing)
+        )
 
     def pop_reads(self) -> list[ReadBatches]:
         """Returns the reads to begin."""
@@ -476,7 +486,7 @@ class FeedServer:
 
     def timer(self) -> float | None:
         """Returns the time of the next marks or reads, or None."""
-        times = [fed.marked_at + MARKS_S for fed in self._nodes.values() if fed.moved]
+        times = [fed.marked_at + MARKS_WAIT_S for fed in self._nodes.values() if fed.moved]
         times += [
             self._read_again_at.get(fed.name, 0.0)
             for fed in self._nodes.values()

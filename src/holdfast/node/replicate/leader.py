@@ -15,17 +15,17 @@ acknowledgements. The high watermark is the least durable end of all replicas th
 
 from collections.abc import Sequence
 
-from holdfast.node.frame_kinds import COMMIT, FOLLOW_FROM, BadFrame
+from holdfast.node.frame_kinds import FOLLOW_FROM, BadFrame
 from holdfast.node.metadata.model import PartitionInfo
 from holdfast.node.replicate.catch_up import CatchUp, RecentBatches, flush
 from holdfast.node.replicate.codec import (
     ASK,
     FOLLOW_FROM_ENTRY,
     NEWER,
-    OFFSET_ENTRY,
     FollowEntry,
     OffsetEntry,
 )
+from holdfast.node.replicate.commits import CommitFrames
 from holdfast.node.replicate.effects import BecameLeader, LeadershipEnded, Send
 from holdfast.node.replicate.in_sync import InSync
 from holdfast.node.replicate.log_matching import compare
@@ -47,6 +47,7 @@ class LeaderSide:
         self._state = state
         self.led: list[LedPartition | None] = [None] * len(state.epochs)
         self._peers: dict[str, Peer] = {}
+        self.commits = CommitFrames(state, self.led, self._peers)
         self._catch_up = CatchUp(state)
         self._in_sync = InSync(state)
         self._recent = RecentBatches(state)
@@ -55,8 +56,6 @@ class LeaderSide:
         # Led partitions whose in-sync set may change by time alone.
         self._watched: dict[int, LedPartition] = {}
         self._watch_at = 0.0
-        # Partitions whose high watermark has moved since the last COMMIT frame.
-        self._moved: list[LedPartition] = []
         # Per node, FOLLOW requests under an epoch that this node leads without knowing it yet.
         self._early: dict[str, dict[int, FollowEntry]] = {}
 
@@ -344,7 +343,9 @@ class LeaderSide:
             if led.counted:
                 self._watch(led, now)
         for peer in self._peers.values():
-            flush(self._state, peer)
+            if peer.batches:
+                peer.replicated_before, peer.replicated_at = peer.replicated_at, now
+                flush(self._state, peer)
 
     def _push(self, led: LedPartition, base: int, batch: bytes, now: float) -> None:
         window = self._state.config.push_window_bytes
@@ -402,8 +403,9 @@ class LeaderSide:
         for progress in led.counted:
             if progress.matched < offset:
                 offset = progress.matched
+        before = self._state.log.high_watermark[led.partition]
         if self._state.commit(led.partition, offset):
-            self._moved.append(led)
+            self.commits.note_moved(led, before)
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
         gone = self._catch_up.handle_batches(request, batches, now)
@@ -411,34 +413,12 @@ class LeaderSide:
             gone.stop()
             self._ask(gone)
 
-    def flush(self) -> None:
-        """Sends the followers the high watermarks that have moved."""
-        moved = self._moved
-        if not moved:
-            return
-        self._moved = []
-        marks = self._state.log.high_watermark
-        entries = [
-            OFFSET_ENTRY.pack(led.partition, led.epoch, marks[led.partition]) for led in moved
-        ]
-        everything = b"".join(entries)
-        for peer in self._peers.values():
-            if not peer.is_connected:
-                continue
-            told = []
-            for number, led in enumerate(moved):
-                progress = led.followers.get(peer.node)
-                if progress is not None and progress.state != IDLE:
-                    told.append(entries[number])
-            if told:
-                payload = everything if len(told) == len(entries) else b"".join(told)
-                self._state.effects.append(Send(peer.node, COMMIT, payload))
-
     def timer(self) -> float | None:
         due = self._catch_up.timer()
         if self._watched and (due is None or self._watch_at < due):
-            return self._watch_at
-        return due
+            due = self._watch_at
+        held_until = self.commits.timer()
+        return due if held_until is None or (due is not None and due < held_until) else held_until
 
     def handle_timers(self, now: float) -> None:
         self._catch_up.handle_timers(now)
@@ -466,6 +446,7 @@ class LeaderSide:
             assert peer.outstanding_bytes() >= 0, "received more than was sent"
             assert not peer.batches, "batches wait after the turn"
         self._recent.check()
+        self.commits.check()
 
     def _led_partition(self, partition: int) -> LedPartition | None:
         if partition >= len(self.led):

@@ -11,6 +11,7 @@ IDLE: Final = 0
 """The follower has not asked under this epoch, or must ask again."""
 CATCHING_UP: Final = 1
 """The follower is behind and receives older batches, piece by piece."""
+NEVER: Final = float("-inf")
 LIVE: Final = 2
 """The follower was sent everything, and gets each new batch when it is closed."""
 
@@ -33,6 +34,13 @@ class Peer:
         self.queue: deque[Progress] = deque()
         # The reads under way for it, those of a former link included.
         self.reads = 0
+        # When the last two REPLICATE frames were made.
+        self.replicated_at = self.replicated_before = NEVER
+        # The partitions whose commit waits for the next frame, the oldest since `held_at`.
+        self.held: dict[int, LedPartition] = {}
+        self.held_at = NEVER
+        # Partition -> the log end up to which the node waits for commits.
+        self.awaited: dict[int, int] = {}
 
     def restart(self, is_connected: bool) -> None:
         """Forgets everything about the old link. The counters begin at 0 on each link."""
@@ -42,6 +50,9 @@ class Peer:
         self.received_bytes = 0
         self.epochs = []
         self.batches = []
+        self.replicated_at = self.replicated_before = NEVER
+        self.held = {}
+        self.awaited = {}
         for progress in self.queue:
             progress.is_queued = False
         self.queue.clear()

@@ -51,6 +51,7 @@ class Replication:
         self._state = ReplicaState(node_id, log, config)
         self.read_tokens = self._state.read_tokens
         self.leading = LeaderSide(self._state)
+        self.commits = self.leading.commits
         self.following = FollowerSide(self._state)
         self._incomplete = Incomplete(self._state)
         self._is_current = False
@@ -126,10 +127,6 @@ class Replication:
         self.following.check()
         for partition, led in enumerate(self.leading.led):
             assert led is None or not self.followed_epoch(partition), "led and followed"
-
-    def lags(self) -> dict[int, dict[str, int]]:
-        """By partition led here, the records that each follower does not have durably."""
-        return self.leading.lags()
 
     def handle_metadata(
         self, metadata: ClusterMetadata, changed: Iterable[int], now: float
@@ -297,6 +294,7 @@ class Replication:
 
         Raises `BadFrame` if the payload is invalid; the caller closes the link.
         """
+        self._state.now = now
         if kind == REPLICATE:
             self.following.handle_replicate(node, decode_replicate(payload), now)
         elif kind == REPLICATE_ACK:
@@ -320,11 +318,13 @@ class Replication:
         """Sends the batches that this node, as leader, has just closed: (partition, base offset,
         end offset, bytes). The driver calls this before any other handler, in the order of the
         batches."""
+        self._state.now = now
         self.leading.handle_taken(batches, now)
         self._finish()
 
     def handle_durable(self, now: float) -> None:
         """Reacts to a change of the log's `durable_offset`."""
+        self._state.now = now
         self.leading.handle_durable()
         self.following.handle_durable()
         self._finish()
@@ -362,5 +362,5 @@ class Replication:
                 self._unled[partition] = led.epoch
                 self._renew_at = 0.0
             self.following.suspend(partition)
-        self.leading.flush()
+        self.commits.flush()
         self.following.flush()

@@ -61,6 +61,8 @@ class ReplicaState:
         # Nodes that are silent here, or that report an untrustworthy disk.
         self.unhealthy: frozenset[str] = frozenset()
         self.unmet: frozenset[str] = frozenset()
+        # The time of the present call, in seconds.
+        self.now = 0.0
         # Whether this node follows the leader of a partition. StoredPartitions sets it.
         self.is_wanted: Callable[[int], bool] = lambda partition: True
 

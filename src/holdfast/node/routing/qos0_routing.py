@@ -345,7 +345,7 @@ class Qos0Routing:
     def spread(self, message: Message, topic: str, behind: int) -> None:
         """Sends a QoS 0 message to the nodes with receivers for it. They deliver it behind the
         records of the topic's partition below `behind`."""
-        route = self._route(topic)
+        route = self.route(topic)
         # A message with RETAIN goes to all nodes. Clients that subscribe there before its record is
         # applied need it too (`publish.retained_updates`).
         nodes = list(self._context.connected) if message.retain else route.nodes
@@ -366,11 +366,8 @@ class Qos0Routing:
             else:
                 self._send(node, message, "\0".join(keys).encode(), 0, behind)
 
-    def nodes_of(self, topic: str) -> list[str]:
-        """The connected nodes with a filter that matches the topic, without shared ones."""
-        return self._route(topic).nodes
-
-    def _route(self, topic: str) -> _Spread:
+    def route(self, topic: str) -> _Spread:
+        """The route of a topic."""
         route = self._routes.get(topic)
         if route is None:
             self._routes_bytes += SPREAD_BYTES + len(topic)

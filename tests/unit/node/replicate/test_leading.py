@@ -3,9 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from holdfast.node.frame_kinds import REPLICATE, REPLICATE_ACK, BadFrame
+from holdfast.node.frame_kinds import COMMIT, REPLICATE, REPLICATE_ACK, BadFrame
 from holdfast.node.metadata.model import PartitionInfo
 from holdfast.node.replicate.codec import OFFSET_ENTRY, encode_ack
+from holdfast.node.replicate.commits import HOLD_S
 from holdfast.node.replicate.config import ReplicationConfig
 from holdfast.node.replicate.effects import (
     BecameLeader,
@@ -389,6 +390,89 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused(received: int, end: 
 def test_lag_is_counted_in_records() -> None:
     cores = Cores(config=ReplicationConfig())
     cores.append("a", 1, 2, 3)
-    assert cores["a"].core.lags()[0] == {"b": 3, "c": 3}
+    assert cores["a"].core.leading.lags()[0] == {"b": 3, "c": 3}
     cores.settle()
-    assert cores["a"].core.lags()[0] == {"b": 0, "c": 0}
+    assert cores["a"].core.leading.lags()[0] == {"b": 0, "c": 0}
+
+
+def streaming(*needing: str) -> Cores:
+    """Cores of which only these nodes need commits at once, after two batches in one moment."""
+    cores = Cores()
+    cores["a"].core.commits.needing = lambda partition, begin, end: needing
+    for number in range(2):
+        cores.append("a", number)
+        cores.settle()
+    return cores
+
+
+def release(cores: Cores, *nodes: str) -> None:
+    """The end of a turn with frames for these nodes."""
+    cores["a"].core.commits.send_held(nodes, cores.now)
+    cores["a"].collect()
+    cores.run()
+
+
+def test_a_commit_waits_for_the_next_frame_to_a_node_that_does_not_need_it() -> None:
+    cores = streaming("b")
+    assert [cores.watermark(name) for name in "abc"] == [2, 2, 1]
+    release(cores, "b")
+    assert cores.watermark("c") == 1
+    release(cores, "c")
+    assert cores.watermark("c") == 2
+
+
+def test_a_held_commit_waits_for_a_bounded_time() -> None:
+    cores = streaming()
+    due = cores["a"].core.timer()
+    assert due is not None
+    assert due <= cores.now + HOLD_S
+    cores.now += HOLD_S
+    release(cores)
+    assert [cores.watermark(name) for name in "abc"] == [2, 2, 2]
+
+
+def test_a_commit_waits_only_if_batches_leave_often() -> None:
+    cores = streaming()
+    release(cores, "b", "c")
+    cores.now += 2 * HOLD_S
+    cores.append("a", 2)
+    cores.settle()
+    assert [cores.watermark(name) for name in "abc"] == [3, 3, 3]
+
+
+def test_a_node_that_waits_for_commits_gets_the_held_one_and_the_next_ones() -> None:
+    cores = streaming()
+    cores.append("a", 2)
+    cores.run()
+    core = cores["a"].core
+    core.commits.await_commits("b", (0,))
+    cores["a"].collect()
+    cores.run()
+    assert [cores.watermark(name) for name in "bc"] == [2, 1]
+    cores.settle()
+    assert [cores.watermark(name) for name in "bc"] == [3, 1]
+    # Up to the end of the log at that time, and no longer.
+    cores.append("a", 3)
+    cores.settle()
+    assert [cores.watermark(name) for name in "abc"] == [4, 3, 1]
+
+
+def test_no_held_commit_leaves_once_the_partition_is_not_led() -> None:
+    # The watermark may then be that of the next leader's log.
+    cores = streaming()
+    assert cores["a"].core.commits.is_holding()
+    cores.change(leader="b", epoch=2)
+    cores.tell("a")
+    cores["a"].frames.clear()
+    cores["a"].core.commits.send_held(("b", "c"), cores.now)
+    cores["a"].collect()
+    assert not [frame for frame in cores["a"].frames if frame.kind == COMMIT]
+
+
+def test_no_held_commit_leaves_over_another_link() -> None:
+    cores = streaming()
+    cores.cut("a", "b")
+    cores.connect("ab")
+    cores["a"].core.check()
+    cores.settle()
+    assert cores.watermark("b") == 2, "FOLLOW_FROM has it"
