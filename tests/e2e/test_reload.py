@@ -79,9 +79,10 @@ def hang_up(broker: Holdfast, line: str = "reloaded settings") -> str:
     before = broker.log_text().count(line)
     assert broker.process is not None
     broker.process.send_signal(signal.SIGHUP)
-    until(lambda: broker.log_text().count(line) >= before + broker.processes, line)
+    count = max(1, len(broker.children()))
+    until(lambda: broker.log_text().count(line) >= before + count, line)
     found = [each for each in broker.log_text().splitlines() if line in each]
-    return "\n".join(found[-broker.processes :])
+    return "\n".join(found[-count:])
 
 
 def post_reload(broker: Holdfast) -> tuple[int, dict[str, object]]:
