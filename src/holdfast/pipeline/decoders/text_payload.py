@@ -32,8 +32,6 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?", re.A
 _INTEGER: Final = re.compile(r"[+-]?\d{1,400}", re.ASCII)
 _IDENTIFIER: Final = re.compile(r"\+?0\d+|\d+[eE]\d+", re.ASCII)
 """Digits that may be a name: the code of a card, 0004567890, is another one than 4567890."""
-WORD_LENGTH_MAX: Final = 5
-"""The most characters of a word for true or false."""
 _TRUE: Final = frozenset({"true", "on", "yes"})
 _FALSE: Final = frozenset({"false", "off", "no"})
 _JSON_TRUTHS: Final = frozenset({"true", "false"})
@@ -60,8 +58,6 @@ def number(text: str) -> float | int | None:
 
 def boolean(text: str) -> bool | None:
     """Parses a word for true or false."""
-    if len(text) > WORD_LENGTH_MAX:
-        return None
     folded = text.lower()
     return True if folded in _TRUE else False if folded in _FALSE else None
 

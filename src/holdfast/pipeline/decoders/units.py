@@ -16,10 +16,9 @@ UNIT_FIELDS: Final = ("unit", "units", "unit_of_measurement", "uom")
 """The fields with the unit of the number beside them."""
 VALUE_FIELDS: Final = ("value", "Value", "val", "v")
 """The fields whose unit it is if there are several fields."""
-NAME_FIELDS: Final = frozenset({
-    "id", "name", "device", "device_id", "deviceId", "device_name", "sensor", "sensor_id",
-    "sensorId", "sensor_name", "serial", "mac", "host", "model", "type", "kind", "location", "room",
-})  # fmt: skip
+NAME_FIELDS: Final = frozenset({"id", "name", "device", "device_id", "deviceId", "device_name",
+    "sensor", "sensor_id", "sensorId", "sensor_name", "serial", "host", "model", "type", "kind",
+    "mac", "location", "room"})  # fmt: skip
 """The fields of an object that name what is measured, and have no unit."""
 UNITS_MAX: Final = 1000
 """The most units of metrics that the state of a stream keeps."""

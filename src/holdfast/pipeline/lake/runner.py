@@ -26,7 +26,7 @@ from holdfast.pipeline.lake.catalog import Catalog
 from holdfast.pipeline.lake.engine import Engine, locked, recover
 from holdfast.pipeline.lake.files.commits import Commit, CommitLog, Skipped, newly_skipped
 from holdfast.pipeline.lake.files.compaction import Compaction
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.files import LakeError, note_failure
 from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.files.readers import BusyError, reading
 from holdfast.pipeline.lake.folding import fold_encodings
@@ -328,6 +328,8 @@ class Runner:
         self.listener.making(name, self.chosen.index(name) + 1, len(self.chosen))
         try:
             work()
+            if not self.stopping:
+                note_failure(self.engine.lake, name, "")
         except Exception as error:  # noqa: BLE001 - Spark's, the user's: reported by table
             self._failed(name, error, None)
 
@@ -344,6 +346,7 @@ class Runner:
                 if bronze is None:
                     bronze = Bronze(engine, self.source)
                 more = self._bronze_step(bronze, None) and bronze.lag() > 0
+                note_failure(self.engine.lake, RECORDS, "")
                 retry_s = RETRY_S
             except FATAL as error:
                 self._failed(RECORDS, error, None)
@@ -385,6 +388,7 @@ class Runner:
         next failure."""
         try:
             self._table_step(self.engine, self.catalog.table(name))
+            note_failure(self.engine.lake, name, "")
         except FATAL as error:
             self._failed(name, error, None)
         except Exception as error:  # noqa: BLE001 - tried again
@@ -405,6 +409,7 @@ class Runner:
             with self._lock:
                 self.report.errors[name] = error
         self.listener.failed(name, error, retry_s)
+        note_failure(self.engine.lake, name, error_text(error))
 
 
 def _fair_share(engine: Engine, pool: str) -> None:

@@ -5,7 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from holdfast.pipeline.lake.files.commits import (
     Skipped,
     unseen_replacement,
 )
-from holdfast.pipeline.lake.files.files import LakeError, readable
+from holdfast.pipeline.lake.files.files import LakeError, noted_failure, readable
 from holdfast.pipeline.lake.files.objects import LakePath
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source.options import parse
@@ -80,6 +80,8 @@ class TableStatus:
     """The seconds for which the oldest of them has been there. None: not known."""
     counts: dict[str, int] = field(default_factory=dict)
     """The counts of all steps besides rows, such as repetitions."""
+    error: str = ""
+    """The error of the last step, if it failed. Lakes in object stores have none."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def lake_status(
         lag = _lag(last[name], last[table.source])
         lag_s = _lag_s(lag, last[name], logs[table.source])
         tables.append(_table(name, table.layer, table.source, last[name], lag, lag_s))
+    tables = [replace(table, error=noted_failure(lake, table.name)) for table in tables]
     return LakeStatus(
         lake=str(lake),
         source=dict(source),
@@ -432,6 +435,8 @@ def status_lines(status: LakeStatus) -> list[str]:
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
+    lines += [f"{table.name}: failed in its last step: {table.error}"
+              for table in status.tables if table.error]  # fmt: skip
     lines += [
         f"{table.name}: {number:,} {name}"
         for table in status.tables

@@ -375,8 +375,6 @@ def _words(texts: Sequence[str | None]) -> npt.NDArray[np.int8] | None:
             return None
         if found is not None:
             words[text] = found
-    if not words:
-        return np.full(len(texts), -1, np.int8)
     return np.array([words.get(text, -1) for text in texts], np.int8)
 
 

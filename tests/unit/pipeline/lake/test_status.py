@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("pyspark.sql")
 
 from holdfast.pipeline.lake.catalog import load_catalog
 from holdfast.pipeline.lake.files.commits import CommitLog, Skipped
+from holdfast.pipeline.lake.runner import Runner
 from holdfast.pipeline.lake.status import LakeStatus, lake_status, status_lines
 from tests.support.gold_files import write_table
 from tests.support.journal_files import Journal, record
@@ -87,3 +89,23 @@ def test_tables_that_nobody_declares_here(tmp_path: Path) -> None:
     assert "also there: mine; give --tables with the file or package that declares them" in str(
         status
     )
+
+
+def test_the_error_of_a_table_until_a_step_succeeds(tmp_path: Path) -> None:
+    """A table that fails in each run only looked late."""
+    engine: Any = SimpleNamespace(lake=tmp_path)
+    runner = Runner(engine, load_catalog(), ["latency", "quality"], None)
+
+    def fail() -> None:
+        raise ValueError("Integer value -18 not in range")
+
+    runner._attempt("latency", fail)
+    runner._attempt("quality", lambda: None)
+    status = status_of(tmp_path, {})
+    assert {table.name: table.error for table in status.tables if table.error} == {
+        "latency": "Integer value -18 not in range"
+    }
+    assert "latency: failed in its last step: Integer value -18 not in range" in str(status)
+    again = Runner(engine, load_catalog(), ["latency"], None)
+    again._attempt("latency", lambda: None)
+    assert "failed" not in str(lake_status(tmp_path, load_catalog(), {}))

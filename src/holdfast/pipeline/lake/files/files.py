@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -30,6 +31,29 @@ def write_atomically(path: LakePath, data: bytes) -> None:
         return
     os.replace(_written(path, data), path)
     sync_directory(path.parent)
+
+
+FAILURES: Final = "_failed"
+"""The folder with the errors of tables, for a lake in a directory."""
+
+
+def note_failure(lake: LakePath, table: str, error: str) -> None:
+    """Writes the error of a table's last step. An empty one means that the step has succeeded."""
+    if isinstance(lake, ObjectPath):
+        return
+    path = lake / FAILURES / table
+    with suppress(OSError):  # the disk may be the cause, and the run has printed the error
+        if error:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, error.encode())
+        else:
+            path.unlink(missing_ok=True)
+
+
+def noted_failure(lake: LakePath, table: str) -> str:
+    """Returns the error of a table's last step, or an empty text."""
+    path = lake / FAILURES / table
+    return path.read_bytes().decode() if isinstance(path, Path) and path.exists() else ""
 
 
 def write_new(path: LakePath, data: bytes) -> None:

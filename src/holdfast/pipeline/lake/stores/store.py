@@ -6,6 +6,7 @@
          quarantine/table=<table>/   rows that the table's build could not use
          _state/<table>/             the state of silver tables
          _work/<table>/              the files of the step in progress
+         _failed/<table>         the error of the last step of the table, if it failed
          _locks/<table>.lock         locked by the process that writes to the table
 
 A step writes its files into `_work` and records its commit. Then the store *applies* the commit: it
