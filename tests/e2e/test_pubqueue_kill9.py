@@ -204,7 +204,7 @@ def test_subscriber_sees_each_once_and_in_order(start_holdfast: StartHoldfast) -
                         await loop.run_in_executor(None, broker.start)
                 await queue.flush(30)
             got: list[int] = []
-            async for message in ordered_messages(subscriber):
+            async for message in ordered_messages(subscriber, complete=True, gap_timeout_s=20):
                 got.append(int(message.payload))
                 if len(got) == count:
                     break

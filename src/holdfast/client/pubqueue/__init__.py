@@ -3,5 +3,5 @@
     from holdfast.client import PublishQueue, SqliteStore
 
 `core` selects the next message to send, `store` and `sqlite` keep the messages.
-`queue.PublishQueue` drives both over a client. `ordered` is the subscriber's side.
+`queue.PublishQueue` drives both over a client. `reorder` and `ordered` are the subscriber's side.
 """

@@ -1,79 +1,25 @@
-"""Received messages in their producers' order, without repetitions, with any broker in between."""
+"""Received messages in their producers' order, without repetitions."""
 
-from bisect import bisect_left
-from collections import OrderedDict, deque
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Final
 
 from holdfast.client.client import Client
+from holdfast.client.errors import ClientError
 from holdfast.client.identity import ProducerIdentity, identity_of
 from holdfast.client.protocol.effects import Message
 from holdfast.client.pubqueue.format import parse_paper
-
-PRODUCERS_MAX: Final = 1_000
-REMEMBERED_MAX: Final = 256
-"""The most ids per producer that distinguish a repetition from a late message."""
-
-NEW: Final = 0
-DUPLICATE: Final = 1
-LATE: Final = 2
-
-
-@dataclass
-class OrderCounts:
-    """The messages so far by verdict."""
-
-    ordered: int = 0
-    duplicates: int = 0
-    late: int = 0
-
-
-class Deduplicate:
-    """A filter that passes each producer's messages in ascending order only, by epoch and sequence.
-
-    It never waits: a producer's sequences run over all its topics, so a subscriber to some of them
-    sees gaps although no message is missing. It remembers a limited number of producers, and
-    forgets the longest silent.
-    """
-
-    def __init__(
-        self, producers_max: int = PRODUCERS_MAX, remembered_max: int = REMEMBERED_MAX
-    ) -> None:
-        self._producers_max = producers_max
-        self._remembered_max = remembered_max
-        # Per producer, the last ids that passed, ascending.
-        self._seen: OrderedDict[str, deque[tuple[int, int]]] = OrderedDict()
-        self.counts = OrderCounts()
-
-    def judge(self, identity: ProducerIdentity) -> int:
-        """NEW; DUPLICATE; or LATE: older than the newest, and not seen. A message older than all
-        that are remembered counts as a duplicate."""
-        key = (identity.epoch, identity.sequence)
-        seen = self._seen.get(identity.producer)
-        if seen is None:
-            seen = self._seen[identity.producer] = deque(maxlen=self._remembered_max)
-            if len(self._seen) > self._producers_max:
-                self._seen.popitem(last=False)
-        else:
-            self._seen.move_to_end(identity.producer)
-        if not seen or key > seen[-1]:
-            seen.append(key)
-            self.counts.ordered += 1
-            return NEW
-        position = bisect_left(seen, key)
-        is_forgotten = position == 0 and len(seen) == self._remembered_max
-        if seen[position] == key or is_forgotten:
-            self.counts.duplicates += 1
-            return DUPLICATE
-        # Remembered, so that it is late once and a duplicate after that.
-        if len(seen) == self._remembered_max:
-            seen.popleft()
-            position -= 1
-        seen.insert(position, key)
-        self.counts.late += 1
-        return LATE
-
+from holdfast.client.pubqueue.reorder import (
+    GAP_TIMEOUT_S,
+    LATE,
+    NEW,
+    Deduplicate,
+    Gap,
+    Late,
+    Ordered,
+    Output,
+    Reorder,
+)
 
 PAPER_EPOCH: Final = 0
 
@@ -100,18 +46,60 @@ def identify_paper(message: Message) -> ProducerIdentity | None:
 async def ordered_messages(
     client: Client,
     *,
+    complete: bool = False,
+    gap_timeout_s: float = GAP_TIMEOUT_S,
     identify: Callable[[Message], ProducerIdentity | None] = identify,
     on_late: Callable[[Message], None] | None = None,
+    on_gap: Callable[[Gap], None] | None = None,
 ) -> AsyncIterator[Message]:
     """`client.messages()` with each producer's messages ascending and without repetitions.
 
-    Messages without an identity pass. `on_late` gets a message whose position has passed.
+    Messages without an identity pass at once. `complete` waits up to `gap_timeout_s` for missing
+    sequences. It is only for a subscription to everything that the producers send, in the default
+    form. `on_late` gets a message whose position has passed, `on_gap` the sequences that are given
+    up. A message that waits for a gap has been acknowledged already, unless
+    `Options.manual_acknowledge` is set.
     """
-    deduplicate = Deduplicate()
-    async for message in client.messages():
-        identity = identify(message)
-        verdict = NEW if identity is None else deduplicate.judge(identity)
-        if verdict == NEW:
-            yield message
-        elif verdict == LATE and on_late is not None:
-            on_late(message)
+    if not complete:
+        deduplicate = Deduplicate()
+        async for message in client.messages():
+            identity = identify(message)
+            verdict = NEW if identity is None else deduplicate.judge(identity)
+            if verdict == NEW:
+                yield message
+            elif verdict == LATE and on_late is not None:
+                on_late(message)
+        return
+    reorder: Reorder[Message] = Reorder(gap_timeout_s)
+    loop = asyncio.get_running_loop()
+    received: Message | None = None
+    failure: ClientError | None = None
+    is_over = False
+    while not is_over:
+        output: list[Output[Message]] = []
+        try:
+            async with asyncio.timeout_at(reorder.timer()):
+                received = await client.receive()
+        except TimeoutError:
+            output = reorder.handle_timer(loop.time())
+        except ClientError as error:
+            failure, is_over = error, True
+            output = reorder.drain()
+        else:
+            if received is None:
+                is_over = True
+                output = reorder.drain()
+            elif (identity := identify(received)) is None:
+                output = [Ordered(received)]
+            else:
+                output = reorder.feed(identity, received, loop.time())
+        for one in output:
+            match one:
+                case Ordered(message):
+                    yield message
+                case Late(message) if on_late is not None:
+                    on_late(message)
+                case Gap() if on_gap is not None:
+                    on_gap(one)
+    if failure is not None:
+        raise failure

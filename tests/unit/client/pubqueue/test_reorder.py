@@ -11,14 +11,25 @@ from holdfast.client.client import Client
 from holdfast.client.errors import ConnectionLost
 from holdfast.client.identity import ProducerIdentity, identity_of, parse_identity
 from holdfast.client.protocol.effects import Message
-from holdfast.client.pubqueue.format import PaperFormat, SequenceFormat, parse_paper
-from holdfast.client.pubqueue.ordered import (
+from holdfast.client.pubqueue.format import (
+    PaperFormat,
+    SequenceFormat,
+    paper_filter,
+    paper_topic,
+    parse_paper,
+)
+from holdfast.client.pubqueue.ordered import identify, ordered_messages
+from holdfast.client.pubqueue.reorder import (
     DUPLICATE,
     LATE,
     NEW,
     Deduplicate,
-    identify,
-    ordered_messages,
+    DisplayOrder,
+    Gap,
+    Late,
+    Ordered,
+    Output,
+    Reorder,
 )
 from holdfast.protocol.mqtt import properties as pr
 
@@ -64,6 +75,11 @@ def test_paper_form() -> None:
     assert form.next_sequence(12345, 12.3456) == 12346
     assert form.next_sequence(99999, 12.3456) == 100000
     assert SequenceFormat().next_sequence(4, 12.0) == 5
+    assert paper_topic("topic1", "group1", "user1") == "topic1/group1/user1"
+    assert paper_filter("topic1", "group2") == "topic1/group2/#"
+    for level in ("", "a/b", "+", "#"):
+        with pytest.raises(ValueError):
+            paper_topic("topic1", level, "user1")
     for payload in (
         b"",
         b"7",
@@ -117,18 +133,105 @@ def test_deduplicate_against_a_set() -> None:
         assert passed == sorted(set(passed))
 
 
-class Receiving:
-    """A client that has received these messages, and then fails if there is an error."""
+def items(output: list[Output[int]]) -> list[Any]:
+    return [one.item if isinstance(one, Ordered) else one for one in output]
 
-    def __init__(self, *messages: Message, error: Exception | None = None) -> None:
-        self._messages = messages
+
+def feed(reorder: Reorder[int], *numbers: int, now: float = 0.0, epoch: int = 1) -> list[Any]:
+    output: list[Any] = []
+    for number in numbers:
+        output += items(reorder.feed(of(number, epoch), number, now))
+    return output
+
+
+def test_reorder_closes_gaps() -> None:
+    reorder: Reorder[int] = Reorder(5.0)
+    assert feed(reorder, 3, 5, 6, 6, 3) == [3]
+    assert reorder.timer() == 5.0
+    assert feed(reorder, 4, now=1.0) == [4, 5, 6]
+    assert reorder.timer() is None
+    assert (reorder.counts.duplicates, reorder.counts.gaps) == (2, 0)
+
+
+def test_reorder_gives_up_a_gap() -> None:
+    reorder: Reorder[int] = Reorder(5.0)
+    assert feed(reorder, 1, 4, now=0.0) == [1]
+    assert feed(reorder, 5, 9, now=2.0) == []
+    assert items(reorder.handle_timer(4.9)) == []
+    assert items(reorder.handle_timer(5.0)) == [Gap("p", 2, 3), 4, 5]
+    assert reorder.timer() == 7.0
+    assert feed(reorder, 3, 3, 2, 1, now=6.0) == [Late(3), Late(2)]
+    assert items(reorder.handle_timer(7.0)) == [Gap("p", 6, 8), 9]
+    assert feed(reorder, 12, now=8.0) == []
+    assert items(reorder.drain()) == [Gap("p", 10, 11), 12]
+    assert reorder.timer() is None
+
+
+def test_reorder_is_bounded() -> None:
+    reorder: Reorder[int] = Reorder(5.0, producers_max=2, buffered_max=3)
+    assert feed(reorder, 1, 3, 4) == [1]
+    assert feed(reorder, 6) == [Gap("p", 2, 2), 3, 4]
+    reorder.feed(of(1, producer="q"), 1, 0.0)
+    assert items(reorder.feed(of(1, producer="r"), 1, 0.0)) == [Gap("p", 5, 5), 6, 1]
+
+
+def test_reorder_over_epochs() -> None:
+    reorder: Reorder[int] = Reorder(5.0)
+    assert feed(reorder, 1, 2) == [1, 2]
+    assert feed(reorder, 3, epoch=2) == [3]
+    # A renewed epoch: the message that was overtaken closes its gap.
+    assert feed(reorder, 5, epoch=2) == []
+    assert feed(reorder, 4, epoch=3) == [4, 5]
+    # A producer that has lost count begins anew.
+    assert feed(reorder, 7, epoch=3) == []
+    assert feed(reorder, 1, epoch=4) == [Gap("p", 6, 6), 7, 1]
+    assert feed(reorder, 2, epoch=4) == [2]
+
+
+def test_reorder_puts_any_shuffle_right() -> None:
+    for seed in range(200):
+        choose = random.Random(seed)
+        numbers = list(range(2, 60))
+        for index in range(len(numbers) - 5):
+            other = index + choose.randint(0, 5)
+            numbers[index], numbers[other] = numbers[other], numbers[index]
+        numbers = [n for n in numbers for _ in range(choose.choice([1, 1, 2]))]
+        reorder: Reorder[int] = Reorder()
+        assert feed(reorder, 1, *numbers) == list(range(1, 60))
+
+
+def test_display_order() -> None:
+    """A message with a smaller id is shown above those with greater ones."""
+    order = DisplayOrder(shown_max=3)
+    shown: list[int] = []
+    for id in (10, 30, 20, 20, 40, 5):
+        below = order.insert(id, "user1")
+        if below is not None:
+            shown.insert(len(shown) - below, id)
+    assert shown == [10, 20, 30, 40]
+    assert order.insert(40, "user2") == 0
+
+
+class Receiving:
+    """A client that has received these messages; None is the pause in which a gap times out."""
+
+    def __init__(self, *messages: Message | None, error: Exception | None = None) -> None:
+        self._messages = list(messages)
         self._error = error
 
+    async def receive(self) -> Message | None:
+        if not self._messages:
+            if self._error is not None:
+                raise self._error
+            return None
+        message = self._messages.pop(0)
+        if message is None:
+            await asyncio.sleep(30)
+        return message
+
     async def messages(self) -> AsyncIterator[Message]:
-        for message in self._messages:
+        while (message := await self.receive()) is not None:
             yield message
-        if self._error is not None:
-            raise self._error
 
 
 def message(text: str, sequence: int | None) -> Message:
@@ -147,8 +250,18 @@ def test_ordered_messages() -> None:
     async def test() -> None:
         assert await collect(Receiving(*received), on_late=late.append) == [b"1", b"3", b"?"]
         assert [one.payload for one in late] == [b"2"]
-        client = Receiving(received[0], received[1], received[0], error=ConnectionLost("lost"))
-        ordered = ordered_messages(cast(Client, client))
+        got = await collect(Receiving(*received, received[0]), complete=True)
+        assert got == [b"1", b"?", b"2", b"3"]
+        gaps: list[Gap] = []
+        client = Receiving(received[0], received[1], None, received[3])
+        got = await collect(
+            client, complete=True, gap_timeout_s=0.01, on_gap=gaps.append, on_late=late.append
+        )
+        assert got == [b"1", b"3"]
+        assert gaps == [Gap("p", 2, 2)]
+        assert len(late) == 2
+        client = Receiving(received[0], received[1], error=ConnectionLost("lost"))
+        ordered = ordered_messages(cast(Client, client), complete=True)
         assert [(await anext(ordered)).payload for _ in range(2)] == [b"1", b"3"]
         with pytest.raises(ConnectionLost):
             await anext(ordered)
