@@ -26,7 +26,7 @@ from holdfast.client.pubqueue.queue import PublishQueue
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import MemoryStore
 from holdfast.client.reconnect import Reconnect
-from tests.e2e.brokers import SOURCE, Broker, Holdfast, one_process
+from tests.e2e.brokers import SOURCE, Broker, Holdfast
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pubqueue_publisher import TOPICS
 
@@ -179,7 +179,6 @@ def test_two_writers_with_one_identity(start_holdfast: StartHoldfast, tmp_path: 
     asyncio.run(asyncio.wait_for(test(), WAIT_S))
 
 
-@one_process("topics of two partitions have no common order")
 def test_subscriber_sees_each_once_and_in_order(start_holdfast: StartHoldfast) -> None:
     """From end to end with the default form: put, killed broker, ordered messages."""
     broker = start_holdfast()

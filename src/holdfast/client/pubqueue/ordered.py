@@ -52,19 +52,19 @@ async def ordered_messages(
     on_late: Callable[[Message], None] | None = None,
     on_gap: Callable[[Gap], None] | None = None,
 ) -> AsyncIterator[Message]:
-    """`client.messages()` with each producer's messages ascending and without repetitions.
+    """`client.messages()` with each producer's messages of a topic ascending, without repetitions.
 
-    Messages without an identity pass at once. `complete` waits up to `gap_timeout_s` for missing
-    sequences. It is only for a subscription to everything that the producers send, in the default
-    form. `on_late` gets a message whose position has passed, `on_gap` the sequences that are given
-    up. A message that waits for a gap has been acknowledged already, unless
-    `Options.manual_acknowledge` is set.
+    Messages without an identity pass at once. `complete` orders over all topics, and waits up to
+    `gap_timeout_s` for missing sequences. It is only for a subscription to everything that the
+    producers send, in the default form. `on_late` gets a message whose position has passed,
+    `on_gap` the sequences that are given up. A message that waits for a gap has been acknowledged
+    already, unless `Options.manual_acknowledge` is set.
     """
     if not complete:
         deduplicate = Deduplicate()
         async for message in client.messages():
             identity = identify(message)
-            verdict = NEW if identity is None else deduplicate.judge(identity)
+            verdict = NEW if identity is None else deduplicate.judge(identity, message.topic)
             if verdict == NEW:
                 yield message
             elif verdict == LATE and on_late is not None:

@@ -2,10 +2,10 @@
 are any objects, `now` is monotonic seconds.
 
 A producer's sequences run over all its topics, so a subscriber to some of them sees gaps although
-no message is missing. `Deduplicate` therefore never waits: it drops a message older than the
-newest. `Reorder` waits for gaps to close and suits a subscriber to everything that a producer
-sends. Both order by (epoch, sequence) and remember a limited number of producers, forgetting the
-longest silent.
+no message is missing. `Deduplicate` therefore never waits: it drops a message older than the newest
+of its topic. `Reorder` waits for gaps to close and suits a subscriber to everything that a producer
+sends. Both order by (epoch, sequence) and remember a limited number of producers, `Deduplicate`
+each of their topics apart, forgetting the longest silent.
 """
 
 from bisect import bisect_left
@@ -16,8 +16,10 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from holdfast.client.identity import ProducerIdentity
 
 PRODUCERS_MAX: Final = 1_000
-REMEMBERED_MAX: Final = 256
-"""The most ids per producer that distinguish a repetition from a late message."""
+SOURCES_MAX: Final = 10_000
+"""The most producers that `Deduplicate` remembers, each topic of one counted."""
+REMEMBERED_MAX: Final = 64
+"""The most ids per producer and topic that distinguish a repetition from a late message."""
 BUFFERED_MAX: Final = 1_000
 """The most messages per producer that wait for a gap."""
 BUFFERED_TOTAL_MAX: Final = 10_000
@@ -70,28 +72,34 @@ class ReorderCounts:
 
 
 class Deduplicate:
-    """A filter that passes each producer's messages in ascending order only."""
+    """A filter that passes the messages of each producer in each topic in ascending order only.
+
+    Partitions have no order among each other. Counter-example to one order over all topics of a
+    producer: it publishes a1, b2, a3; the leader of b's partition is slow, so b2 comes last, and
+    would be dropped, although it was acknowledged and nobody has seen it.
+    """
 
     def __init__(
-        self, producers_max: int = PRODUCERS_MAX, remembered_max: int = REMEMBERED_MAX
+        self, sources_max: int = SOURCES_MAX, remembered_max: int = REMEMBERED_MAX
     ) -> None:
-        self._producers_max = producers_max
+        self._sources_max = sources_max
         self._remembered_max = remembered_max
-        # Per producer, the last ids that passed, ascending.
-        self._seen: OrderedDict[str, deque[tuple[int, int]]] = OrderedDict()
+        # Per producer and topic, the last ids that passed, ascending.
+        self._seen: OrderedDict[tuple[str, str], deque[tuple[int, int]]] = OrderedDict()
         self.counts = ReorderCounts()
 
-    def judge(self, identity: ProducerIdentity) -> int:
-        """NEW; DUPLICATE; or LATE: older than the newest, and not seen. A message older than all
-        that are remembered counts as a duplicate."""
+    def judge(self, identity: ProducerIdentity, topic: str) -> int:
+        """NEW; DUPLICATE; or LATE: older than the newest of its topic, and not seen. A message
+        older than all that are remembered counts as a duplicate."""
         key = (identity.epoch, identity.sequence)
-        seen = self._seen.get(identity.producer)
+        source = (identity.producer, topic)
+        seen = self._seen.get(source)
         if seen is None:
-            seen = self._seen[identity.producer] = deque(maxlen=self._remembered_max)
-            if len(self._seen) > self._producers_max:
+            seen = self._seen[source] = deque(maxlen=self._remembered_max)
+            if len(self._seen) > self._sources_max:
                 self._seen.popitem(last=False)
         else:
-            self._seen.move_to_end(identity.producer)
+            self._seen.move_to_end(source)
         if not seen or key > seen[-1]:
             seen.append(key)
             self.counts.ordered += 1

@@ -97,22 +97,34 @@ def test_paper_form() -> None:
 
 
 def test_deduplicate() -> None:
-    filter = Deduplicate(producers_max=2, remembered_max=4)
-    assert [filter.judge(of(n)) for n in (5, 7, 7, 5, 6, 6, 8)] == [
+    filter = Deduplicate(sources_max=2, remembered_max=4)
+    assert [filter.judge(of(n), "t") for n in (5, 7, 7, 5, 6, 6, 8)] == [
         *[NEW, NEW, DUPLICATE, DUPLICATE, LATE, DUPLICATE, NEW],
     ]
     # A new epoch may count from the beginning; what is left of the old one is late.
-    assert [filter.judge(of(1, 2)), filter.judge(of(9, 1)), filter.judge(of(2, 2))] == [
+    assert [
+        filter.judge(of(1, 2), "t"),
+        filter.judge(of(9, 1), "t"),
+        filter.judge(of(2, 2), "t"),
+    ] == [
         *[NEW, LATE, NEW],
     ]
     # Older than everything remembered: a repetition, most likely.
-    assert filter.judge(of(5)) == DUPLICATE
+    assert filter.judge(of(5), "t") == DUPLICATE
     # A third producer makes the longest silent one forgotten.
-    assert filter.judge(of(1, producer="q")) == NEW
-    assert filter.judge(of(2, 2)) == DUPLICATE
-    assert filter.judge(of(1, producer="r")) == NEW
-    assert filter.judge(of(1, producer="q")) == NEW
+    assert filter.judge(of(1, producer="q"), "t") == NEW
+    assert filter.judge(of(2, 2), "t") == DUPLICATE
+    assert filter.judge(of(1, producer="r"), "t") == NEW
+    assert filter.judge(of(1, producer="q"), "t") == NEW
     assert filter.counts.late == 2
+
+
+def test_a_message_of_another_topic_is_not_late() -> None:
+    filter = Deduplicate()
+    sent = [(1, "a"), (3, "a"), (2, "b"), (2, "a"), (2, "b"), (4, "b")]
+    assert [filter.judge(of(number), topic) for number, topic in sent] == [
+        *[NEW, NEW, NEW, LATE, DUPLICATE, NEW],
+    ]
 
 
 def test_deduplicate_against_a_set() -> None:
@@ -125,7 +137,7 @@ def test_deduplicate_against_a_set() -> None:
         for _ in range(100):
             identity = of(choose.randint(1, 30), choose.randint(1, 2))
             key = (identity.epoch, identity.sequence)
-            verdict = filter.judge(identity)
+            verdict = filter.judge(identity, "t")
             assert (verdict == DUPLICATE) == (key in seen)
             seen.add(key)
             if verdict == NEW:
