@@ -235,6 +235,9 @@ def length_in_order(
         length = min(length, _new_sequences(state, producer))
     if numbers is not None:
         length = min(length, _growing(state, numbers))
+        if ids is None and producer is None and length >= SPAN_MIN and state.contents:
+            known = np.array(list(state.contents), np.int64)
+            length = _until(~np.isin(numbers[:length], known))
     if ids is not None and length >= SPAN_MIN:
         length = _new_ids(state, ids[:length])
     return length

@@ -160,15 +160,16 @@ def count_error(state: StreamState, code: str, store_us: int) -> int:
 
 
 def is_repeated(state: StreamState, number: int, checksum: int, *, has_time: bool) -> bool:
-    """Returns whether a message of this run had this number and content.
+    """Returns whether a message with this number had this content.
 
-    The number alone is not enough: a device that has restarted uses its numbers again. Its content
-    may be the same as well, as the temperature of an empty room is. So a 0 or 1 after a higher
-    number is a restart, unless the content has the time of the message.
+    The number alone is not enough: a device that has restarted uses its numbers again. Without the
+    time of the message the content may be the same as well, as the temperature of an empty room is.
+    Then only a number of this run is repeated, and a 0 or 1 after a higher one is a restart.
     """
-    if number > state.high or state.contents.get(number) != checksum:
+    if state.contents.get(number) != checksum:
         return False
-    return has_time or number > 1 or number == state.high
+    is_missing = any(first <= number <= last for first, last, _ in state.gaps)
+    return has_time or (1 < number <= state.high and not is_missing) or number == state.high
 
 
 def note_content(state: StreamState, number: int, checksum: int) -> None:
@@ -227,10 +228,9 @@ def follow(
 
 
 def begin_run(state: StreamState, run: int, number: int, raw: int = 0) -> None:
-    """Begins a run. Numbers missing in the last run stay missing, and its contents are of other
-    messages."""
+    """Begins a run. Numbers missing in the last run stay missing."""
     state.run, state.high, state.raw = run, number, raw
-    state.gaps, state.contents = [], {}
+    state.gaps = []
 
 
 def _fill(state: StreamState, number: int) -> int | None:

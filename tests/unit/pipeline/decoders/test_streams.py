@@ -101,6 +101,17 @@ def test_a_device_that_starts_again_repeats_nothing(first: int, together: bool) 
         assert gaps(found) == [0] * 120
 
 
+def test_a_message_that_comes_again_after_a_restart_is_a_repetition_by_its_time() -> None:
+    log = Log()
+    for at, number in enumerate((79, 80, 81, 0, 81, 1)):
+        at = 2 if number == 81 else at
+        log.add("t", b'{"seq":%d,"ts":%d}' % (number, TIME_US // 1_000_000 + at))
+    for steps in ([], [3, 4], [1, 2, 3, 4, 5]):
+        found = log.read(steps)
+        assert [row["sequence"] for row in found.readings] == [79, 80, 81, 0, 1]
+        assert gaps(found) == [0] * 5
+
+
 def test_a_time_in_the_message_shows_that_a_zero_is_no_restart() -> None:
     log = Log()
     for number in (0, 1, 2, 0, 1, 3):
