@@ -100,6 +100,8 @@ class Checks:
         self.acknowledged = 0
         # Per shared group: the newest epoch of a coordinator, and the positions in the log.
         self._group_positions: dict[str, tuple[int, dict[int, int]]] = {}
+        # The first of them.
+        self.group_begins: dict[str, dict[int, int]] = {}
         self.sessions = SessionStory(self.fail)
 
     def fail(self, text: str) -> NoReturn:
@@ -302,7 +304,9 @@ class Checks:
         cursor = decode_cursor(record.payload)
         if not cursor.positions and not cursor.done:
             self._group_positions.pop(key, None)
+            self.group_begins.pop(key, None)
             return
+        self.group_begins.setdefault(key, dict(cursor.positions))
         for partition, offset in cursor.positions:
             if offset < known.get(partition, 0):
                 self.fail(

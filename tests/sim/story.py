@@ -14,6 +14,8 @@ from holdfast.node.state.session_records import (
     CloseRecord,
     EndRecord,
     OpenRecord,
+    SubscribeRecord,
+    UnsubscribeRecord,
     decode_record,
 )
 
@@ -56,6 +58,8 @@ class SessionStory:
         self.lives: dict[str, dict[int, Life]] = {}
         # The clients with a session.
         self._there: set[str] = set()
+        # Per client, by filter: where its first SUBSCRIBE found the log.
+        self.starts: dict[str, dict[str, list[int]]] = {}
         # Per client: how often its session has ended.
         self.ends: dict[str, int] = {}
         # Per client: called when its session ends that its node has closed.
@@ -98,8 +102,15 @@ class SessionStory:
             if change.maybe_sent:
                 life.is_closed_by_its_node = False
             life.expiry_s = change.expiry_s
+        elif isinstance(change, SubscribeRecord):
+            for row in change.subscriptions:
+                self.starts.setdefault(client_id, {}).setdefault(row[0], change.start)
+        elif isinstance(change, UnsubscribeRecord):
+            for filter in change.filters:
+                self.starts.get(client_id, {}).pop(filter, None)
         elif isinstance(change, EndRecord) and life.ended_us < 0:
             life.ended_us = record.timestamp_us
+            self.starts.pop(client_id, None)
             self._there.discard(client_id)
             self.ends[client_id] = self.ends.get(client_id, 0) + 1
             if client_id in self.on_end and life.is_closed_by_its_node:
