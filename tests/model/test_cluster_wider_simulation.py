@@ -11,7 +11,7 @@ from holdfast.node.ownership.live_sessions import live_session
 from holdfast.node.session.session import Session
 from tests.sim.casts import ALL_CASTS, GROUPS, LOG, QOS0, TIMED
 from tests.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE, RESIZE
-from tests.sim.plans import settings_for
+from tests.sim.plans import settings_for, widened
 from tests.sim.teams import Member
 from tests.sim.timed import LONG_S
 from tests.sim.world import Settings, World
@@ -101,7 +101,7 @@ def test_messages_are_new_unless_a_node_was_lost() -> None:
 
 
 def test_plans_have_everything() -> None:
-    plans = [settings_for(seed) for seed in range(200)]
+    plans = [widened(seed, settings_for(seed)) for seed in range(200)]
     assert {cast for plan in plans for cast in plan.casts} == set(ALL_CASTS)
     assert any(plan.has_witness and plan.loses_one for plan in plans)
     for plan in plans:
