@@ -231,6 +231,7 @@ COPIES: Final = {
     "node/publish/forwarding.py:",
     "node/publish/local_commit.py:",
     "node/publish/pending_records.py:",
+    "node/feeds/feeds.py:Feeds.needing",
     "node/feeds/server.py:FeedServer._wanted",
     "node/publish/apply.py:",
 }
