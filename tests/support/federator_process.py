@@ -182,8 +182,9 @@ class FederatorProcess:
     def delivered(self) -> list[tuple[str, int, int, str]]:
         """Origin, epoch, place and payload."""
         path = self.directory / "delivered"
-        lines = path.read_text().splitlines() if path.exists() else []
-        fields = [line.split(" ", 3) for line in lines]
+        written = path.read_text() if path.exists() else ""
+        # The last line may still be written.
+        fields = [line.split(" ", 3) for line in written[: written.rfind("\n") + 1].splitlines()]
         return [(node, int(epoch), int(place), text) for node, epoch, place, text in fields]
 
     def payloads(self) -> list[str]:
