@@ -100,7 +100,7 @@ class TopicMessages:
         self.decode = ""
         """The decoder of binary documents. Empty: the default one."""
         self.uses: dict[Rule, Any] = {}
-        """What the messages become by each rule that was tried."""
+        """The readings of the messages, by each rule that was tried."""
 
     def parse(self) -> None:
         """Parses the newest messages."""

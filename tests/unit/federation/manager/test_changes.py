@@ -239,7 +239,7 @@ async def test_a_database_from_a_backup_is_not_gone_on_with(tmp_path: Path) -> N
 
 
 class Slow(StateStore):
-    """Whose next change never ends, unless it is interrupted."""
+    """A connection whose next change never ends, unless it is interrupted."""
 
     hangs = False
 
