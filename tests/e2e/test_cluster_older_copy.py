@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
+from holdfast.io.disk.older_copy import REMEMBERED
+from holdfast.node.replicate.disk_position import DiskMemory
 from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses, until
 from tests.e2e.wire import Wire
@@ -41,12 +43,6 @@ def is_taken(writer: Wire, topic: str, payload: bytes) -> bool:
     reason = writer.publish(topic, payload, 1)
     assert reason in (0, NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED), hex(reason)
     return reason != QUOTA_EXCEEDED
-
-
-def ends(cluster: ClusterProcesses, name: str) -> list[int]:
-    """What the node knows as committed. After an acknowledgement by another node it may not know
-    yet."""
-    return [each["high_watermark"] for each in cluster.status(name)["partitions"]]
 
 
 def committed(cluster: ClusterProcesses, name: str) -> set[bytes]:
@@ -162,15 +158,35 @@ def test_a_machine_put_back_while_the_others_run(tmp_path: Path) -> None:
         wait_all_have(cluster, payloads)
 
 
+def records_ever(kept: Path) -> int:
+    """The number of records that were ever on the disk of a copy."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["log", "inspect", "--json", str(kept)]) == 0
+    newest = json.loads(out.getvalue())["segments"][-1]
+    return int(newest["sequence"] + newest["records"])
+
+
+def records_remembered(cluster: ClusterProcesses, name: str, other: str) -> int:
+    """The number of records of another node's disk that the node has written down."""
+    file = cluster.nodes[name].data / REMEMBERED
+    memory = DiskMemory()
+    assert not file.exists() or memory.load(file.read_bytes())
+    return memory.positions[other][1].written if other in memory.positions else 0
+
+
 @pytest.mark.long
-def test_all_nodes_put_back_from_copies_of_different_moments(tmp_path: Path) -> None:
-    """The real processes of `tests/model/test_cluster_put_back.py`."""
+def test_copies_of_different_moments_wait_for_an_operator(tmp_path: Path) -> None:
+    """Snapshots of machines that run, n3 last: it remembers more of the other disks than they have
+    now. n3 alone is no majority, so the cluster waits until one of them is accepted."""
+    earlier = ("n2", "n1")
     with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
-        publish(cluster, "n1", "before")
+        wait_all_vote(cluster)
+        payloads = publish(cluster, "n1", "before")
+        wait_all_have(cluster, payloads)
         stop = threading.Event()
 
         def load() -> None:
-            with Wire(cluster.ports["n1"], timeout_s=20.0) as writer:
+            with Wire(cluster.ports["n3"], timeout_s=20.0) as writer:
                 writer.connect("load")
                 number = 0
                 while not stop.is_set():
@@ -181,14 +197,14 @@ def test_all_nodes_put_back_from_copies_of_different_moments(tmp_path: Path) -> 
         thread.start()
         kept = {}
         try:
-            for name in ("n2", "n1", "n3"):
-                watermarks = cluster.nodes[name].data / "watermarks"
-                written = watermarks.read_bytes()
-                # So it knows nearly everything as committed.
-                until(lambda: watermarks.read_bytes() != written, "they are written")  # noqa: B023
+            for name in (*earlier, "n3"):
                 kept[name] = copy(cluster, name)
-                begun = sum(ends(cluster, "n1"))
-                until(lambda: sum(ends(cluster, "n1")) > begun + 300, "time goes by")  # noqa: B023
+                copied = records_ever(kept[name])
+                later = cluster.nodes.keys() - kept.keys()
+                until(
+                    lambda: all(records_remembered(cluster, each, name) > copied for each in later),  # noqa: B023
+                    f"{', '.join(later)} remember more of {name}",
+                )
         finally:
             stop.set()
             thread.join()
@@ -196,9 +212,23 @@ def test_all_nodes_put_back_from_copies_of_different_moments(tmp_path: Path) -> 
         for name, each in kept.items():
             put_back(cluster, name, each)
         cluster.restart(*cluster.nodes)
+        until(lambda: all(cluster.status(name).get("older_copy") for name in earlier), "refused")
+        for name, node in cluster.nodes.items():
+            status, body = node.admin("/readyz")
+            assert status == 503, (name, body)
+            assert ("accept-older-copy" in body) == (name in earlier), (name, body)
+            assert "begins_anew" not in node.log_text()
+        cluster.stop("n1")
+        accept(cluster, "n1")
+        cluster.restart("n1")
+        # n1 and n3 are a majority, whose changes let n2 in.
         cluster.wait_healthy()
+        assert "older_copy_begins_anew" in cluster.nodes["n2"].log_text()
+        assert "begins_anew" not in cluster.nodes["n3"].log_text()
+        cluster.await_generation()
         for name in cluster.nodes:
-            publish(cluster, name, "after")
+            payloads |= publish(cluster, name, "after")
+        wait_all_have(cluster, payloads)
 
 
 def test_a_node_that_is_refused_makes_no_second_cluster(tmp_path: Path) -> None:
