@@ -58,19 +58,26 @@ class Probe:
 
     A message carries the moment it was handed to the socket. Publishing follows the clock
     alone, so a broker that stalls is shown every message that became due meanwhile. `sink_port`:
-    of the subscriber, where it is another node's; `topics`: published to in turn.
+    of the subscriber, where it is another node's; `topics`: published to in turn; `name`: the
+    begin of the topics and of the client ids.
     """
 
     def __init__(
-        self, port: int, rate: float, *, sink_port: int | None = None, topics: int = 1
+        self,
+        port: int,
+        rate: float,
+        *,
+        sink_port: int | None = None,
+        topics: int = 1,
+        name: str = "bench",
     ) -> None:
-        self.frames = [Frame(f"bench/{topic:04}", 1, PAYLOAD_BYTES) for topic in range(topics)]
+        self.frames = [Frame(f"{name}/{topic:04}", 1, PAYLOAD_BYTES) for topic in range(topics)]
         self.frame = self.frames[0]
         """All are of one size."""
         self.rate = rate
-        self.sink = Connection(sink_port or port, "sub")
-        self.sink.subscribe("bench/0000" if topics == 1 else "bench/+", 1)
-        self.source = Connection(port, "pub")
+        self.sink = Connection(sink_port or port, f"{name}-sub")
+        self.sink.subscribe(f"{name}/0000" if topics == 1 else f"{name}/+", 1)
+        self.source = Connection(port, f"{name}-pub")
         self.sent = 0
         self.acked = 0
         self.sent_ns: dict[bytes, int] = {}
