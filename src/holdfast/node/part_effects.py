@@ -17,7 +17,7 @@ from holdfast.node.metadata.model import ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.metadata_proposer import MetadataProposer
 from holdfast.node.parts import Parts
-from holdfast.node.placement.planning import useless
+from holdfast.node.placement.planning import healthy, useless
 from holdfast.node.position_reports import PositionReports
 from holdfast.node.publish.producer_dedup import forget_some
 from holdfast.node.raft.node import Write
@@ -106,7 +106,8 @@ class PartEffects:
             is_unhealthy = own in useless(metadata, health)
             self._parts.ownership.set_unhealthy(is_unhealthy, now)
             # A node with a full disk does not lead Raft either, if another node can.
-            may_lead = own not in health.stalled and not (is_unhealthy and own in health.full)
+            is_full = own in health.full and bool(healthy(metadata, health))
+            may_lead = own not in health.stalled and not is_full
             if may_lead != self._may_lead:
                 self._may_lead = may_lead
                 self._parts.meta.set_stalled(not may_lead, now)

@@ -40,10 +40,10 @@ class NodeConditions:
     wiped: frozenset[str] = frozenset()
     """Nodes that returned with an empty disk."""
     willing: frozenset[str] = frozenset()
-    """Data nodes that may take more: up, not suspected, neither draining nor leaving."""
+    """Data nodes that may take more: up, not suspected, neither draining nor leaving nor full."""
     retiring: frozenset[str] = frozenset()
-    """Live nodes that are draining or leaving. They shall lead nothing that another node can
-    lead."""
+    """Live nodes that are draining or leaving, or whose disk is full. They shall lead nothing that
+    another node can lead."""
     incomplete: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The partitions in which a live node may be incomplete (`partitions.incomplete`)."""
     unmet: frozenset[str] = frozenset()
@@ -89,7 +89,7 @@ def conditions_of(
             continue
         if info.role != DATA or becomes.state == NodePhase.DOWN:
             continue
-        if becomes.state == NodePhase.DRAINING or node in health.leaving:
+        if becomes.state == NodePhase.DRAINING or node in health.leaving or node in health.full:
             retiring.add(node)
         elif node not in health.suspected:
             willing.add(node)
@@ -107,12 +107,28 @@ def conditions_of(
 def useless(metadata: ClusterMetadata, health: Health) -> frozenset[str]:
     """Nodes whose log is damaged. Nodes whose disk does not respond or is full are added only if
     another data node's disk is well. Otherwise no node could take over, and waiting is the only
-    option."""
+    option.
+
+    A full disk can still be read, so its node stays as long as a partition has no in-sync replica
+    on a disk that is well. Counter-example: all disks are full, and those of A and B get room. Only
+    C has all records of a partition. Without C as its leader, A and B never receive them.
+    """
     ill = health.unhealthy
-    for node, info in metadata.nodes.items():
-        if info.role == DATA and node in health.present and node not in ill:
-            return ill
-    return health.damaged
+    well = healthy(metadata, health) if ill else None
+    if not well:
+        return health.damaged
+    needed: set[str] = set()
+    if health.full:
+        for info in metadata.partitions:
+            if well.isdisjoint(info.in_sync):
+                needed.update(info.in_sync)
+    return ill - (needed & health.full - health.stalled - health.damaged)
+
+
+def healthy(metadata: ClusterMetadata, health: Health) -> set[str]:
+    """The data nodes that are present and report no problem of their disk."""
+    data = {node for node, info in metadata.nodes.items() if info.role == DATA}
+    return data & health.present.keys() - health.unhealthy
 
 
 def wanted_replicas(

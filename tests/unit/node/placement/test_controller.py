@@ -299,10 +299,12 @@ def test_a_dead_replica_whose_disk_is_not_to_be_trusted_leaves_the_set() -> None
     assert all(info.in_sync == ("n1",) for info in after.partitions)
 
 
-def decided(world: ControllerWorld, health: Health) -> ClusterMetadata:
+def decided(
+    world: ControllerWorld, health: Health, before: ClusterMetadata | None = None
+) -> ClusterMetadata:
     """The metadata after all that the controller proposes for this health."""
-    metadata = world.metadata
-    for command in world.controllers[-1].step(metadata, health, world.now):
+    metadata = before or world.metadata
+    for command in Controller("other", CONFIG).step(metadata, health, world.now):
         found = apply(metadata, command).metadata
         assert found is not None
         metadata = found
@@ -351,6 +353,32 @@ def test_a_replica_whose_disk_does_not_respond_stays_in_sync_where_too_few_would
     assert after.nodes["n2"].state == NodePhase.DOWN
     assert all(info.leader == "n1" for info in after.partitions)
     assert all(set(info.in_sync) == {"n1", "n2"} for info in after.partitions)
+
+
+def test_a_full_disk_with_the_last_copy_keeps_its_roles_until_another_one_is_in_sync() -> None:
+    """The disks of n1 and n2 have room again, and n3 has all records: nobody else can send them."""
+    world = cluster("n2", "n3", partitions=4, min_insync=2)
+    led = tuple(
+        replace(info, leader="n3", in_sync=("n3",), epoch=info.epoch + 1)
+        for info in world.metadata.partitions
+    )
+    metadata = replace(world.metadata, partitions=led)
+    full = dataclasses.replace(world.health, full=frozenset({"n3"}))
+
+    unchanged = decided(world, full, metadata)
+    assert unchanged.nodes["n3"].state == NodePhase.UP
+    assert all(info.leader == "n3" for info in unchanged.partitions)
+    assert all("n3" in info.in_sync for info in unchanged.partitions)
+    # Three partitions have a copy elsewhere: another node leads them, and n3 is still up.
+    caught_up = tuple(replace(info, in_sync=("n3", "n1", "n2")) for info in led[:3])
+    partly = decided(world, full, replace(metadata, partitions=(*caught_up, led[3])))
+    assert partly.nodes["n3"].state == NodePhase.UP
+    assert [info.leader == "n3" for info in partly.partitions] == [False, False, False, True]
+    everywhere = tuple(replace(info, in_sync=("n3", "n1", "n2")) for info in led)
+    done = decided(world, full, replace(metadata, partitions=everywhere))
+    assert done.nodes["n3"].state == NodePhase.DOWN
+    assert all(info.leader in ("n1", "n2") for info in done.partitions)
+    assert all("n3" not in info.in_sync for info in done.partitions)
 
 
 def test_a_dead_node_that_is_drained_leaves_the_set() -> None:
