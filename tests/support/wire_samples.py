@@ -240,6 +240,9 @@ def _feeds() -> Iterator[Sample]:
     request = feeds.FeedFrom(3, 2, 7, 90, [(5, b"c1")])
     data = feeds.encode_feed_from([request])
     yield _frame("FEED_FROM", "one", [request], data, feeds.decode_feed_from)
+    requests = [feeds.FeedFrom(3, 2, 7, 90, [(5, b"c1")], 1), feeds.FeedFrom(4, 0, 8, 0)]
+    data = feeds.encode_feed_from(requests)
+    yield _frame("FEED_FROM", "marked", requests, data, feeds.decode_feed_from)
     records = log_records()[:2]
     parts = [
         feeds.records_part(7, 96, batch(records), [90, 95]),

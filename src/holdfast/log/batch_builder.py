@@ -117,6 +117,14 @@ class BatchBuilder:
         self.count += 1
         return offset
 
+    def add_void(self, count: int, timestamp_us: int) -> None:
+        """Adds records without a content, for offsets that no other record may have."""
+        assert self.count == 0, "void records behind others"
+        self.base_timestamp_us = timestamp_us
+        self._heads.append(_pack_head(0, 0, 0, 0, CONTROL, 0, 0, 0, 0, 0, 0, 0) * count)
+        self.topics = [b""] * count
+        self.count = count
+
     def move_last(self, record: Record) -> "BatchBuilder":
         """Moves the newest record to a builder of its own, at the same offset, and returns that."""
         moved = BatchBuilder(self.partition, self.base_offset + self.count - 1)

@@ -56,6 +56,7 @@ class Alone:
         return (
             self._state.delivered == journal.next_offset == journal.high_watermark
             and not parts.forwarding.pending
+            and not parts.admission.voider.ends
             and all(self._context.leading)
             and parts.meta.is_leader
             and not parts.session_coordinator.decisions.begins_at

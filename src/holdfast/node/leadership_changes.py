@@ -26,6 +26,7 @@ class LeadershipChanges:
         that admission recognises repetitions among them.
         """
         self._context.leading[partition] = epoch
+        self._parts.feeds.receiver.partitions[partition].generation = self._context.generation
         self._parts.admission.start_leading(partition, list(self._parts.log.uncommitted[partition]))
         self._parts.alignment.lead(partition, epoch, self._parts.applier.tickets(partition))
         self._parts.session_coordinator.start_leading(partition)

@@ -62,6 +62,7 @@ class PartEffects:
         parts.feeds.await_commits = parts.replication.commits.await_commits
         parts.replication.commits.needing = parts.feeds.needing
         parts.feeds.receiver.on_lacks = self._lacks
+        parts.feeds.server.void = parts.admission.voider.reach
         parts.applier.on_broken = parts.replication.break_off
         self._proposer = proposer
         self._leadership = leadership
@@ -246,21 +247,26 @@ class PartEffects:
         """
         if self._state.delivered[partition] >= offset:
             self._parts.transfer.restarted(partition, offset)
+            self._context.is_whole = False
         else:
-            self._parts.forwarding.refuse_unresolved(partition)
-            self._parts.transfer.expected[partition] = offset
-            if not self._context.is_stored(partition):
-                # Its log may be copied. It does not go on without the state.
-                self._parts.replication.suspend(partition)
-            sessions = self._state.list_sessions()
-            self._leavers.begin(sessions, self._send_away, lambda: self._restarted(partition))
+            self._begin_again(partition, offset)
+
+    def _begin_again(self, partition: int, offset: int) -> None:
+        self._parts.forwarding.refuse_unresolved(partition)
+        self._parts.transfer.expected[partition] = offset
+        if not self._context.is_stored(partition):
+            # Its log may be copied. It does not go on without the state.
+            self._parts.replication.suspend(partition)
+        sessions = self._state.list_sessions()
+        self._leavers.begin(sessions, self._send_away, lambda: self._restarted(partition))
         self._context.is_whole = False
 
-    def _lacks(self, partition: int, offset: int) -> None:
+    def _lacks(self, partition: int) -> None:
         """Handles a leader that lacks committed records, because an operator has given them up.
-        This node has their effects, so it begins anew."""
-        self._state.note("error", "feed_diverged", {"partition": partition, "offset": offset})
-        self.has_diverged = True
+        This node has their effects, so the state of the partition is transferred again. Its clients
+        are sent away first: they are behind positions of a log that is no more."""
+        self._state.note("error", "feed_diverged", {"partition": partition})
+        self._begin_again(partition, 0)
 
     def _restarted(self, partition: int) -> None:
         """Lets the transfer continue, once no client here would miss records."""

@@ -58,7 +58,6 @@ from holdfast.node.metadata.model import (
     AUTOMATIC,
     CAPACITY_DEFAULT,
     GATEWAY,
-    NOT_RESTORED,
     WITNESS,
     ClusterMetadata,
 )
@@ -235,7 +234,9 @@ class ClusterMembership:
         except StorageError:
             self.storage.close()
             raise
-        made.awaits_generation = self.storage.directory.manifest.restored != 0
+        manifest = self.storage.directory.manifest
+        made.awaits_generation = manifest.restored != 0
+        made.feeds.receiver.begin(manifest.generation)
         if not config.cluster.peer_bind:
             try:
                 _check_has_no_others(meta.metadata, meta.node_id, Path(config.node.data))
@@ -456,9 +457,16 @@ class ClusterMembership:
                 if self.cluster_node.awaits_generation and (found.is_answered or older):
                     self.cluster_node.awaits_generation = False
                     self.broker.touch()
-            number = (metadata.generation or NOT_RESTORED).number
+            number = context.generation
+            has_marks = context.has_data and context.unstored and not manifest.restored
+            if has_marks and not self.cluster_node.feeds.receiver.is_of_generation():
+                continue
             if (mark, number) != (manifest.restored, manifest.generation):
                 try:
+                    if has_marks:
+                        # A start takes the marks of the newest snapshot for those of this number.
+                        assert self.maintenance is not None
+                        await self.maintenance.take_snapshot(always=True)
                     directory.write_manifest(replace(manifest, generation=number, restored=mark))
                 except OSError as error:
                     logger.error("log_generation_not_stored error=%r", str(error))

@@ -34,6 +34,7 @@ LEVELS: Final[tuple[tuple[str, ...], ...]] = (
     ("recorded-sessions",),
     ("retained-users",),
     ("shared-usage",),
+    ("compared-marks",),
 )
 """The features of each level, from level 1 on. The word of a level (`level_word`) stands for these
 and those of all lower levels, because the text of all features has 256 characters at most. A

@@ -15,7 +15,6 @@ from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.files.layout import DataDirectory
 from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.journal.segment import Segment
-from holdfast.log.record import CONTROL, Record
 from holdfast.log.snapshot import Snapshot
 from holdfast.node.config import NodeConfig
 from holdfast.node.state.recorded_state import RecordedState
@@ -89,9 +88,8 @@ class Source:
         self.lost += end - ends[partition]
         while ends[partition] < end:
             builder = BatchBuilder(partition, ends[partition])
-            void = Record(partition, CONTROL, timestamp_us=at_us)
-            for _ in range(min(end - ends[partition], VOID_RECORDS)):
-                ends[partition] = builder.add(void) + 1
+            builder.add_void(min(end - ends[partition], VOID_RECORDS), at_us)
+            ends[partition] += builder.count
             yield Batch(builder.build(0))
 
     def _batches_of(self, segment: Segment) -> Iterator[Batch]:

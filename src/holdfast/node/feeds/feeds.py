@@ -135,6 +135,8 @@ class Feeds:
     def restored(self, partition: int) -> None:
         """Goes on from the offset of the replicated state that was received."""
         offset = self._applier.starts[partition]
+        fed = self.receiver.partitions[partition]
+        fed.marked, fed.generation = 0, self._context.generation
         self._applier.note_fed(partition, offset)
         self._state.delivered[partition] = offset
 

@@ -2,7 +2,8 @@
 
     FEED_FROM   per partition: u16 partition, u32 epoch, u32 request, u64 position, u32 count,
                 then the pending records of the sender: u32 ticket, u16 length, client id.
-                With epoch 0 the feed of the partition ends
+                With epoch 0 the feed of the partition ends. If another request for the
+                partition follows, `request` is the epoch of its position
     FEED        parts in order, each u8 kind, u32 request, then
                 RECORDS   u64 mark, u32 count, an u64 offset per record, a batch. With a count of 0
                           the records have the offsets of the batch
@@ -52,6 +53,8 @@ class FeedFrom:
     position: int
     """The node has applied what it needs below this offset."""
     tickets: Tickets = field(default_factory=list)
+    marked: int = 0
+    """The epoch under which the position was reached; 0: it is not known."""
 
 
 @dataclass
@@ -72,6 +75,8 @@ class FeedPart:
 def encode_feed_from(requests: list[FeedFrom]) -> bytes:
     parts: list[bytes] = []
     for each in requests:
+        if each.marked:
+            parts.append(_FROM.pack(each.partition, 0, each.marked, 0, 0))
         head = (each.partition, each.epoch, each.request, each.position, len(each.tickets))
         parts.append(_FROM.pack(*head))
         parts.append(_encode_tickets(each.tickets))
@@ -103,7 +108,10 @@ def decode_feed_from(payload: bytes) -> list[FeedFrom]:
         while at < len(payload):
             partition, epoch, request, position, count = _FROM.unpack_from(payload, at)
             tickets, at = _decode_tickets(payload, at + _FROM.size, count)
-            found.append(FeedFrom(partition, epoch, request, position, tickets))
+            marked = 0
+            if epoch and found and (found[-1].partition, found[-1].epoch) == (partition, 0):
+                marked = found.pop().request
+            found.append(FeedFrom(partition, epoch, request, position, tickets, marked))
     except error as failure:
         raise BadFrame(f"FEED_FROM of {len(payload)} bytes: {failure}") from None
     return found

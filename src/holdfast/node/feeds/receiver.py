@@ -8,7 +8,10 @@ Invariants
 - Everything of one link is applied in the order of its arrival. An acknowledgement of filters that
   is behind marks in this order is handled after them.
 - Only parts of the newest request count. A new leader, epoch or link needs a new request.
-- The mark never falls, and no record is applied twice.
+- The mark never falls, and no record is applied twice, unless an operator has given up records. So
+  a request names the epoch of the mark, and the leader compares both with its log, as those of a
+  follower's log. Counter-example: records 5 to 24 were fed here and are given up. This node is away
+  until the new leader's log ends at 30. It would go on from 25, without the new records 5 to 24.
 - A pending record of this node is done only by the feed of the present leader and epoch. No record
   leaves for a leader that has not sent ALIGNED.
 """
@@ -19,6 +22,7 @@ from typing import Final
 
 from holdfast.log.record import Record
 from holdfast.node.context import ClusterContext
+from holdfast.node.features import COMPARED_MARKS
 from holdfast.node.feeds.frames import (
     ALIGNED,
     BEGINS,
@@ -54,6 +58,12 @@ class FedPartition:
         self.filters = 0
         # Whether the leader has said which pending records it has.
         self.is_live = False
+        # The epoch under which the mark was fed or logged, and the generation of the log then. 0,
+        # None: it is not known.
+        self.marked = 0
+        self.generation: int | None = None
+        # Whether it is of an earlier generation, and the leader cannot compare it with its log.
+        self.is_outdated = False
         # When the feed was requested, or lost.
         self.since = 0.0
 
@@ -107,12 +117,23 @@ class FeedReceiver:
         self.on_applied: Callable[[int], None] = lambda partition: None
         self.on_begins: Callable[[int, int], None] = lambda partition, offset: None
         """The leader's log begins at this offset, above the mark."""
-        self.on_lacks: Callable[[int, int], None] = lambda partition, offset: None
-        """The leader's log ends at this offset, below the mark."""
+        self.on_lacks: Callable[[int], None] = lambda partition: None
+        """Records below the mark are not in the leader's log."""
         self.on_record: Callable[[Record], None] | None = None
         """Is called before a record is applied."""
 
     # Requests
+
+    def begin(self, generation: int) -> None:
+        """Notes the generation of the log that all marks belong to when the process begins."""
+        for fed in self.partitions:
+            fed.generation = generation
+
+    def is_of_generation(self) -> bool:
+        """Whether all marks belong to the present generation of the log."""
+        known = (None, self._context.generation)
+        unstored = self._context.unstored
+        return all(self.partitions[each].generation in known for each in unstored)
 
     def lose(self, partition: int) -> None:
         """Ends the feed of a partition: its leader, the epoch or the link has changed. The mark
@@ -192,11 +213,14 @@ class FeedReceiver:
             fed = self.partitions[partition]
             fed.leader, fed.epoch = leader, self._context.epoch(partition)
             fed.request, fed.filters = self._requests, self.announced()
+            marked = fed.marked if self._context.understands(leader, COMPARED_MARKS) else 0
+            is_old = fed.generation not in (None, self._context.generation)
+            fed.is_outdated = is_old and not marked
             self._requested[fed.request] = fed
             fed.since = self._state.now
             position = self._state.delivered[partition]
             tickets = self._forwarding.in_doubt(partition)
-            request = FeedFrom(partition, fed.epoch, fed.request, position, tickets)
+            request = FeedFrom(partition, fed.epoch, fed.request, position, tickets, marked)
             asked.setdefault(leader, []).append(request)
         for leader, requests in asked.items():
             self._context.send(leader, FEED_FROM, encode_feed_from(requests))
@@ -271,10 +295,15 @@ class FeedReceiver:
             self.on_accepted(partition, is_fed, self._state.now)
             if fed.request != part.request:
                 return 1
-        if part.kind in (BEGINS, LACKS):
+        if part.kind == LACKS or fed.is_outdated:
             self._break_off(partition)
-            (self.on_begins if part.kind == BEGINS else self.on_lacks)(partition, part.offset)
+            self.on_lacks(partition)
             return 1
+        if part.kind == BEGINS:
+            self._break_off(partition)
+            self.on_begins(partition, part.offset)
+            return 1
+        fed.marked, fed.generation = fed.epoch, self._context.generation
         if part.kind == ALIGNED:
             fed.is_live = True
             self._forwarding.aligned(partition, fed.leader, fed.epoch, set(part.tickets))

@@ -153,6 +153,8 @@ class FeedServer:
         self._read_again_at: dict[str, float] = {}
         self.release: Callable[[int, str], bool] = lambda partition, node: True
         """Lets a node forget its log of a partition. False: it may not yet."""
+        self.void: Callable[[int, int], None] = lambda partition, offset: None
+        """Makes the offsets of lost records void; see `OffsetVoider.reach`."""
         self.charge: Callable[[int], None] = lambda size_bytes: None
         """Counts the bytes that are read for feeds, so that followers that catch up read less."""
 
@@ -246,8 +248,11 @@ class FeedServer:
         partition = request.partition
         end = self._context.journal.next_offset[partition]
         start = self._log.start_offsets[partition]
-        if request.position > end:
-            self._add(fed, offset_part(LACKS, request.request, end))
+        common = self._log.epoch_end(partition, request.marked)[1] if request.marked else end
+        if request.position > max(common, start):
+            self._add(fed, offset_part(LACKS, request.request, common))
+            # Clients of the node have received the records below.
+            self.void(partition, request.position)
         elif request.position < start:
             self._add(fed, offset_part(BEGINS, request.request, start))
         else:

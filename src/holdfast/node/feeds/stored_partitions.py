@@ -149,6 +149,10 @@ class StoredPartitions:
             return
         if not context.unstored:
             self.announce_groups()
+        fed = self._feeds.receiver.partitions[partition]
+        fed.marked = context.journal.last_epoch(partition)
+        if self._replication.followed_epoch(partition) == info.epoch:
+            fed.generation = context.generation
         self._replication.suspend(partition)
         context.unstored.add(partition)
         context.leaving.add(partition)

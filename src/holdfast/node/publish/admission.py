@@ -32,6 +32,7 @@ from holdfast.node.publish.completion import removal
 from holdfast.node.publish.delayed_table import is_due, is_waiting
 from holdfast.node.publish.forward_frames import ForwardResult, encode_result
 from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.offset_voider import OffsetVoider
 from holdfast.node.publish.pending_records import Appender, PendingRecord
 from holdfast.node.publish.producers import forgets
 from holdfast.node.refusal import EARLIER_REFUSED, Rejection
@@ -188,6 +189,7 @@ NO_ATTEMPT: Final = -2
 """The attempt number of this node's own records, which need none: this node sees a refusal at
 once."""
 OTHER_OWNER: Final = Rejection("another node has the session", reasons.SESSION_TAKEN_OVER)
+VOIDING: Final = Rejection("offsets of lost records are made void first")
 FEW_REPLICAS: Final = Rejection("too few replicas are in sync")
 DISK_FULL: Final = Rejection("the leader's disk is full")
 DELAY_OVER: Final = Rejection(
@@ -236,6 +238,7 @@ class Admission(Appender):
         self._replicated = replicated
         self._may_append = may_append
         self.forwarding: RecordForwarder | None = None
+        self.voider = OffsetVoider(state, context, replicated)
         self._uncommitted: dict[int, UncommittedState] = {}
         # The reason of the last verdict REFUSED.
         self.refusal = OTHER_OWNER
@@ -258,14 +261,17 @@ class Admission(Appender):
             for record in batch.records():
                 if record.offset >= applied:
                     self._note(tail, record)
+        self.voider.lead(partition)
 
     def stop_leading(self, partition: int) -> None:
         """Drops the uncommitted state of a partition."""
+        self.voider.stop_leading(partition)
         self._uncommitted.pop(partition, None)
 
     def committed(self, partition: int, offset: int) -> None:
         """Acknowledges the repetitions that waited until the records below `offset` are committed
         and applied."""
+        self.voider.applied(partition)
         tail = self._uncommitted.get(partition)
         if tail is None:
             return
@@ -507,6 +513,8 @@ class Admission(Appender):
         """Returns the reason to refuse every new message of the origin now."""
         if not self._may_append(partition):
             return FEW_REPLICAS
+        if partition in self.voider.ends:
+            return VOIDING
         if self._state.disk_full:
             return DISK_FULL
         if tail.refused.get(self._origin, -1) == self._attempt:
@@ -554,6 +562,7 @@ class Admission(Appender):
 
     def check(self) -> None:
         """Raises `AssertionError` for an invariant that does not hold between two turns."""
+        self.voider.check()
         for partition, epoch in enumerate(self._context.leading):
             assert bool(epoch) == (partition in self._uncommitted), "the partitions led here"
             if epoch:

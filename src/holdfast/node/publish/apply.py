@@ -238,6 +238,12 @@ class Applier(Work):
             self.on_copied(partition)
         return False
 
+    def begin_again(self, partition: int) -> None:
+        """Leaves the state of a partition that is fed, and the log that is copied behind it."""
+        self.starts[partition] = self._state.delivered[partition] = 0
+        self._ends.pop(partition, None)
+        self._log.forget(partition, 0)
+
     def pause(self, partition: int) -> None:
         """Applies nothing more of the log of a partition, until `apply_to`. Its records will be fed
         from the first one on that is not applied, also those that were committed and wait."""

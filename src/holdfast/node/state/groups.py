@@ -10,7 +10,7 @@ it is finished, and nothing else stores that. Counter-example: a position falls 
 next coordinator hands out the records from 50 again, QoS 2 records included.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -175,6 +175,8 @@ class GroupPositions:
         """`positions`: the first unfinished offset per partition, by group. This class changes
         it."""
         self._state = state
+        # Called with each position. ReplicatedState sets it.
+        self.note_position: Callable[[int, int], None] = lambda partition, offset: None
         self.members = GroupMembers(state)
         self.positions = positions
         # By group, the finished offsets at or above the positions. None is left out, because each
@@ -211,10 +213,12 @@ class GroupPositions:
         self._keys.setdefault(tag_of(key), set()).add(key)
         done = self.done.setdefault(key, FinishedOffsets())
         for partition, offset in cursor.positions:
+            self.note_position(partition, offset)
             offset = max(offset, positions[partition])
             positions[partition] = offset
             done.drop_below(partition, offset)
         for partition, offset in cursor.done:
+            self.note_position(partition, offset + 1)
             if offset >= positions[partition]:
                 done.add(partition, offset, offset + 1)
         self.set_cursor(key)
@@ -348,6 +352,8 @@ class GroupPositions:
 
     def restore(self, entry: GroupEntry) -> None:
         """Loads a SNAPSHOT_GROUP entry whose positions are loaded already."""
+        for partition, offset in enumerate(entry.positions):
+            self.note_position(partition, offset)
         done = self.done[entry.key] = FinishedOffsets()
         for partition, offsets in entry.done:
             for offset in offsets:
@@ -355,6 +361,8 @@ class GroupPositions:
         for partition, ranges in entry.ranges:
             for start, end in ranges:
                 done.add(partition, start, end)
+        for partition, finished in done.items():
+            self.note_position(partition, finished.ranges()[-1][1])
         self.epochs[entry.key] = entry.epoch
         self._keys.setdefault(tag_of(entry.key), set()).add(entry.key)
         self.set_cursor(entry.key)

@@ -17,6 +17,7 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import gt
 from typing import Final
 
 from msgspec import UNSET
@@ -232,7 +233,14 @@ class ReplicatedState(ReplicatedPacketIds):
         # Per home partition: the newest epoch of its sessions so far, or the newest reserved one if
         # that is higher. A session that is not stored any more had no later epoch.
         self.newest_epochs = [0] * state.config.partitions
+        # Per partition: the highest position in it that was recorded, of a session or a group. It
+        # never falls.
+        self.farthest = [0] * state.config.partitions
+        self.ahead: set[int] = set()
+        """The partitions with a position beyond the end of the log here. `OffsetVoider` empties
+        it."""
         self.groups = GroupPositions(state, self.group_positions)
+        self.groups.note_position = self.note_position
         self.group_members = self.groups.members
         self.filters = RecordedFilters()
         # The argument of the last call of `home`, and its result. A decision needs it ten times.
@@ -263,6 +271,30 @@ class ReplicatedState(ReplicatedPacketIds):
             super().apply_snapshot_entry(kind, data)
             if kind == SNAPSHOT_GROUP:
                 self.groups.restore(decode_group(data, self.state.config.partitions))
+
+    def note_position(self, partition: int, offset: int) -> None:
+        """Notes a position that a record or an entry names."""
+        if offset > self.farthest[partition]:
+            self.farthest[partition] = offset
+            if offset > self.state.journal.next_offset[partition]:
+                self.ahead.add(partition)
+
+    def _note_positions(self, offsets: list[int] | None) -> None:
+        if offsets and any(map(gt, offsets, self.farthest)):
+            for partition, offset in enumerate(offsets):
+                self.note_position(partition, offset)
+
+    def _set_cursor(self, session: Session, cursor: CursorState) -> None:
+        for partition, offset in cursor.positions:
+            self.note_position(partition, offset)
+        for _, entry in cursor.inflight:
+            if entry is not None:
+                self.note_position(entry.partition, entry.offset + 1)
+        super()._set_cursor(session, cursor)
+
+    def _owe(self, session: Session, filter: str, after: str, seam: list[int] | None) -> None:
+        super()._owe(session, filter, after, seam)
+        self._note_positions(seam)
 
     def _move_group(self, key: str, record: Record) -> None:
         self.groups.apply(record)
@@ -314,6 +346,7 @@ class ReplicatedState(ReplicatedPacketIds):
             self.filters.change(subscription.filter, 1)
             self._count_away(subscription.session, 1)
         super()._add_subscription(subscription)
+        self._note_positions(subscription.start)
         self.groups.set_cursor(subscription.filter)
 
     def _remove_subscription(self, session: Session, filter: str) -> None:

@@ -356,6 +356,8 @@ class TransferRequest:
         self.piece = -1
         self.received_at = now
         self.offsets: dict[int, int] = {}
+        # That of the log when it began.
+        self.generation = 0
         self.dropping: Iterator[None] = iter(())
 
 
@@ -445,11 +447,14 @@ class Transfer:
 
     def restarted(self, partition: int, offset: int) -> None:
         """Handles a log that now begins at `offset`, and requests the replicated state if the one
-        here is older."""
+        here is older. 0: the one here has records that are given up, and nothing of it counts."""
         if self._request is not None:
             self._request.partitions.discard(partition)
         self.unsaved.pop(partition, None)
-        if max(self._state.delivered[partition], self._applier.starts[partition]) < offset:
+        if not offset:
+            self._applier.begin_again(partition)
+        applied = max(self._state.delivered[partition], self._applier.starts[partition])
+        if not offset or applied < offset:
             self.missing.add(partition)
             for node, given in list(self._sending.items()):
                 if partition in given.grants:
@@ -506,6 +511,7 @@ class Transfer:
         node = max(led, key=lambda name: len(led[name]))
         self._number += 1
         asked = TransferRequest(self._number, node, led[node], now)
+        asked.generation = self._context.generation
         asked.dropping = drop(self._replicated, frozenset(asked.partitions))
         self._request = asked
 
@@ -541,6 +547,9 @@ class Transfer:
             self._send_request(asked)
             return
         self._request = None
+        if asked.generation != self._context.generation:
+            # The state may have records that are given up since.
+            asked.partitions.clear()
         if not asked.partitions:
             self._request_at = now + ASK_AGAIN_S
         for partition in sorted(asked.partitions):
