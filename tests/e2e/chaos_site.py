@@ -24,7 +24,8 @@ from tests.support.faulty_disk import missing as no_disk
 WATCH_S: Final = 0.1
 CLIENTS: Final = "clients"
 OPERATOR: Final = "operator"
-SMALL_DISK_BYTES: Final = 256 << 20
+SMALL_DISK_BYTES: Final = 512 << 20
+"""Twice the log of 50 rounds: a node with a damaged log keeps it while it fetches everything."""
 NEED_DISKS: Final = frozenset(
     {"full disk", "disk hangs", "power loss", "power loss of all", "forgetful quorum"}
 )

@@ -230,6 +230,8 @@ def _supervise(config: Config) -> "int | ProcessPlace":
         text = str(error)
     except OSError as error:
         text = error.strerror or str(error)
+        if error.filename is not None:
+            text = f"{error.filename}: {text}"
     logging.getLogger("holdfast").critical("start_failed error=%r", text)
     return EXIT_FAILED
 

@@ -85,7 +85,10 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     role: Literal["data", "witness", "gateway"] = "data"
     """data: the node stores messages and serves clients. witness: it votes in Raft only, as the
     third node of a site that has two. gateway: it serves clients only."""
-    zone: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    zone: Annotated[
+        str,
+        Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$", description="at most 64 of A-Z a-z 0-9 _ . -"),
+    ] = ""
     """The zone of the node: what fails together, for example a room or an availability zone. The
     replicas of a partition are in different zones, as far as there are enough. Empty: the node is a
     zone of its own."""

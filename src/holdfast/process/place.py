@@ -175,7 +175,7 @@ def present_processes(data: Path) -> list[int]:
     """The numbers of the processes, besides 0, that have a directory."""
     try:
         names = os.listdir(data / PROCESSES)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(name) for name in names if name.isdecimal() and int(name) > 0)
 

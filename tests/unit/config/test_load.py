@@ -2,10 +2,12 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import inspect
 from msgspec.inspect import type_info
 
 from holdfast.addresses import is_loopback
@@ -432,3 +434,21 @@ def test_a_lake_needs_packages(missing: str, place: str, monkeypatch: pytest.Mon
     text = complaint(None, {}, overrides)
     assert f'log.lake = "{place}"' in text
     assert "pip install 'holdfast[spark]'" in text
+
+
+def test_the_error_of_each_value_with_a_pattern_says_what_is_allowed() -> None:
+    """ "must be text" would not help with a text that is refused."""
+
+    def unsaid(kind: inspect.Type, key: str) -> Iterator[str]:
+        if isinstance(kind, inspect.StructType):
+            for each in kind.fields:
+                yield from unsaid(each.type, f"{key}.{each.name}")
+        elif isinstance(kind, inspect.UnionType):
+            for one in kind.types:
+                yield from unsaid(one, key)
+        elif isinstance(kind, inspect.ListType):
+            yield from unsaid(kind.item_type, f"{key}[]")
+        elif isinstance(kind, inspect.StrType) and kind.pattern is not None:
+            yield key
+
+    assert list(unsaid(inspect.type_info(Config), "")) == []

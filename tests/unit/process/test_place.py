@@ -10,7 +10,7 @@ from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Config, Limits, Node, Rates, ScopeRates
 from holdfast.node.metadata.commands import InitCluster, PutNode, Resize, apply
 from holdfast.node.metadata.model import ClusterMetadata, NodeInfo, NodePhase
-from holdfast.process.place import ProcessPlace, index_of, node_name
+from holdfast.process.place import ProcessPlace, index_of, is_supervised, node_name
 from holdfast.process.siblings import next_step
 
 
@@ -104,3 +104,9 @@ def test_one_replica_on_one_machine_and_automatic_when_alone() -> None:
     assert next_step(automatic, "n1", 1) is None
     assert next_step(automatic, "n1", 2) == ("single", "n1")
     assert next_step(alone, "n1", 2) is None
+
+
+def test_a_file_in_place_of_the_data_directory_has_no_processes(tmp_path: Path) -> None:
+    """The start refuses it then, in one line."""
+    (tmp_path / "file").write_text("")
+    assert not is_supervised(replace(Config(), node=Node(data=str(tmp_path / "file"))))
