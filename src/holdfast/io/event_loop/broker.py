@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.io.disk import older_copy, unsynced
-from holdfast.io.disk.journal_writer import Done, JournalWriter, sync_newest
+from holdfast.io.disk.journal_writer import JournalWriter, sync_newest
 from holdfast.io.disk.raft_files import RaftFiles, RaftWriter
 from holdfast.io.disk.storage import Storage, report_damage
 from holdfast.io.event_loop.commands.agreement import UserAgreement
@@ -24,6 +24,7 @@ from holdfast.io.event_loop.log_reads import LogReads
 from holdfast.io.event_loop.loop import COLLECT_S, COLLECTOR
 from holdfast.io.event_loop.note_ring import NOTE_LINES, NoteRing
 from holdfast.io.event_loop.password_checks import PasswordChecks
+from holdfast.io.event_loop.threads import run_in
 from holdfast.io.peers.links import PeerHandler, PeerIdentity, PeerLinks
 from holdfast.io.peers.questions import PeerQuestions
 from holdfast.io.sockets.transport import ClientTransport
@@ -292,30 +293,21 @@ class Broker:
                 # The system may have dropped what it did not write, so nothing of it may count.
                 self.on_failed(error)
 
-        self._in_housekeeping(partial(self._write_watermarks, watermarks), done)
+        work = partial(self._write_watermarks, watermarks)
+        self.writer.housekeeping.submit(self._with_newest(work), done)
 
     def write_remembered(self, content: bytes) -> None:
         """Stores it in that thread."""
         work = partial(older_copy.remember, self._directory.files, content)
         self.writer.housekeeping.submit(work)
 
-    def _in_housekeeping(self, work: Callable[[list[int]], None], done: Done) -> None:
-        """Calls `work` in that thread, with the segments that may not be synced."""
+    def _with_newest(self, work: Callable[[list[int]], None]) -> Callable[[], None]:
+        """Returns work of that thread, with the segments that may not be synced."""
         segments = [] if self._durable else self.node.state.journal.segments[-2:]
-        newest = [segment.sequence for segment in segments]
-        self.writer.housekeeping.submit(partial(work, newest), done)
+        return partial(work, [segment.sequence for segment in segments])
 
     async def _housekept(self, work: Callable[[list[int]], None]) -> None:
-        ended: asyncio.Future[None] = self.loop.create_future()
-
-        def done(result: object, error: BaseException | None) -> None:
-            if error is not None:
-                ended.set_exception(error)
-            else:
-                ended.set_result(None)
-
-        self._in_housekeeping(work, done)
-        await ended
+        await run_in(self.writer.housekeeping, self._with_newest(work))
 
     async def write_last_watermarks(self) -> None:
         """Writes the watermarks as they are now, and waits for that."""

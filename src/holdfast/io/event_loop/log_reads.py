@@ -241,23 +241,35 @@ class LogReads:
         self._submit(work, partial(done, effect))
 
     def _submit(self, work: Callable[[], T], handle: Callable[[T], None]) -> None:
-        """Reads in the thread and passes the result to `handle` in the loop. A read without a free
-        descriptor is done again, because that says nothing of the disk."""
+        """Reads in the thread and passes the result to `handle` in the loop."""
+        self._pool.submit(work, partial(self._done, work, handle))
 
-        def done(result: object, error: BaseException | None) -> None:
-            self._take(partial(handled, result, error))
+    def _done(
+        self,
+        work: Callable[[], T],
+        handle: Callable[[T], None],
+        result: object,
+        error: BaseException | None,
+    ) -> None:
+        self._take(partial(self._handle, work, handle, result, error))
 
-        def handled(result: object, error: BaseException | None) -> None:
-            self._touch()
-            if error is None:
-                handle(cast(T, result))
-            elif is_scarce(error):
-                logger.error("log_read_waits_for_descriptor error=%r", str(error))
-                self._submit(work, handle)
-            else:
-                self._on_failed("log_read_failed", error)
-
-        self._pool.submit(work, done)
+    def _handle(
+        self,
+        work: Callable[[], T],
+        handle: Callable[[T], None],
+        result: object,
+        error: BaseException | None,
+    ) -> None:
+        """Handles the end of a read. One without a free descriptor is done again, because that says
+        nothing of the disk."""
+        self._touch()
+        if error is None:
+            handle(cast(T, result))
+        elif is_scarce(error):
+            logger.error("log_read_waits_for_descriptor error=%r", str(error))
+            self._submit(work, handle)
+        else:
+            self._on_failed("log_read_failed", error)
 
     def _take(self, result: Callable[[], None]) -> None:
         """Handles a result now, or in a later iteration if those of this one took their time."""

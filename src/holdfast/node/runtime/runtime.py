@@ -430,19 +430,17 @@ class Runtime:
 
     def when_written(self, done: Callable[[], None]) -> None:
         """Calls `done` once everything appended so far is written."""
+        self._call_when_written(self.state.journal.sequence, done)
+
+    def _call_when_written(self, target: int, done: Callable[[], None]) -> None:
         journal = self.state.journal
-        target = journal.sequence
-
-        def check() -> None:
-            is_idle = not self.group_in_flight and not journal.pending_bytes
-            if is_idle or journal.committed_sequence >= target:
-                done()
-            else:
-                self._idle_waiters.append(check)
-                self.write_journal(True)
-                self._await_group(is_awaited=True)
-
-        check()
+        is_idle = not self.group_in_flight and not journal.pending_bytes
+        if is_idle or journal.committed_sequence >= target:
+            done()
+        else:
+            self._idle_waiters.append(partial(self._call_when_written, target, done))
+            self.write_journal(True)
+            self._await_group(is_awaited=True)
 
     def _wake_waiters(self) -> None:
         waiters = self._idle_waiters
