@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-HOT_SOURCES := $(shell find src/holdfast -name '*.py')
+HOT_SOURCES := $(shell find src -name '*.py')
 SECONDS ?= 60
 ROUNDS ?= 20
 PROCESSES ?= 2
@@ -20,7 +20,7 @@ SPARK_WORKERS ?= 1
 # makers, models, the modules of setup.py. Interpreted run these folders, of packages that are not
 # compiled; they share the machine with the compiler.
 INTERPRETED_FOLDERS := api bench cli client config deploy examples federation lab node/groups node/ownership \
-  node/raft node/reads node/relocation pipeline security support tools
+  node/raft node/reads node/relocation lake security support tools
 # These, too: of parts that are not compiled, or tests that replace a part of a compiled class.
 INTERPRETED_FILES := model/test_*planted* model/test_cluster_retention* model/test_cluster_stopped_partition* \
   model/test_cluster_wider* model/test_copied* model/test_controller* model/test_federation* model/test_lake_reads* model/test_lease* \
@@ -138,7 +138,7 @@ check: lint tidy test-fast
 
 # The workers of a run import all tests at the same moment. In a clean clone each of them would
 # compile the same files: 28 s of CPU instead of 9. So one process does it before.
-build/tests.stamp: $(VENV)/.installed $(shell find tests src/holdfast -name '*.py')
+build/tests.stamp: $(VENV)/.installed $(shell find tests src -name '*.py')
 	mkdir -p build
 	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest --collect-only -q -n 0 -p no:cacheprovider tests \
 	  > build/tests.log || tail build/tests.log

@@ -235,13 +235,14 @@ HOT = [
     "io/sockets/tcp.py",
     "io/sockets/tls_stream.py",
     "io/sockets/transport.py",
-    "federation/sidecar/links.py",
+    "holdfast_federation/sidecar/links.py",
     "protocol/websocket/frames.py",
     "protocol/websocket/stream.py",
     "io/sockets/websocket.py",
     "client/transport/websocket.py",
     "cli/log_rate.py",
 ]
+PATHS = [name if name.startswith("holdfast_") else f"holdfast/{name}" for name in HOT]
 
 
 class BuildSideBySide(build_ext):
@@ -270,7 +271,7 @@ def extensions_from_mypyc(directory: str) -> list:
 
     try:
         modules = mypycify(
-            ["--config-file=tools/mypyc.ini", *(f"src/holdfast/{name}" for name in HOT)],
+            ["--config-file=tools/mypyc.ini", *(f"src/{path}" for path in PATHS)],
             opt_level="2",
             debug_level="0",
             multi_file=True,
@@ -335,7 +336,7 @@ def compile_hot(directory: Path) -> Path:
             why = "mypy rejects their types" if code == TYPES_REJECTED else "compiling them failed"
             raise CannotCompile(f"{why} (exit code {code})")
         path = os.pathsep.join([str(built), os.environ.get("PYTHONPATH", "")])
-        names = [f"holdfast.{name.removesuffix('.py').replace('/', '.')}" for name in HOT]
+        names = [path.removesuffix(".py").replace("/", ".") for path in PATHS]
         load = ["-c", LOAD_EACH, str(built), *names]
         if run(load, log, deadline, PYTHONPATH=path, HOLDFAST_INTERPRETED=""):
             raise CannotCompile("the compiled modules do not load")

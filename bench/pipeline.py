@@ -37,10 +37,10 @@ from bench.options import new_parser, write_json
 from bench.spark import Figures, node, write_log
 from holdfast.client import Options
 from holdfast.client.blocking import Client
-from holdfast.pipeline import Lake
-from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.files.parquet import WriteSpec
-from holdfast.pipeline.session import lake_session
+from holdfast.client.log.lake.commits import CommitLog
+from holdfast.client.log.lake.parquet import WriteSpec
+from holdfast_lake import Lake
+from holdfast_lake.session import lake_session
 
 BATCH_RECORDS: Final = 200
 RATE: Final = 1000

@@ -22,6 +22,7 @@ from typing import Final
 from bench.options import new_parser, write_json
 from bench.process import descendants, process_cpu_s, rss_bytes
 from bench.spark import PARTITIONS, SEGMENT_BYTES, Figures
+from holdfast.client.log.lake.commits import CommitLog
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.files.data_directory import create
 from holdfast.log.files.filesystem import OsFileSystem
@@ -29,7 +30,6 @@ from holdfast.log.files.layout import Manifest
 from holdfast.log.journal.active_index import ActiveIndex
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, Record
-from holdfast.pipeline.lake.files.commits import CommitLog
 
 DAY_S: Final = 86_400
 SAMPLE_S: Final = 0.1

@@ -35,8 +35,8 @@ from holdfast.log.files.layout import Manifest
 from holdfast.log.journal.active_index import ActiveIndex
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, Record
-from holdfast.pipeline import spark_session
 from holdfast_lab.targets.target import free_port
+from holdfast_lake import spark_session
 
 PARTITIONS: Final = 16
 DEVICES: Final = 500

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from holdfast.pipeline import spark_session
+from holdfast_lake import spark_session
 
 
 def start_alerts(

@@ -487,8 +487,8 @@ class Account:
     """What Spark says: the log in a lake's tables, held against what the devices remember."""
 
     def __init__(self, directory: Path, admin: str) -> None:
-        from holdfast.pipeline import Lake
-        from holdfast.pipeline.tables import Rule, readings_table
+        from holdfast_lake import Lake
+        from holdfast_lake.tables import Rule, readings_table
 
         rule = Rule("telemetry/+/+", decode="json", device="level 2")
         self.lake = Lake(directory / "lake", tables=[readings_table((rule,))])
@@ -496,7 +496,7 @@ class Account:
 
     def run(self, acknowledged: list[tuple[str, int]], report: Path) -> bool:
         """False if a message is missing or out of order, or a table could not be made."""
-        from holdfast.pipeline.report.report import write_report
+        from holdfast_lake.report.report import write_report
 
         done = self.lake.run(TABLES, source=self.admin)
         for table, error in done.errors.items():

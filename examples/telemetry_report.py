@@ -15,7 +15,7 @@ from datetime import datetime
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from holdfast.pipeline import spark_session
+from holdfast_lake import spark_session
 
 SHOWN_MAX = 10
 """Lost messages that are listed by name."""

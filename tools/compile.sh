@@ -2,7 +2,7 @@
 # Compiles the hot modules in place; says so and succeeds where there is no C compiler.
 set -eu
 python=$1
-find src/holdfast -name '*.so' -delete
+find src -name '*.so' -delete
 find src -maxdepth 1 -name '*__mypyc*.so' -delete
 echo "compiling the hot modules with mypyc (a minute or two)"
 log=build/compile.log

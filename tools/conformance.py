@@ -118,7 +118,7 @@ def _places(tags: list[Tag]) -> str:
             functions.append(tag.function)
     lines = []
     for file, functions in sorted(by_file.items()):
-        name = file.removeprefix("src/holdfast/").removeprefix("tests/")
+        name = file.removeprefix("src/holdfast/").removeprefix("src/").removeprefix("tests/")
         lines.append(f"{name}: {', '.join(functions)}" if functions else name)
     return "<br>".join(f"`{line}`" for line in lines)
 

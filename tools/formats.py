@@ -81,7 +81,7 @@ def release(version: str) -> None:
 
 def release_lake(archive: Path) -> None:
     """Write a lake with two versions of each table, made by Spark, and its log."""
-    from holdfast.pipeline import spark_session
+    from holdfast_lake import spark_session
     from tests.support.lake_site import Site
 
     spark = spark_session("formats", "local[1]", **{"spark.log.level": "ERROR"})

@@ -44,16 +44,16 @@ from holdfast.client import (
 from holdfast.client.errors import ConnectionLost, NotConnected
 from holdfast.client.servers import Server, parse_server
 from holdfast.config.problem import ConfigError
-from holdfast.federation.manager.messages import JoinAnswer, Neighbor, Watched
-from holdfast.federation.sidecar.manager_client.http import (
+from holdfast.io.event_loop.failures import first_unexpected, watched
+from holdfast.io.peers.complaints import Complaints
+from holdfast.security.tls import TlsError
+from holdfast_federation.manager.messages import JoinAnswer, Neighbor, Watched
+from holdfast_federation.sidecar.manager_client.http import (
     ManagerHttp,
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.federation.sidecar.sidecar_settings import JOIN_PATH
-from holdfast.io.event_loop.failures import first_unexpected, watched
-from holdfast.io.peers.complaints import Complaints
-from holdfast.security.tls import TlsError
+from holdfast_federation.sidecar.sidecar_settings import JOIN_PATH
 
 QUEUE_MESSAGES_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 16 << 20

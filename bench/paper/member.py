@@ -48,8 +48,8 @@ from bench.paper.topic import (
     TopicTable,
     TopicView,
 )
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.core.messages.duplicates import Duplicates, Freshness
 
 NUMBER_BYTES: Final = 8
 TIDY_S: Final = 60.0

@@ -10,7 +10,7 @@ from holdfast.client.servers import parse_server
 from holdfast.config.first_line import first_line, first_word
 from holdfast.config.problem import ConfigError, Problem
 from holdfast.config.sources import Overrides, Published, load_settings
-from holdfast.federation.sidecar.sidecar_settings import duration_s, listener_url, manager_url
+from holdfast_federation.sidecar.sidecar_settings import duration_s, listener_url, manager_url
 
 _MANAGER_FILES: Final = ("manager_token_file", "manager_ca", "manager_certificate", "manager_key")
 PUBLISHED: Final[Published] = {

@@ -7,9 +7,13 @@ for testing both forms.
 
 import os
 
+from holdfast._renamed import accept_old_names
+
 __version__ = "0.1.0"
 
 if os.environ.get("HOLDFAST_INTERPRETED"):
     from holdfast._interpreted import prefer_source
 
     prefer_source()
+
+accept_old_names()

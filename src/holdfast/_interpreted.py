@@ -1,4 +1,4 @@
-"""Makes `import holdfast.x` load the .py file even where a compiled module lies beside it."""
+"""Makes imports of the project load the .py file even where a compiled module lies beside it."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ class _SourceFinder:
     def find_spec(
         name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not name.startswith("holdfast.") or path is None:
+        if not name.startswith(("holdfast.", "holdfast_")) or path is None:
             return None
         for entry in path:
             spec = FileFinder(entry, (SourceFileLoader, SOURCE_SUFFIXES)).find_spec(name, target)

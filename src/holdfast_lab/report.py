@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.report import charts
-from holdfast.pipeline.report.charts import Heading, Page, ReportPart, facts, number, table, text_of
-from holdfast.pipeline.report.data import POINTS_MAX, Rows, Stored, thinned
+from holdfast.client.log.lake.files import LakeError
+from holdfast_lake.report import charts
+from holdfast_lake.report.charts import Heading, Page, ReportPart, facts, number, table, text_of
+from holdfast_lake.report.data import POINTS_MAX, Rows, Stored, thinned
 
 RUNS_MAX: Final = 5
 """The most runs that are shown without a choice, the newest ones."""

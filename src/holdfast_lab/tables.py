@@ -9,11 +9,11 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.lake.table import QUARANTINE_COLUMNS, Column, Grain, Outputs, Table
 from holdfast_lab import fault_tables, quality_tables, run_tables
 from holdfast_lab.events import COMMON, FIELDS
 from holdfast_lab.judge import counts, violations
 from holdfast_lab.stored_events import parse, prepare
+from holdfast_lake.lake.table import QUARANTINE_COLUMNS, Column, Grain, Outputs, Table
 
 EVENTS_TABLE: Final = "experiment_events"
 _RUN: Final = Column("run", "string", "the run")

@@ -12,7 +12,7 @@ from tests.e2e.ledger import Key, Violation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from holdfast.pipeline.lake.lake import Lake
+    from holdfast_lake.lake.lake import Lake
 
 SHOWN_MAX: Final = 5
 Form = tuple[str, str, Key | None]
@@ -29,8 +29,8 @@ def judge_again(
     holdfast_lab` makes the other tables of it), and a summary in words.
     `violations`: what the ledger found. Raises JudgesDisagree."""
     # Spark is not needed to collect the tests.
-    from holdfast.pipeline.lake.lake import Lake
     from holdfast_lab.tables import EVENTS, VIOLATIONS
+    from holdfast_lake.lake.lake import Lake
 
     place = directory / "events"
     place.mkdir()

@@ -23,8 +23,8 @@ from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.client.log.reading.reader_http import read_ranges
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
-from holdfast.pipeline.source.options import parse
 from holdfast.security.http.server import HANDSHAKES_MAX
+from holdfast_lake.source.options import parse
 from tests.e2e import wire
 from tests.e2e.brokers import PROCESSES, SOURCE, Holdfast
 from tests.e2e.test_admin_access import made_token

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.core.messages.streams import Position
-from holdfast.federation.sidecar.store.file import STORE, StoreFile
+from holdfast_federation.core.messages.streams import Position
+from holdfast_federation.sidecar.store.file import STORE, StoreFile
 from tests.support.certificates import Authority
 from tests.support.federator_process import FederatorProcess
 from tests.support.manager_process import ManagerProcess

@@ -103,8 +103,8 @@ def test_200_tasks_of_spark_at_three_nodes(tmp_path: Path) -> None:
     """Each has its rows, though the nodes have room for fewer readers, and clients publish."""
     pytest.importorskip("pyspark")
     from holdfast.log.columns.decode import SCHEMA
-    from holdfast.pipeline.source.options import parse
-    from holdfast.pipeline.source.source import HoldfastReader, ReadWork, read_work
+    from holdfast_lake.source.options import parse
+    from holdfast_lake.source.source import HoldfastReader, ReadWork, read_work
 
     assert 3 * READERS_MAX < TASKS
     with ClusterProcesses(tmp_path) as cluster:

@@ -20,11 +20,11 @@ from holdfast.cli.main import main
 from holdfast.client.blocking import Client
 from holdfast.client.log import LogClient
 from holdfast.log.record import FLAG_RETAIN
-from holdfast.pipeline.lake.lake import Lake
-from holdfast.pipeline.source.options import parse
-from holdfast.pipeline.source.source import newest_messages
 from holdfast.protocol.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, encode_block
 from holdfast.testing import InProcessBroker
+from holdfast_lake.lake.lake import Lake
+from holdfast_lake.source.options import parse
+from holdfast_lake.source.source import newest_messages
 from tests.e2e.brokers import Broker
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.spark_free_lake import no_spark, rows

@@ -10,8 +10,8 @@ from holdfast.cli.main import build_parser, main
 from holdfast.cli.serve import _overrides
 from holdfast.client.blocking import Client
 from holdfast.config.load import load
-from holdfast.pipeline.lake.lake import Lake
 from holdfast.testing import InProcessBroker
+from holdfast_lake.lake.lake import Lake
 from tests.support.spark_free_lake import no_spark
 
 HINT = "3 messages of QoS 0 were not stored since the servers have started, so no table has them."

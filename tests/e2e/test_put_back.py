@@ -46,7 +46,7 @@ PACKET_IDS: Final = "tests.e2e.test_put_back_packet_ids"
 MODEL: Final = "tests.model.test_cluster_put_back"
 OLDER: Final = "tests.e2e.test_cluster_older_copy"
 MEMBER: Final = "tests.unit.federation.core.test_put_back"
-BRONZE: Final = "tests.unit.pipeline.lake.test_bronze"
+BRONZE: Final = "tests.unit.lake.lake.test_bronze"
 IDENTITY_FILE: Final = "tests.unit.federation.sidecar.test_identity"
 NUMBERS: Final = {
     "offset: position of the log client": "test_a_position",
@@ -254,8 +254,8 @@ def test_a_read_that_was_planned_before(site: PutBack) -> None:
     pytest.importorskip("pyspark")
     from holdfast.client.log.reading.offsets import DataLossError
     from holdfast.log.columns.decode import SCHEMA
-    from holdfast.pipeline.source.options import parse
-    from holdfast.pipeline.source.source import LogAccess, read_work
+    from holdfast_lake.source.options import parse
+    from holdfast_lake.source.source import LogAccess, read_work
 
     options = parse({"servers": site.address})
     with closing(LogAccess(options)) as access:
@@ -274,8 +274,8 @@ def test_a_checkpoint_of_spark(site: PutBack, way: str) -> None:
 
     from holdfast.client.log.reading.offsets import RestoredError
     from holdfast.log.columns.decode import SCHEMA
-    from holdfast.pipeline.source.options import parse
-    from holdfast.pipeline.source.source import HoldfastStreamReader, read_work
+    from holdfast_lake.source.options import parse
+    from holdfast_lake.source.source import HoldfastStreamReader, read_work
 
     stopped = ExitStack()
 
@@ -330,7 +330,7 @@ def test_two_restores_of_one_backup_differ(site: PutBack) -> None:
 
 
 HOURS_PASS: Final = """
-import holdfast.federation.sidecar.edge_broker.member_log as member_log
+import holdfast_federation.sidecar.edge_broker.member_log as member_log
 member_log.STEADY_S = -1
 """
 """Run by each process at its start: the last start of a member counts as long ago."""

@@ -407,7 +407,7 @@ def test_a_home_becomes_tables(tmp_path: Path) -> None:
     import pandas
 
     from holdfast.client.blocking import Client
-    from holdfast.pipeline.lake.lake import Lake
+    from holdfast_lake.lake.lake import Lake
     from tests.support.spark_free_lake import no_spark
 
     head = page("docs/pipeline.md").split("\n## ")[0]

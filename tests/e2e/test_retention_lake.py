@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 
 from holdfast.cli.main import main
-from holdfast.pipeline.lake.lake import Lake
+from holdfast_lake.lake.lake import Lake
 from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.test_retention import SMALL, first_offsets, publish_many

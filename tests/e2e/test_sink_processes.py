@@ -16,9 +16,9 @@ pytest.importorskip("pyspark.sql")
 import pyarrow as pa
 
 from holdfast.cli.main import main
-from holdfast.pipeline.sink.link import PublishError
-from holdfast.pipeline.sink.rows import RowError
-from holdfast.pipeline.sink.sink import SinkCommit, Task
+from holdfast_lake.sink.link import PublishError
+from holdfast_lake.sink.rows import RowError
+from holdfast_lake.sink.sink import SinkCommit, Task
 from tests.e2e import wire
 from tests.e2e.brokers import SOURCE, Broker, Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until

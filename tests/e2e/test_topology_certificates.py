@@ -12,12 +12,12 @@ import pytest
 
 from bench.paper.federator import PaperManager
 from bench.paper.settings import PaperSettings
-from holdfast.federation.sidecar.manager_client.http import (
+from holdfast.io.peers.complaints import Complaints
+from holdfast_federation.sidecar.manager_client.http import (
     ManagerHttp,
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.io.peers.complaints import Complaints
 from tests.support.certificates import Authority, Certificate
 from tests.support.manager_process import ManagerProcess, command
 from tests.support.ports import free_port

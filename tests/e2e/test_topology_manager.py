@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from holdfast.federation.manager.brokers import MqttBrokers
+from holdfast_federation.manager.brokers import MqttBrokers
 from tests.e2e.brokers import MOSQUITTO, SOURCE, Broker, Holdfast, Mosquitto
 from tests.support.manager_process import WAIT_S, ManagerProcess, await_true, command
 

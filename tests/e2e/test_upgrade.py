@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.core.frames import VERSION
 from holdfast.security.peer_identity import WIRE_VERSION
+from holdfast_federation.core.frames import VERSION
 from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.federated import Member
@@ -25,9 +25,10 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source folder of the newer build."""
     root = tmp_path_factory.mktemp("newer")
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(SOURCE / "holdfast", root / "holdfast", ignore=ignored)
+    for package in ("holdfast", "holdfast_federation"):
+        shutil.copytree(SOURCE / package, root / package, ignore=ignored)
     raise_number(root / "holdfast/security/peer_identity.py", "WIRE_VERSION", WIRE_VERSION)
-    raise_number(root / "holdfast/federation/core/frames.py", "VERSION", VERSION)
+    raise_number(root / "holdfast_federation/core/frames.py", "VERSION", VERSION)
     return root
 
 

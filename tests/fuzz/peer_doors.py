@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.sidecar.links import identity_of
 from holdfast.node import frame_kinds as kinds
 from holdfast.security.peer_handshake import (
     CLUSTER,
@@ -20,6 +18,8 @@ from holdfast.security.peer_handshake import (
     Realm,
 )
 from holdfast.security.peer_identity import PeerIdentity, Refusal
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.sidecar.links import identity_of
 from tests.e2e.brokers import Broker
 from tests.e2e.cluster_processes import SECRET, ClusterProcesses
 from tests.e2e.federated import Member

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client, Options, SubscriptionRequest
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge_mqtt.edge import MqttEdge
-from holdfast.federation.sidecar.edge_mqtt.interest_sources import SourceSettings
-from holdfast.federation.sidecar.edge_mqtt.loop_marker import MARK
-from holdfast.federation.sidecar.edge_mqtt.retained import RetainingMqttEdge, edge_for
-from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.properties import encode_block
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge_mqtt.edge import MqttEdge
+from holdfast_federation.sidecar.edge_mqtt.interest_sources import SourceSettings
+from holdfast_federation.sidecar.edge_mqtt.loop_marker import MARK
+from holdfast_federation.sidecar.edge_mqtt.retained import RetainingMqttEdge, edge_for
+from holdfast_federation.sidecar.edge_mqtt.settings import EdgeSettings
 from tests.e2e.brokers import MOSQUITTO, Broker, Holdfast, Mosquitto
 from tests.support.edge_host import WAIT_S, ScriptedHost, until
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from paho.mqtt.properties import Properties
 
-from holdfast.federation.core.effects import Message
-from holdfast.federation.sidecar.edge_mqtt.retained import RetainingMqttEdge
+from holdfast_federation.core.effects import Message
+from holdfast_federation.sidecar.edge_mqtt.retained import RetainingMqttEdge
 from tests.e2e.brokers import MOSQUITTO, Mosquitto
 from tests.interop.paho_client import Paho, publish_props
 from tests.interop.test_edge_mosquitto import counts, run, running, settings_for, user, wanting

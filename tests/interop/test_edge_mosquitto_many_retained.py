@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.core.effects import Message
-from holdfast.federation.sidecar.edge_mqtt.retained import RetainingMqttEdge
+from holdfast_federation.core.effects import Message
+from holdfast_federation.sidecar.edge_mqtt.retained import RetainingMqttEdge
 from tests.e2e.brokers import MOSQUITTO, Mosquitto
 from tests.interop.test_edge_mosquitto import run, running, settings_for, user, wanting
 from tests.support.edge_host import ScriptedHost

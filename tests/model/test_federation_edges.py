@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge_broker.messages import arrival_of, outgoing, refusal
-from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace
 from holdfast.node import federation_session as federating
 from holdfast.node.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
 from holdfast.node.session.session import FEDERATION
 from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
 from holdfast.protocol.mqtt.packets import PUBREL, Ack
 from holdfast.protocol.mqtt.publish import Publish
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge_broker.messages import arrival_of, outgoing, refusal
+from holdfast_federation.sidecar.edge_broker.origin_offset import LogPlace
 from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.unit.node.test_publish import publish

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from holdfast.federation.core.config import FederationConfig
+from holdfast_federation.core.config import FederationConfig
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import Weather, World, random_edges
 from tests.support.sim_federation_member import node_id

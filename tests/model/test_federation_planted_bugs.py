@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.frames import Data
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.messages import streams
-from holdfast.federation.core.messages.custody import Custody
-from holdfast.federation.core.messages.custody_entry import Stream
-from holdfast.federation.core.messages.forwarding import FrameForwarder
-from holdfast.federation.core.messages.origin import Arrivals, owner
-from holdfast.federation.core.messages.streams import IncomingStreams, StreamSource
-from holdfast.federation.core.routing.routes import Routes
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.frames import Data
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.messages import streams
+from holdfast_federation.core.messages.custody import Custody
+from holdfast_federation.core.messages.custody_entry import Stream
+from holdfast_federation.core.messages.forwarding import FrameForwarder
+from holdfast_federation.core.messages.origin import Arrivals, owner
+from holdfast_federation.core.messages.streams import IncomingStreams, StreamSource
+from holdfast_federation.core.routing.routes import Routes
 from tests.support.planted import Planted, changed
 from tests.support.sim_federation import Weather, World, rough_world
 from tests.support.sim_federation_member import SimMember, node_id

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.federation.core.messages.custody import Custody
-from holdfast.federation.core.messages.forwarding import FrameForwarder
-from holdfast.federation.core.messages.local_delivery import LocalDelivery
-from holdfast.federation.core.messages.origin import SharedGroups
-from holdfast.federation.core.messages.streams import IncomingStreams
-from holdfast.federation.core.messages.streams import _size as size_ahead
-from holdfast.federation.core.retained.anti_entropy import AntiEntropy
-from holdfast.federation.core.retained.clock import HybridClock
-from holdfast.federation.core.retained.replication import RetainedReplication
-from holdfast.federation.core.retained.store import RetainedStore
+from holdfast_federation.core.messages.custody import Custody
+from holdfast_federation.core.messages.forwarding import FrameForwarder
+from holdfast_federation.core.messages.local_delivery import LocalDelivery
+from holdfast_federation.core.messages.origin import SharedGroups
+from holdfast_federation.core.messages.streams import IncomingStreams
+from holdfast_federation.core.messages.streams import _size as size_ahead
+from holdfast_federation.core.retained.anti_entropy import AntiEntropy
+from holdfast_federation.core.retained.clock import HybridClock
+from holdfast_federation.core.retained.replication import RetainedReplication
+from holdfast_federation.core.retained.store import RetainedStore
 from tests.support.planted import Plant, changed, is_found
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import World, Wrong

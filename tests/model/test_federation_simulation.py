@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from holdfast.federation.core.identity import MessageId
+from holdfast_federation.core.identity import MessageId
 from tests.support.seeds import block_of_seeds, run_seeds
 from tests.support.sim_federation import (
     LAN_EDGES,

@@ -11,7 +11,7 @@ import pytest
 from bench.paper.effects import Outbox, PublishToNeighbour
 from bench.paper.messages import CORE_ANN
 from bench.paper.topic import OtherRoot, OwnRoot, Topic
-from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
+from holdfast_federation.core.messages.duplicates import Duplicates, Freshness
 from tests.sim.schedule import Wrong
 from tests.support.paper_worlds import calm_world, rough_world
 from tests.support.planted import Plant, Planted, changed

@@ -9,7 +9,7 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline import spark_session
+from holdfast_lake import spark_session
 from tests.e2e.conftest import start_holdfast as start_holdfast
 from tests.support.iceberg_tables import iceberg_settings
 

@@ -14,13 +14,13 @@ pytest.importorskip("deltalake")
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from holdfast.cli.pipeline.backfill import _lines
+from holdfast.client.log.lake.commits import CommitLog, history
+from holdfast.client.log.lake.errors import LakeError
 from holdfast.log.partition import partition_of
-from holdfast.pipeline.lake.backfill.backfill import Backfill, BackfillReport
-from holdfast.pipeline.lake.backfill.parts import parse_days
-from holdfast.pipeline.lake.files.commits import CommitLog, history
-from holdfast.pipeline.lake.files.errors import LakeError
-from holdfast.pipeline.lake.lake import Lake
+from holdfast_lake.cli.backfill import _lines
+from holdfast_lake.lake.backfill.backfill import Backfill, BackfillReport
+from holdfast_lake.lake.backfill.parts import parse_days
+from holdfast_lake.lake.lake import Lake
 from tests.support.journal_files import TIME_US, Journal, record
 
 pytestmark = [
@@ -33,7 +33,7 @@ HOUR_US = 3_600_000_000
 DAY = ["2026-09-21", "2026-09-22", "2026-09-23"]
 TABLES = ("records", "readings", "gaps", "missing", "device_minutes")
 RULES = """
-from holdfast.pipeline.tables import Rule, readings_table
+from holdfast_lake.tables import Rule, readings_table
 
 TABLES = [readings_table([Rule("plant/+/data", decode="json", device="level 2", time="{time}")])]
 """

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark.sql")
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from holdfast.pipeline import Column, Lake
-from holdfast.pipeline.lake.files.commits import HISTORY, history
+from holdfast.client.log.lake.commits import HISTORY, history
+from holdfast_lake import Column, Lake
 from tests.support.lake_site import Crash, Site
 from tests.support.lake_tables import NUMBERED, PER_HOUR
 

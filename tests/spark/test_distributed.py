@@ -13,10 +13,10 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import holdfast
-from holdfast.pipeline import Lake
-from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.session import write_package
-from holdfast.pipeline.tables import TABLES
+from holdfast.client.log.lake.commits import CommitLog
+from holdfast_lake import Lake
+from holdfast_lake.session import write_package
+from holdfast_lake.tables import TABLES
 from tests.e2e.cluster_processes import ClusterProcesses
 from tests.support.factory_log import write_factory_log
 from tests.support.journal_files import Journal

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.log.partition import partition_of
-from holdfast.pipeline.lake.lake import Lake
 from holdfast_lab import fault_tables, quality_tables, run_tables
 from holdfast_lab.judge import counts
 from holdfast_lab.publication import publish_events
 from holdfast_lab.stored_events import events_of_files, parse
 from holdfast_lab.tables import EVENTS, RUNS, VIOLATIONS
+from holdfast_lake.lake.lake import Lake
 from tests.e2e.ledger import Interest
 from tests.support.journal_files import Journal, record
 

@@ -16,11 +16,11 @@ pytest.importorskip("deltalake")
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from holdfast.client.log.lake.files import LakeError
 from holdfast.client.log.reading.offsets import DataLossError
 from holdfast.log.record import MESSAGE
-from holdfast.pipeline import Column, Grain, Lake, Outputs, Table
-from holdfast.pipeline.lake.engine import locked
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast_lake import Column, Grain, Lake, Outputs, Table
+from holdfast_lake.lake.engine import locked
 from tests.support.iceberg_tables import MISSING, can_test_iceberg
 from tests.support.lake_site import OWN, Crash, Site
 from tests.support.lake_tables import NUMBERED, PER_HOUR, TABLES, numbered
@@ -102,8 +102,8 @@ def test_columns_of_records(plain: Site) -> None:
 
 
 def test_many_small_commits_are_listed_once(plain: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.pipeline.lake.files.commits.LIVE_EVERY", 3)
-    monkeypatch.setattr("holdfast.pipeline.lake.files.commits.COMMITS_KEPT", 2)
+    monkeypatch.setattr("holdfast.client.log.lake.commits.LIVE_EVERY", 3)
+    monkeypatch.setattr("holdfast.client.log.lake.commits.COMMITS_KEPT", 2)
     for _ in range(8):
         plain.publish(5)
         plain.run(["bronze"])

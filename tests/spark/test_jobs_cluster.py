@@ -10,7 +10,7 @@ pytest.importorskip("pyspark.sql")
 import pyspark
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.session import write_package
+from holdfast_lake.session import write_package
 from tests.support import lake_tables
 from tests.support.lake_site import OWN, Site
 from tests.support.spark_cluster import spark_cluster, spark_environment

@@ -13,8 +13,8 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.stores.iceberg import EXPIRE_EVERY, IcebergStore
+from holdfast.client.log.lake.commits import CommitLog
+from holdfast_lake.lake.stores.iceberg import EXPIRE_EVERY, IcebergStore
 from tests.support.format_samples import FOLDER
 from tests.support.iceberg_tables import MISSING, can_test_iceberg, iceberg_table
 from tests.support.lake_site import OWN, Site
@@ -85,9 +85,9 @@ def test_compaction_of_iceberg(site: Site) -> None:
 
 @with_iceberg
 def test_old_snapshots_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.pipeline.lake.stores.iceberg.EXPIRE_EVERY", 4)
+    monkeypatch.setattr("holdfast_lake.lake.stores.iceberg.EXPIRE_EVERY", 4)
     monkeypatch.setattr(
-        "holdfast.pipeline.lake.stores.iceberg.PROPERTIES",
+        "holdfast_lake.lake.stores.iceberg.PROPERTIES",
         {
             "format-version": "2",
             "history.expire.max-snapshot-age-ms": "1",

@@ -13,8 +13,8 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.client.log.lake.commits import CommitLog
+from holdfast.client.log.lake.files import LakeError
 from tests.support import lake_tables
 from tests.support.lake_site import OWN, Site
 

@@ -11,10 +11,10 @@ pytest.importorskip("deltalake")
 from pyspark.sql import SparkSession
 
 from holdfast.cli.main import main
-from holdfast.pipeline.lake.engine import finish, locked
-from holdfast.pipeline.lake.files.commits import Commit, CommitLog
-from holdfast.pipeline.lake.files.compaction import Compaction
-from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.client.log.lake.commits import Commit, CommitLog
+from holdfast.client.log.lake.files import LakeError
+from holdfast_lake.lake.compaction import Compaction
+from holdfast_lake.lake.engine import finish, locked
 from tests.support import lake_tables
 from tests.support.lake_site import OWN, Crash, Site
 

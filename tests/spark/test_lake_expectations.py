@@ -12,10 +12,10 @@ pytest.importorskip("pyspark.sql")
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.lake import Lake
-from holdfast.pipeline.lake.table import Column, Grain, Table, TableError, expect
-from holdfast.pipeline.tables import readings_table
+from holdfast.client.log.lake.commits import CommitLog
+from holdfast_lake.lake.lake import Lake
+from holdfast_lake.lake.table import Column, Grain, Table, TableError, expect
+from holdfast_lake.tables import readings_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline import Lake
-from holdfast.pipeline.tables import TABLES as BUILT_IN
+from holdfast_lake import Lake
+from holdfast_lake.tables import TABLES as BUILT_IN
 from tests.support.format_samples import FOLDER
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.lake_tables import TABLES

@@ -17,9 +17,9 @@ pytest.importorskip("obstore")
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.lake.files import objects
-from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.files.objects import LakePath, ObjectPath, ObjectReader, location
+from holdfast.client.log.lake import objects
+from holdfast.client.log.lake.commits import CommitLog
+from holdfast.client.log.lake.objects import LakePath, ObjectPath, ObjectReader, location
 from tests.support import lake_tables
 from tests.support.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.support.lake_site import OWN, Site

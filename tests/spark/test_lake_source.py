@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from holdfast.client.log import LogClient
-from holdfast.pipeline.lake.lake import Lake
+from holdfast_lake.lake.lake import Lake
 from tests.spark.test_source import Stream, batch, publish, wait_until
 
 PAYLOAD = b"%08d" + b"x" * 400

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast.client.blocking import Client
-from holdfast.pipeline import Lake
-from holdfast.pipeline.lake.runner import RunReport
+from holdfast_lake import Lake
+from holdfast_lake.lake.runner import RunReport
 from tests.e2e.conftest import StartHoldfast
 from tests.support.journal_files import TIME_US, Journal
 from tests.support.ledger_devices import rows_of

@@ -9,7 +9,7 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline import Lake
+from holdfast_lake import Lake
 from tests.e2e.cluster_processes import ClusterProcesses
 from tests.support.ledger_devices import Ledger
 from tests.support.pipeline_process import PipelineProcess, rows_total

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.pipeline.session import Terminated, java_of_command
+from holdfast_lake.session import Terminated, java_of_command
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.pipeline_process import PipelineProcess, words_of
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from examples.alerts import start_alerts
-from holdfast.pipeline import decode_properties
+from holdfast_lake import decode_properties
 from tests.e2e import wire
 from tests.e2e.brokers import SOURCE, Broker, Holdfast
 from tests.e2e.conftest import StartHoldfast

@@ -26,8 +26,8 @@ from pyspark.sql.types import DataType  # noqa: E402
 from examples.telemetry_report import report  # noqa: E402
 from holdfast.log.partition import partition_of  # noqa: E402
 from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION  # noqa: E402
-from holdfast.pipeline import decode_properties  # noqa: E402
-from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, spark_type  # noqa: E402
+from holdfast_lake import decode_properties  # noqa: E402
+from holdfast_lake.lake.schema import RECORDS_COLUMNS, spark_type  # noqa: E402
 
 pytestmark = [
     pytest.mark.spark,

@@ -17,16 +17,16 @@ import pyarrow as pa  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 from pyspark.sql import functions as F  # noqa: E402
 
-from holdfast.pipeline.lake.table import GrainFold, Table  # noqa: E402
-from holdfast.pipeline.tables import TABLES  # noqa: E402
-from holdfast.pipeline.tables.availability import (  # noqa: E402
+from holdfast_lake.lake.table import GrainFold, Table  # noqa: E402
+from holdfast_lake.tables import TABLES  # noqa: E402
+from holdfast_lake.tables.availability import (  # noqa: E402
     BURST_GAP_US,
     INTERVALS_MIN,
     SILENCE_FACTOR,
     SILENCE_MIN_US,
     USUAL_SHARE,
 )
-from holdfast.pipeline.tables.readings import COLUMNS  # noqa: E402
+from holdfast_lake.tables.readings import COLUMNS  # noqa: E402
 from tests.support.plant_oracle import (  # noqa: E402
     FUTURE_US,
     Observed,

@@ -16,9 +16,9 @@ pyspark_sql = pytest.importorskip("pyspark.sql")
 from pyspark.sql import SparkSession  # noqa: E402
 
 from holdfast.log.partition import partition_of  # noqa: E402
-from holdfast.pipeline.lake import folding  # noqa: E402
-from holdfast.pipeline.lake.lake import Lake  # noqa: E402
-from holdfast.pipeline.tables import Rule, readings_table  # noqa: E402
+from holdfast_lake.lake import folding  # noqa: E402
+from holdfast_lake.lake.lake import Lake  # noqa: E402
+from holdfast_lake.tables import Rule, readings_table  # noqa: E402
 
 pytestmark = [
     pytest.mark.spark,

@@ -9,14 +9,14 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
+from holdfast.client.log.lake.objects import directory_of
 from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN
-from holdfast.pipeline.decoders.decoded import CODES
-from holdfast.pipeline.lake import folding
-from holdfast.pipeline.lake.files.objects import directory_of
-from holdfast.pipeline.lake.lake import Lake
-from holdfast.pipeline.lake.table import RECORDS
-from holdfast.pipeline.tables import TABLES, Rule, readings, readings_table
+from holdfast_lake.decoders.decoded import CODES
+from holdfast_lake.lake import folding
+from holdfast_lake.lake.lake import Lake
+from holdfast_lake.lake.table import RECORDS
+from holdfast_lake.tables import TABLES, Rule, readings, readings_table
 from tests.support.journal_files import Journal, record
 from tests.support.plant_day import Day
 from tests.support.plant_oracle import Expected, check_table

@@ -19,9 +19,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast.pipeline.decoders.text_payload import boolean
-from holdfast.pipeline.tables.rules import Rule
-from holdfast.pipeline.tables.topics import Topics
+from holdfast_lake.decoders.text_payload import boolean
+from holdfast_lake.tables.rules import Rule
+from holdfast_lake.tables.topics import Topics
 from tests.support.fold_log import Found, Log, value
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from holdfast.federation.core.effects import Message
+from holdfast_federation.core.effects import Message
 
 WAIT_S = 45.0
 

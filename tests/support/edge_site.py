@@ -6,9 +6,9 @@ from pathlib import Path
 
 from holdfast.client.client import Client
 from holdfast.client.options import Options
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge_broker.edge import BrokerEdge
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.peer_mesh import until
 

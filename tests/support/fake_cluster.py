@@ -11,12 +11,12 @@ from typing import Any
 from holdfast.api.admin import AdminServer, audit_of
 from holdfast.api.cluster_operations import ClusterError, ClusterFigures, Make, PlacementFigures
 from holdfast.config.schema import Config
-from holdfast.federation.sidecar.in_broker import BrokerFederation
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.shared_directory import SharedDirectory
 from holdfast.io.event_loop.broker import Broker
 from holdfast.node.metadata import operations
 from holdfast.security.http.server import listen
+from holdfast_federation.sidecar.in_broker import BrokerFederation
 
 WAIT_S = 20.0
 

@@ -2,8 +2,8 @@
 
 from hashlib import sha256
 
-from holdfast.federation.core.frames import Announcement, Voucher
-from holdfast.federation.core.signing import statement
+from holdfast_federation.core.frames import Announcement, Voucher
+from holdfast_federation.core.signing import statement
 
 
 class TestSigning:

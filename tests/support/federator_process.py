@@ -27,9 +27,9 @@ from typing import Any
 
 import uvloop
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.sidecar.federator import Federator, FederatorError
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.sidecar.federator import Federator, FederatorError
 from tests.support.federation_settings import member_settings
 from tests.support.ports import free_port
 from tests.support.scripted_edge import ScriptedEdge

@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
-from holdfast.pipeline.lake.files.commits import COUNTS, QUARANTINED, ROWS, STATE
-from holdfast.pipeline.tables.columns import INPUT, Piece
-from holdfast.pipeline.tables.readings import Folder
-from holdfast.pipeline.tables.rules import Rule, with_defaults
-from holdfast.pipeline.tables.stream import REPEATED
+from holdfast.client.log.lake.commits import COUNTS, QUARANTINED, ROWS, STATE
+from holdfast_lake.decoders.decoded import PAYLOAD_BYTES_MAX
+from holdfast_lake.tables.columns import INPUT, Piece
+from holdfast_lake.tables.readings import Folder
+from holdfast_lake.tables.rules import Rule, with_defaults
+from holdfast_lake.tables.stream import REPEATED
 
 TIME_US = 1_790_000_000_000_000
 TYPES = [

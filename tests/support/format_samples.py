@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.federation.core import frames as federation
-from holdfast.federation.core.identity import Identity, decode_identity
+from holdfast.client.log.lake import commits
 from holdfast.io.disk import raft_files
 from holdfast.log import snapshot
 from holdfast.log.batch import ATTRIBUTE_GROUPED, ATTRIBUTE_MORE, FORMAT, Batch
@@ -41,10 +40,11 @@ from holdfast.node.session.state import decode_cursor, encode_cursor
 from holdfast.node.state import session_records as sessions
 from holdfast.node.state.ban_records import BanEntry, ban_entry, decode_ban
 from holdfast.node.state.groups import MEMBERS, MembersEntry
-from holdfast.pipeline.lake.files import commits
-from holdfast.pipeline.lake.files.settings import LakeSettings, Registration
 from holdfast.security import peer_identity
 from holdfast.security.access import access_file
+from holdfast_federation.core import frames as federation
+from holdfast_federation.core.identity import Identity, decode_identity
+from holdfast_lake.lake.settings import LakeSettings, Registration
 from tests.sim.disk import SimDisk
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "formats"

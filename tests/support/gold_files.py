@@ -8,9 +8,9 @@ from typing import Any, Final
 import pyarrow
 import pyarrow.parquet
 
-from holdfast.pipeline.lake.files.commits import Commit, CommitLog, File
-from holdfast.pipeline.lake.schema import names_of, stored_columns
-from holdfast.pipeline.lake.table import Column, Table
+from holdfast.client.log.lake.commits import Commit, CommitLog, File
+from holdfast_lake.lake.schema import names_of, stored_columns
+from holdfast_lake.lake.table import Column, Table
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline import Lake
-from holdfast.pipeline.lake.runner import Runner, RunReport
+from holdfast_lake import Lake
+from holdfast_lake.lake.runner import Runner, RunReport
 from tests.support.iceberg_tables import iceberg_rows
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.lake_tables import TABLES

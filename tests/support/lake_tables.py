@@ -7,7 +7,7 @@ has had, and `number` the place of a row among those of its topic.
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from holdfast.pipeline import Column, Grain, Outputs, Table
+from holdfast_lake import Column, Grain, Outputs, Table
 
 
 def numbered(rows: DataFrame, state: DataFrame) -> Outputs:

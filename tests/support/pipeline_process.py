@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 import holdfast
-from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.files.objects import LakePath
+from holdfast.client.log.lake.commits import CommitLog
+from holdfast.client.log.lake.objects import LakePath
 
 WAIT_S = 300.0
 POLL_S = 0.1

@@ -7,12 +7,12 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.config.federation import Federation
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge import EdgeHost
-from holdfast.federation.sidecar.federator import Federator
 from holdfast.protocol.topics.names import matches
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge import EdgeHost
+from holdfast_federation.sidecar.federator import Federator
 from tests.support.federation_settings import member_settings
 from tests.support.ports import free_port
 

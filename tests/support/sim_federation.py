@@ -16,14 +16,14 @@ import random
 from collections import Counter, defaultdict
 from functools import partial
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import DeliverLocally, Dropped, Message, StoreRetained
-from holdfast.federation.core.frames import HOPS_MAX, Data, InvalidFrame, Retained, decode
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.policy import OPEN, LinkPolicy
-from holdfast.federation.core.retained.clock import Version
-from holdfast.federation.sidecar.status import CONTROL
 from holdfast.protocol.topics.names import is_shared, matches
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import DeliverLocally, Dropped, Message, StoreRetained
+from holdfast_federation.core.frames import HOPS_MAX, Data, InvalidFrame, Retained, decode
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.core.policy import OPEN, LinkPolicy
+from holdfast_federation.core.retained.clock import Version
+from holdfast_federation.sidecar.status import CONTROL
 from holdfast_lab.targets.graph import LAN_EDGES as LAN_EDGES
 from holdfast_lab.targets.graph import edges_of as edges_of
 from tests.sim.schedule import Wrong

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast.federation.core.effects import (
+from holdfast.protocol.topics.names import is_shared, matches
+from holdfast_federation.core.effects import (
     CloseLink,
     Delete,
     DeleteRetained,
@@ -18,11 +19,10 @@ from holdfast.federation.core.effects import (
     Store,
     StoreRetained,
 )
-from holdfast.federation.core.frames import Data, decode
-from holdfast.federation.core.identity import Identity, MessageId
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.routing.interest import plain_of
-from holdfast.protocol.topics.names import is_shared, matches
+from holdfast_federation.core.frames import Data, decode
+from holdfast_federation.core.identity import Identity, MessageId
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.routing.interest import plain_of
 
 if TYPE_CHECKING:
     from tests.support.sim_federation import World

@@ -8,9 +8,9 @@
 import random
 from dataclasses import replace
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.routing.interest import plain_of
 from holdfast.protocol.topics.names import matches
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.routing.interest import plain_of
 from tests.support.sim_federation import World, Wrong, happen, random_edges, random_weather
 
 GROUPS = ("$share/g/a/#", "$share/g/+/1", "$share/h/a/1")

@@ -11,8 +11,8 @@ import random
 from functools import partial
 from typing import Any
 
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import EPOCH_RANDOM_STEP, RESTORED_STARTS, MessageId
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import EPOCH_RANDOM_STEP, RESTORED_STARTS, MessageId
 from tests.support.sim_federation import Weather, World, Wrong, random_weather
 from tests.support.sim_federation_member import WALL_S, SimMember
 

@@ -11,9 +11,9 @@
 
 import random
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.retained.clock import Version
 from holdfast.protocol.topics.names import matches
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.retained.clock import Version
 from tests.support.sim_federation import (
     World,
     Wrong,

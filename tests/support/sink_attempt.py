@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from holdfast.pipeline.sink.identity import stream_job
-from holdfast.pipeline.sink.options import parse
-from holdfast.pipeline.sink.sink import SinkCommit, Task, TaskWriter
+from holdfast_lake.sink.identity import stream_job
+from holdfast_lake.sink.options import parse
+from holdfast_lake.sink.sink import SinkCommit, Task, TaskWriter
 
 TOPICS = 3
 BATCH_ROWS = 200

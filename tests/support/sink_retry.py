@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark import TaskContext
 
-from holdfast.pipeline import spark_session
+from holdfast_lake import spark_session
 
 BATCH_ROWS = 500
 

@@ -10,12 +10,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from holdfast.pipeline.lake.engine import do_nothing, finish
-from holdfast.pipeline.lake.files.commits import Commit, CommitLog, Consumed, File
-from holdfast.pipeline.lake.files.compaction import Compaction
-from holdfast.pipeline.lake.files.parquet import PartitionedWriter, WriteSpec
-from holdfast.pipeline.lake.silver import next_files
-from holdfast.pipeline.lake.stores.store import ParquetStore, is_applied
+from holdfast.client.log.lake.commits import Commit, CommitLog, Consumed, File
+from holdfast.client.log.lake.parquet import PartitionedWriter, WriteSpec
+from holdfast_lake.lake.compaction import Compaction
+from holdfast_lake.lake.engine import do_nothing, finish
+from holdfast_lake.lake.silver import next_files
+from holdfast_lake.lake.stores.store import ParquetStore, is_applied
 
 TABLE = "records"
 READER = "made"

@@ -218,7 +218,7 @@ def _tag(data: bytes) -> str:
 @contextmanager
 def small_s3(patch: pytest.MonkeyPatch) -> Iterator[SmallS3]:
     """Serve objects, and let the environment name the server."""
-    from holdfast.pipeline.lake.files import objects
+    from holdfast.client.log.lake import objects
 
     s3 = SmallS3()
     handler = type("OwnHandler", (Handler,), {"s3": s3})

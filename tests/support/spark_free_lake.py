@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 
-from holdfast.pipeline.lake.files.commits import CommitLog
-from holdfast.pipeline.lake.files.files import readable
-from holdfast.pipeline.lake.lake import Lake
+from holdfast.client.log.lake.commits import CommitLog
+from holdfast.client.log.lake.files import readable
+from holdfast_lake.lake.lake import Lake
 
 
 def no_spark() -> Any:

@@ -11,10 +11,10 @@ import random
 import sys
 from pathlib import Path
 
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
-from holdfast.federation.sidecar.store.member_files import StoreFileThread
-from holdfast.federation.sidecar.store.store import MemberStore
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.store.file import MemberStoreError, StoreFile
+from holdfast_federation.sidecar.store.member_files import StoreFileThread
+from holdfast_federation.sidecar.store.store import MemberStore
 
 NODE = b"n" * 16
 ORIGIN = b"o" * 16

@@ -2,7 +2,7 @@
 
 from textwrap import fill
 
-from holdfast.pipeline.lake.table import Grain, Table
+from holdfast_lake.lake.table import Grain, Table
 
 COLUMNS = 100
 _UNITS = {"hour": "each hour", "day": "each day", "all": "whenever its source has changed"}

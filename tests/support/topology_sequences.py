@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable
 
-from holdfast.federation.manager.graph.graph import Graph, structure_of
-from holdfast.federation.manager.graph.health import RoundTrips
-from holdfast.federation.manager.state import federation_state as desired
-from holdfast.federation.manager.state.federation_state import FederationState, Member, Policy
+from holdfast_federation.manager.graph.graph import Graph, structure_of
+from holdfast_federation.manager.graph.health import RoundTrips
+from holdfast_federation.manager.state import federation_state as desired
+from holdfast_federation.manager.state.federation_state import FederationState, Member, Policy
 
 
 class Life:

@@ -9,8 +9,6 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace as replace_struct
 
-from holdfast.federation.core import frames as federation
-from holdfast.federation.sidecar import links, site_names
 from holdfast.io.peers import questions
 from holdfast.log.record import MESSAGE
 from holdfast.node import frame_kinds as kinds
@@ -49,6 +47,8 @@ from holdfast.node.state import transfer
 from holdfast.node.state.session_records import SessionEntry, WillEntry
 from holdfast.security import peer_handshake as handshake
 from holdfast.security.peer_identity import PeerIdentity, encode_identity
+from holdfast_federation.core import frames as federation
+from holdfast_federation.sidecar import links, site_names
 from tests.support.format_samples import (
     ENTRIES,
     NUMBERS,

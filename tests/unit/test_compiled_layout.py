@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source_tree import place
+
 OBJECT_BYTES = 24
 """The size of a compiled object without attributes: its head and the pointer to its methods."""
 
@@ -29,7 +31,7 @@ def test_no_compiled_module_has_a_struct() -> None:
     found = [
         f"{name}:{each.name}"
         for name in hot_modules()
-        for each in ast.walk(ast.parse((ROOT / "src" / "holdfast" / name).read_text()))
+        for each in ast.walk(ast.parse(place(name).read_text()))
         if isinstance(each, ast.ClassDef) and any(ast.unparse(b) == "Struct" for b in each.bases)
     ]
     assert not found, "put them into a module that is not compiled"
@@ -88,8 +90,8 @@ def test_no_compiled_function_is_in_a_cycle() -> None:
 
 def compiled_classes() -> list[type]:
     hot = hot_modules()
-    names = [f"holdfast.{path.removesuffix('.py').replace('/', '.')}" for path in hot]
-    modules = [importlib.import_module(name) for name in names]
+    paths = [place(name).relative_to(ROOT / "src").with_suffix("") for name in hot]
+    modules = [importlib.import_module(".".join(path.parts)) for path in paths]
     return [
         value
         for module in modules

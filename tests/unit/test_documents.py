@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import source_tree
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "holdfast"
 MAP = ROOT / "ARCHITECTURE.md"
@@ -84,7 +86,7 @@ def is_there(name: str) -> bool:
         return True
     return any(
         (base / name).is_dir() if name.endswith("/") else (base / name).is_file()
-        for base in (SOURCE, ROOT)
+        for base in (SOURCE, SOURCE.parent, ROOT)
     )
 
 
@@ -118,10 +120,8 @@ def names_of(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
 def modules() -> dict[str, ast.Module]:
     """Dotted name below holdfast -> the module."""
     return {
-        path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): ast.parse(
-            path.read_text()
-        )
-        for path in SOURCE.rglob("*.py")
+        name.removesuffix(".py").replace("/", "."): ast.parse(path.read_text())
+        for name, path in source_tree.modules()
     }
 
 

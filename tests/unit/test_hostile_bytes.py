@@ -26,8 +26,6 @@ from holdfast.client.log.position import Position
 from holdfast.client.log.reading.offsets import OffsetError, parse_generation, parse_position
 from holdfast.client.pubqueue.format import parse_paper
 from holdfast.client.servers import Server, parse_references, parse_server
-from holdfast.federation.core.identity import BadIdentity, Identity, decode_identity
-from holdfast.federation.sidecar.edge_broker.origin_offset import decode_starts
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.files.json_object import decode_object
 from holdfast.log.journal.watermarks import decode_checkpoint
@@ -93,9 +91,11 @@ from holdfast.security.peer_identity import decode_identity as decode_peer_ident
 from holdfast.security.psk import parse_keys as parse_psk
 from holdfast.security.scram_file import ScramError, ScramFile, parse_credentials
 from holdfast.security.tls import TlsError
+from holdfast_federation.core.identity import BadIdentity, Identity, decode_identity
+from holdfast_federation.sidecar.edge_broker.origin_offset import decode_starts
 from tests.fuzz.mutation import damage, noise
+from tests.support.source_tree import modules
 
-SOURCE = Path(__file__).parents[2] / "src/holdfast"
 ROUNDS = 1_500
 NESTED = (b"[" * 100_000, b'{"a":' * 100_000)
 PEER_IDENTITY = (
@@ -327,13 +327,13 @@ def table() -> dict[str, Decoder]:
     ):
         add(f"node/groups/control_frames.py:{name}", run, bad_frame, control)
     add(
-        "federation/core/identity.py:decode_identity",
+        "holdfast_federation/core/identity.py:decode_identity",
         decode_identity,
         (BadIdentity,),
         (Identity(bytes(16), 3).encode(),),
     )
     add(
-        "federation/sidecar/edge_broker/origin_offset.py:decode_starts",
+        "holdfast_federation/sidecar/edge_broker/origin_offset.py:decode_starts",
         decode_starts,
         (ValueError,),
         (b"[[1,[0,5]],[7,[9,9]]]", *JSON),
@@ -454,7 +454,7 @@ def table() -> dict[str, Decoder]:
 DECODERS = table()
 ELSEWHERE = {
     "api/endpoints.py:parse": "unit/api/test_endpoints.py",
-    "federation/core/frames.py:decode": "unit/federation/core/test_frames.py",
+    "holdfast_federation/core/frames.py:decode": "unit/federation/core/test_frames.py",
     "protocol/mqtt/decode.py:decode": "unit/protocol/mqtt/test_decode.py",
     "protocol/mqtt/decode.py:decode_ack": "unit/protocol/mqtt/test_decode.py",
     "protocol/mqtt/decode.py:decode_connect": "unit/protocol/mqtt/test_decode.py",
@@ -494,14 +494,14 @@ def test_only_the_declared_error_comes_out(name: str) -> None:
 
 def test_each_decoder_is_tested() -> None:
     found = set()
-    for package in ("api", "client", "federation", "log", "node", "protocol", "security"):
-        for path in (SOURCE / package).rglob("*.py"):
+    for package in ("api", "client", "holdfast_federation", "log", "node", "protocol", "security"):
+        for name, path in modules(package):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef) and node.name.startswith(("decode", "parse")):
                     given = [each for each in node.args.args if each.arg not in ("self", "cls")]
                     kind = given[0].annotation if given else None
                     if kind is not None and ast.unparse(kind) in ("bytes", "str"):
-                        found.add(f"{path.relative_to(SOURCE)}:{node.name}")
+                        found.add(f"{name}:{node.name}")
     assert found == DECODERS.keys() | ELSEWHERE.keys()
     for test in ELSEWHERE.values():
         assert (Path(__file__).parents[1] / test).exists(), test
@@ -511,8 +511,9 @@ def test_json_is_read_where_nesting_is_known() -> None:
     """Whoever calls `json.loads` names the error of a text that is nested too deeply. Files of a
     data directory are read by `decode_object`."""
     for package in (
-        "api", "client", "federation", "io", "log", "node", "process", "protocol", "security",
+        "api", "client", "holdfast_federation", "io", "log", "node", "process", "protocol",
+        "security",
     ):  # fmt: skip
-        for path in (SOURCE / package).rglob("*.py"):
+        for _, path in modules(package):
             text = path.read_text()
             assert text.count("json.loads(") <= text.count("RecursionError"), path

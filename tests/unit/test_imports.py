@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
+from tests.support.source_tree import SATELLITES, SOURCE, modules
+
 LAB = SOURCE.parent / "holdfast_lab"
-LAB_ROOMS = {"pipeline", "lake_files", "log_client", "client", "mqtt", "topics", "log"}
+LAB_ROOMS = {"pipeline", "log_client", "client", "mqtt", "topics", "log"}
 """The rooms that the analysis of test runs may import."""
 
 ROOMS = {
@@ -28,18 +29,16 @@ ROOMS = {
     ),
     "session": ("node/session",),
     "node": ("node",),
-    "federation": ("federation/core",),
+    "federation": ("holdfast_federation/core",),
     "drivers": ("io",),
     "client": ("client",),
     "log_client": ("client/log",),
-    "decoders": ("pipeline/decoders",),
-    "lake_files": tuple(
-        f"pipeline/lake/files/{name}.py"
-        for name in ("commits", "errors", "files", "objects", "parquet")
-    ),
-    "pipeline": ("pipeline",),
-    "manager": ("federation/manager",),
-    "sidecar": ("federation/sidecar",),
+    "decoders": ("holdfast_lake/decoders",),
+    "pipeline": ("holdfast_lake",),
+    "pipeline_commands": ("holdfast_lake/cli",),
+    "manager": ("holdfast_federation/manager",),
+    "sidecar": ("holdfast_federation/sidecar",),
+    "member": ("holdfast_federation/sidecar/process.py", "holdfast_federation/cli"),
     "api": ("api",),
     "process": ("process",),
     "cli": ("cli",),
@@ -66,17 +65,17 @@ BELOW = {
     "federation": {"mqtt", "topics"},
     "drivers": DRIVEN - {"drivers"} | {"websocket", "proxy", "relay"},
     "client": {"mqtt", "topics", "security", "websocket", "sqlite"},
-    "lake_files": set(),
-    "log_client": {"log", "topics", "client", "mqtt", "lake_files"},
+    "log_client": {"log", "topics", "client", "mqtt"},
     "decoders": set(),
-    "pipeline": {"decoders", "log", "topics", "log_client", "client", "mqtt", "lake_files"},
+    "pipeline": {"decoders", "log", "topics", "log_client", "client", "mqtt"},
     "manager": {"client", "mqtt", "security", "config", "sqlite"},
     "sidecar": DRIVEN | {"federation", "manager", "client", "sqlite"},
     "api": DRIVEN | {"decoders", "sidecar", "federation"},
     "process": DRIVEN | {"api", "sidecar", "federation"},
+    "member": DRIVEN | {"process", "api", "sidecar", "federation", "manager", "client", "cli"},
+    "pipeline_commands": {"pipeline", "cli", "api", "log_client", "client", "log"},
     "cli": DRIVEN | {
-        "process", "api", "sidecar", "federation", "client", "log_client", "lake_files", "pipeline",
-        "manager",
+        "process", "api", "sidecar", "federation", "client", "log_client",
     },
     "testing": {"process", "drivers", "security", "config"},
 }  # fmt: skip
@@ -104,12 +103,15 @@ WRITING_SIDE = {
 }  # fmt: skip
 """Modules of `log` that readers of the log must not import."""
 
+NAME_SATELLITES = {
+    "api/federation_routes.py", "api/log/one_record.py", "api/process.py",
+    "cli/backup/restoration.py", "process/server.py",
+}  # fmt: skip
+"""The modules of `holdfast` that import a package beside it."""
 CIRCLES = {frozenset({"node/session/connection.py", "node/session/session.py"})}
 """A connection and its session name each other, in annotations only."""
 
-MODULES = dict.fromkeys(
-    sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
-)
+MODULES = dict(modules())
 
 
 @cache
@@ -129,7 +131,7 @@ def imported_modules(path: Path) -> set[str]:
     found = set()
     for name in imported(path):
         base = name.removeprefix("holdfast.").replace(".", "/")
-        if name.startswith("holdfast."):
+        if name.startswith(("holdfast.", *(f"{each}." for each in SATELLITES))):
             found.update(each for each in (base + ".py", base + "/__init__.py") if each in MODULES)
     return found
 
@@ -154,7 +156,7 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if room(name)])
 def test_imports_point_downwards(module: str) -> None:
-    for other in imported_modules(SOURCE / module):
+    for other in imported_modules(MODULES[module]):
         allowed = BELOW[room(module)] | {room(module), ""}
         assert room(other) in allowed, f"{module} imports {other}"
         if room(module) in ("log_client", "pipeline") and room(other) == "log":
@@ -163,8 +165,20 @@ def test_imports_point_downwards(module: str) -> None:
 
 def test_the_product_does_not_import_the_lab() -> None:
     for module in MODULES:
-        found = {name for name in imported(SOURCE / module) if name.startswith("holdfast_lab")}
+        found = {name for name in imported(MODULES[module]) if name.startswith("holdfast_lab")}
         assert not found, f"{module} imports {sorted(found)}"
+
+
+def test_the_broker_stands_without_the_packages_beside_it() -> None:
+    """ARCHITECTURE.md says why these may."""
+    found = {
+        module
+        for module, path in MODULES.items()
+        if module.split("/")[0] not in SATELLITES
+        for name in imported(path)
+        if name.split(".")[0] in SATELLITES
+    }
+    assert found == NAME_SATELLITES
 
 
 @pytest.mark.parametrize("path", sorted(LAB.glob("*.py")), ids=lambda path: path.name)
@@ -177,7 +191,7 @@ def test_the_lab_reads_what_the_pipeline_reads(path: Path) -> None:
 @pytest.mark.parametrize("module", [name for name in MODULES if room(name) in PURE])
 def test_pure_packages_touch_nothing_outside(module: str) -> None:
     forbidden = IMPURE_MODULES - FILE_IMPORTS if module in FILE_MODULES else IMPURE_MODULES
-    found = {name.split(".")[0] for name in imported(SOURCE / module)} & forbidden
+    found = {name.split(".")[0] for name in imported(MODULES[module])} & forbidden
     assert not found, f"{module} imports {sorted(found)}"
 
 
@@ -194,8 +208,8 @@ def test_the_simulator_has_its_own_clock(path: Path) -> None:
 
 
 def test_every_module_has_a_room() -> None:
-    top = {"__init__.py", "_interpreted.py", "addresses.py", "numbers.py"}
-    packages = {"protocol/__init__.py", "federation/__init__.py"}
+    top = {"__init__.py", "_interpreted.py", "_renamed.py", "addresses.py", "numbers.py"}
+    packages = {"protocol/__init__.py", "holdfast_federation/__init__.py"}
     assert {name for name in MODULES if not room(name)} == top | packages
 
 
@@ -211,7 +225,7 @@ def test_rooms_have_an_order() -> None:
 
 def test_modules_have_an_order() -> None:
     """No module imports itself through others, imports for type checkers included."""
-    below = {module: imported_modules(SOURCE / module) - {module} for module in MODULES}
+    below = {module: imported_modules(MODULES[module]) - {module} for module in MODULES}
     assert find_circles(below) == CIRCLES
 
 
@@ -257,8 +271,7 @@ def test_no_interpreted_class_derives_from_a_compiled_one() -> None:
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     compiled: set[str] = set()
     bases: dict[str, set[str]] = {}
-    for path in SOURCE.rglob("*.py"):
-        name = str(path.relative_to(SOURCE))
+    for name, path in MODULES.items():
         for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ClassDef):
                 continue

@@ -36,7 +36,8 @@ def test_value(name: str, value: str) -> None:
     *path, last = name.split(".")
     found: object
     if last.isupper():
-        found = getattr(importlib.import_module(".".join(["holdfast", *path])), last)
+        top = [] if path[0].startswith("holdfast_") else ["holdfast"]
+        found = getattr(importlib.import_module(".".join([*top, *path])), last)
     else:
         found = Config()
         for part in name.split("."):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import holdfast
+from tests.support.source_tree import modules
 
 ROOT: Final = Path(holdfast.__file__).parent
 TESTS: Final = Path(__file__).parent
@@ -19,7 +20,7 @@ GATE: Final = (
     "node/admission/explanation.py",
 )
 """The gate, the memory of its decisions, the questions to a service, and the explanation."""
-LAYERS: Final = ("node", "io", "process", "federation/sidecar", "api")
+LAYERS: Final = ("node", "io", "process", "holdfast_federation/sidecar", "api")
 """That see messages of clients."""
 
 ASKS: Final = {
@@ -201,9 +202,9 @@ ASKS_AGAIN: Final = {"may_read", "ready_member", "_send", "_send_page"}
 
 OF_OTHERS: Final = {
     # The edge of a federation: what it delivers comes to the broker by `federating.publish`.
-    "federation/sidecar/deliveries.py",
-    "federation/sidecar/edge_mqtt/edge.py",
-    "federation/sidecar/federator.py",
+    "holdfast_federation/sidecar/deliveries.py",
+    "holdfast_federation/sidecar/edge_mqtt/edge.py",
+    "holdfast_federation/sidecar/federator.py",
 }
 WRITE_WAYS: Final = {
     # Its record is never appended.
@@ -240,8 +241,7 @@ COPIES: Final = {
 def functions() -> Iterator[tuple[str, ast.AST]]:
     """`module:Class.function` with its tree, less the functions within it."""
     for layer in LAYERS:
-        for path in sorted((ROOT / layer).rglob("*.py")):
-            module = path.relative_to(ROOT).as_posix()
+        for module, path in modules(layer):
             tree = ast.parse(path.read_text())
             yield from _functions(f"{module}:", "", tree)
 

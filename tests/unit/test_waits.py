@@ -6,16 +6,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support import source_tree
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "holdfast"
-PACKAGES = ("node", "federation/core")
+PACKAGES = ("node", "holdfast_federation/core")
 SECTION = "## Waits with a time-out\n"
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for package in PACKAGES:
-        for path in sorted((SOURCE / package).rglob("*.py")):
-            yield str(path.relative_to(SOURCE)), ast.parse(path.read_text())
+        for name, path in source_tree.modules(package):
+            yield name, ast.parse(path.read_text())
 
 
 def durations(body: list[ast.stmt]) -> Iterator[str]:

@@ -13,9 +13,9 @@ from msgspec import Struct
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, bad_request
 from holdfast.api.nodes.fan_out import Everywhere
 from holdfast.api.process import FederatedProcess, FederationView
-from holdfast.federation.core.graph import FederationGraph
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 from holdfast.security.access.scopes import Scope
+from holdfast_federation.core.graph import FederationGraph
 
 R = TypeVar("R")
 TOPIC: Final = Text("topic", "a topic, whose way to the other members is added", least=0,

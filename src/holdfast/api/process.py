@@ -7,14 +7,14 @@ from holdfast.api.access.audit import AuditLog
 from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.config.explain import Setting
 from holdfast.config.schema import Config
-from holdfast.federation.core.graph import FederationGraph
 from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.shared_directory import SharedDirectory
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.settings.reload import Reloaded
+from holdfast_federation.core.graph import FederationGraph
 
 if TYPE_CHECKING:
-    from holdfast.federation.sidecar.in_broker import BrokerFederation
+    from holdfast_federation.sidecar.in_broker import BrokerFederation
 
 
 class FederationView(Protocol):

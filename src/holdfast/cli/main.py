@@ -56,14 +56,18 @@ _MODULES: Final = {
     "sub": "pubsub.sub",
     "cluster": "cluster.command",
     "log": "log.command",
-    "pipeline": "pipeline.command",
-    "federation": "federation.command",
     **dict.fromkeys(_RESOURCES, "resources.command"),
     "show": "resources.show",
     "bench": "bench.command",
     "backup": "backup.command",
 }
 """The modules in holdfast.cli of commands with another name than their module."""
+
+_SATELLITES: Final = {
+    "pipeline": "holdfast_lake.cli.command",
+    "federation": "holdfast_federation.cli.command",
+}
+"""The modules of commands that stand beside this package, which imports nothing else of them."""
 
 _OLD_NAMES: Final = {
     "federator": ("federation", "sidecar"),
@@ -100,6 +104,8 @@ def _event_loop() -> str:
 
 
 def _command_module(command: str) -> Any:
+    if command in _SATELLITES:
+        return import_module(_SATELLITES[command])
     return import_module(f"holdfast.cli.{_MODULES.get(command, command)}")
 
 

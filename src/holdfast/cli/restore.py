@@ -8,9 +8,9 @@ from holdfast.cli.backup.manifest import BackupError
 from holdfast.cli.backup.restoration import advice, restore
 from holdfast.cli.log.records import parse_bound
 from holdfast.cli.text import count_text
+from holdfast.client.log.lake.errors import LakeError
 from holdfast.io.conversion.source import ConversionError
 from holdfast.log.files.data_directory import DataDirectoryError
-from holdfast.pipeline.lake.files.errors import LakeError
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

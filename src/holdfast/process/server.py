@@ -62,7 +62,7 @@ from holdfast.security.access.access_file import AccessError
 from holdfast.security.http.server import reserve as reserve_admin
 
 if TYPE_CHECKING:
-    from holdfast.federation.sidecar.in_broker import BrokerFederation
+    from holdfast_federation.sidecar.in_broker import BrokerFederation
 
 logger = logging.getLogger("holdfast")
 
@@ -364,13 +364,13 @@ class Server:
         config = self.config
         if config.federation is None:
             if federation_session.has_session(broker.node.state):
-                from holdfast.federation.sidecar.in_broker import leave_federation
+                from holdfast_federation.sidecar.in_broker import leave_federation
 
                 self._leaving = watched(leave_federation(broker))
             return
         # A broker without a federation starts with a tenth less CPU without these modules.
-        from holdfast.federation.sidecar.federator import FederatorError
-        from holdfast.federation.sidecar.in_broker import BrokerFederation
+        from holdfast_federation.sidecar.federator import FederatorError
+        from holdfast_federation.sidecar.in_broker import BrokerFederation
 
         data = Path(config.node.data)
         federation = BrokerFederation(

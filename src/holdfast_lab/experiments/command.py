@@ -196,9 +196,9 @@ def _verdicts(made: LabRun, directory: Path) -> Iterator[tuple[str, str]]:
     files = [each.events for each in made.results if each.events]
     if not files:
         return
-    from holdfast.pipeline.session import spark_session
     from holdfast_lab.judge import verdict
     from holdfast_lab.stored_events import events_of_files
+    from holdfast_lake.session import spark_session
 
     spark = spark_session("holdfast lab")
     try:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, Final
 
-from holdfast.pipeline.report import charts
-from holdfast.pipeline.report.charts import Heading, Page, ReportPart, facts, number, table
 from holdfast_lab.experiments import EXPERIMENTS
 from holdfast_lab.results.figures import MAIN, figure, study_of, title_of
 from holdfast_lab.results.store import Chart, LabRun, Result
+from holdfast_lake.report import charts
+from holdfast_lake.report.charts import Heading, Page, ReportPart, facts, number, table
 
 LOGARITHMIC: Final = frozenset(
     {"Downtime", "Latency by clients", "Latency of federated publications"}

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.federation.command import mesh_lines, status_lines
 from holdfast.cli.main import main
+from holdfast_federation.cli.command import mesh_lines, status_lines
 
 
 def status(**changes: Any) -> dict[str, Any]:

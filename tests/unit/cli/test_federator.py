@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.federation import sidecar as command
 from holdfast.cli.main import build_parser, main
 from holdfast.config.problem import ConfigError
-from holdfast.federation.sidecar.sidecar_settings import SidecarSettings, load
+from holdfast_federation.cli import sidecar as command
+from holdfast_federation.sidecar.sidecar_settings import SidecarSettings, load
 
 PUBLISHED = (
     "TOPOLOGY_MANAGER_URL", "ADVERTISED_LISTENER", "CORE_ANN_INTERVAL", "BEACON_INTERVAL",

@@ -13,7 +13,9 @@ pytest.importorskip("pyspark")
 
 from holdfast.cli.log import lake_reader
 from holdfast.cli.log.lake_reader import LakeReader, LakeRefused
-from holdfast.client.log.reading.lake import LakeRecords
+from holdfast.client.log.lake import objects, parquet
+from holdfast.client.log.lake.errors import LakeError
+from holdfast.client.log.lake.records import LakeRecords
 from holdfast.client.log.reading.offsets import log_identity
 from holdfast.io.event_loop import lake_port
 from holdfast.io.event_loop.lake_port import LakeAwayError, LakePort
@@ -28,8 +30,6 @@ from holdfast.node.reads.fetch_frames import (
     encode_fetch,
 )
 from holdfast.node.reads.lake_source import LakeAccess
-from holdfast.pipeline.lake.files import objects, parquet
-from holdfast.pipeline.lake.files.errors import LakeError
 from holdfast.protocol.topics.names import matches
 from tests.support.journal_files import TIME_US
 from tests.support.small_s3 import BUCKET, Refusal, small_s3

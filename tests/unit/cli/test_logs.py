@@ -22,6 +22,7 @@ from holdfast.cli.log_rate import (
     one_line,
 )
 from holdfast.cli.logs import parse_format
+from tests.support.source_tree import modules, place
 
 INFO, ERROR, CRITICAL = logging.INFO, logging.ERROR, logging.CRITICAL
 
@@ -198,14 +199,14 @@ def logged(path: Path) -> Iterator[str]:
                 )
 
 
-FOR_PEOPLE = {SOURCE / "pipeline", SOURCE / "client" / "log"}
+FOR_PEOPLE = {place("holdfast_lake"), place("client/log")}
 """Their lines are sentences for the user of a program."""
 
 
 def test_every_line_is_an_event_with_values() -> None:
     """The limit of lines counts by event. The pipeline's lines are for a person at a notebook."""
-    modules = [each for each in SOURCE.rglob("*.py") if not FOR_PEOPLE & set(each.parents)]
-    lines = {line for module in modules for line in logged(module)} - NAMES_PROMISED
+    paths = [path for _, path in modules() if not FOR_PEOPLE & set(path.parents)]
+    lines = {line for path in paths for line in logged(path)} - NAMES_PROMISED
     assert len(lines) > 100
     assert [line for line in sorted(lines) if not EVENT.fullmatch(line)] == []
 
@@ -255,7 +256,7 @@ def test_values_in_json_are_bounded(lines: io.StringIO) -> None:
 
 def test_every_line_of_the_broker_can_be_divided() -> None:
     """What the tree logs is divided into the same names that the text shows."""
-    for module in SOURCE.rglob("*.py"):
+    for _, module in modules():
         if FOR_PEOPLE & set(module.parents):
             continue
         for line in set(logged(module)) - NAMES_PROMISED:

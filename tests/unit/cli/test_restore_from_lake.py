@@ -14,14 +14,9 @@ pytest.importorskip("pyspark")
 from holdfast.cli.log.records import time_text
 from holdfast.cli.main import main
 from holdfast.client.admin_connection import AdminError
-from holdfast.client.log.reading.offsets import generation_in
-from holdfast.io.conversion.adoption import adopt
-from holdfast.io.conversion.carried import CarriedState
-from holdfast.log.files.data_directory import open_to_read
-from holdfast.log.files.layout import Manifest
-from holdfast.pipeline.lake.files.commits import Commit, CommitLog, LogRestore
-from holdfast.pipeline.lake.files.objects import location
-from holdfast.pipeline.lake.files.states import (
+from holdfast.client.log.lake.commits import Commit, CommitLog, LogRestore
+from holdfast.client.log.lake.objects import location
+from holdfast.client.log.lake.states import (
     EVERY_S,
     STATES,
     SavedState,
@@ -30,8 +25,13 @@ from holdfast.pipeline.lake.files.states import (
     saved_states,
     usable,
 )
-from holdfast.pipeline.lake.lake import Lake
+from holdfast.client.log.reading.offsets import generation_in
+from holdfast.io.conversion.adoption import adopt
+from holdfast.io.conversion.carried import CarriedState
+from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.layout import Manifest
 from holdfast.testing import Broker
+from holdfast_lake.lake.lake import Lake
 from tests.e2e import wire as packets
 from tests.e2e.wire import Message, Wire
 from tests.support.journal_files import Journal, serving

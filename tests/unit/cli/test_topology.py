@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.cli.federation.manager import ManagerError, ManagerPort
 from holdfast.cli.main import main
+from holdfast_federation.cli.manager import ManagerError, ManagerPort
 
 
 @pytest.mark.parametrize("url", ["http://m:8080", "http://m:8080/", "http://m:8080/api/v1/join"])

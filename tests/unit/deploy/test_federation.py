@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from holdfast.config import load as broker_configuration
-from holdfast.federation.manager import settings as manager_settings
-from holdfast.federation.sidecar import sidecar_settings
+from holdfast_federation.manager import settings as manager_settings
+from holdfast_federation.sidecar import sidecar_settings
 from tests.support.compose_files import DEPLOY, FEDERATION, parse
 
 MEMBERS = ("federator-a", "federator-b", "holdfast-c")

@@ -15,12 +15,12 @@ pa = pytest.importorskip("pyarrow")
 from examples import sparkplug  # noqa: E402
 from examples.sparkplug import EdgeNode, HostApplication, run_edge, run_host  # noqa: E402
 from holdfast.client.log import LogClient  # noqa: E402
-from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS  # noqa: E402
-from holdfast.pipeline.tables import columns as declared  # noqa: E402
-from holdfast.pipeline.tables.inference import infer  # noqa: E402
-from holdfast.pipeline.tables.readings import ReadingsFold  # noqa: E402
-from holdfast.pipeline.tables.rules import with_defaults  # noqa: E402
+from holdfast.client.log.lake.commits import QUARANTINED, ROWS  # noqa: E402
 from holdfast.testing import Broker  # noqa: E402
+from holdfast_lake.tables import columns as declared  # noqa: E402
+from holdfast_lake.tables.inference import infer  # noqa: E402
+from holdfast_lake.tables.readings import ReadingsFold  # noqa: E402
+from holdfast_lake.tables.rules import with_defaults  # noqa: E402
 from tests.e2e.wire import Wire  # noqa: E402
 
 WAIT_S = 20.0

@@ -17,10 +17,10 @@ pytest.importorskip("plotly")
 pytest.importorskip("pyspark.sql")
 
 from holdfast.cli.main import main
-from holdfast.pipeline.lake.catalog import load_catalog
-from holdfast.pipeline.lake.files.files import LakeError
-from holdfast.pipeline.report.data import thinned
-from holdfast.pipeline.report.report import report, write_report
+from holdfast.client.log.lake.files import LakeError
+from holdfast_lake.lake.catalog import load_catalog
+from holdfast_lake.report.data import thinned
+from holdfast_lake.report.report import report, write_report
 from tests.support.gold_files import write_table
 
 CATALOG = load_catalog(["holdfast_lab"])

@@ -25,9 +25,9 @@ from holdfast.client.log.reading.offsets import OffsetRange
 from holdfast.log.columns.decode import SCHEMA
 from holdfast.log.partition import partition_of
 from holdfast.log.reading.topic_filter import Clause, TopicFilter
-from holdfast.pipeline.source.options import parse
-from holdfast.pipeline.source.pushdown import PushedFilters
-from holdfast.pipeline.source.source import HoldfastReader
+from holdfast_lake.source.options import parse
+from holdfast_lake.source.pushdown import PushedFilters
+from holdfast_lake.source.source import HoldfastReader
 
 PARTITIONS = 8
 ALL = [OffsetRange(p, 10, 20) for p in range(PARTITIONS)]

@@ -134,8 +134,8 @@ class OneRecordRoutes:
 def _sparkplug(record: Record) -> tuple[dict[str, Any] | None, str]:
     """The metrics of a payload, or the reason why there are none."""
     # The decoder belongs to the pipeline, and a start of the broker does not need it.
-    from holdfast.pipeline.decoders.decoded import Decoded, DecodeError
-    from holdfast.pipeline.decoders.sparkplug import add_metric, parse_payload
+    from holdfast_lake.decoders.decoded import Decoded, DecodeError
+    from holdfast_lake.decoders.sparkplug import add_metric, parse_payload
 
     if len(record.payload) > SPARKPLUG_BYTES_MAX:
         return None, f"payloads of more than {SPARKPLUG_BYTES_MAX} bytes are not decoded"

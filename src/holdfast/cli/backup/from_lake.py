@@ -22,7 +22,9 @@ from holdfast.cli.backup.restoration import PARTIAL
 from holdfast.cli.log.lake_reader import records_of
 from holdfast.cli.log.records import time_text
 from holdfast.cli.text import count_text
-from holdfast.client.log.reading.lake import LakeRecords, read_lake
+from holdfast.client.log.lake.files import readable
+from holdfast.client.log.lake.records import LakeRecords, read_lake
+from holdfast.client.log.lake.states import SavedState, saved_states, usable
 from holdfast.client.log.reading.offsets import OffsetRange, generation_in
 from holdfast.client.log.reading.seam import Seam
 from holdfast.io.conversion.carried import CarriedState, carry
@@ -64,8 +66,6 @@ from holdfast.node.state.snapshot_entries import (
     SNAPSHOT_PRODUCER,
     SNAPSHOT_RETAINED,
 )
-from holdfast.pipeline.lake.files.files import readable
-from holdfast.pipeline.lake.files.states import SavedState, saved_states, usable
 
 BATCH_BYTES: Final = 256 << 10
 """The bytes of a batch of the new log."""

@@ -39,9 +39,6 @@ from holdfast.cli.backup.manifest import (
 )
 from holdfast.cli.log.records import time_text
 from holdfast.cli.log.report import examine
-from holdfast.federation.core.identity import RESTORED_STARTS, BadIdentity
-from holdfast.federation.sidecar.store.identity import IDENTITY, skip_starts
-from holdfast.federation.sidecar.store.identity import IN_A_BROKER as FEDERATION
 from holdfast.io.conversion.raft_metadata import read_metadata
 from holdfast.io.disk.raft_files import FOLDER as RAFT
 from holdfast.io.disk.raft_files import DamagedRaft, RaftFiles
@@ -64,6 +61,9 @@ from holdfast.log.reading.index import SegmentIndex
 from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 from holdfast.node.metadata.state_machine import peer_id
 from holdfast.process.place import present_processes
+from holdfast_federation.core.identity import RESTORED_STARTS, BadIdentity
+from holdfast_federation.sidecar.store.identity import IDENTITY, skip_starts
+from holdfast_federation.sidecar.store.identity import IN_A_BROKER as FEDERATION
 
 MARGIN_US: Final = 1_000_000
 """The least time between the last write of a snapshot and the cut, as the clock of the file system

@@ -198,7 +198,7 @@ def _dump_lake(args: argparse.Namespace) -> int:
         return EXIT_UNREADABLE
     try:
         # Imported here, because a lake needs packages that no other command does.
-        from holdfast.pipeline.lake.files.errors import LakeError
+        from holdfast.client.log.lake.errors import LakeError
     except ImportError as error:
         print(f"holdfast: a lake needs pip install 'holdfast[spark]': {error}", file=sys.stderr)
         return EXIT_UNREADABLE

@@ -28,7 +28,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from holdfast.client.log.reading.lake import (
+from holdfast.client.log.lake.errors import LakeError
+from holdfast.client.log.lake.objects import (
+    BACKOFF_MAX_S,
+    REQUEST_S,
+    SHORT_RETRY_S,
+    shorten_retries,
+)
+from holdfast.client.log.lake.records import (
     LakePiece,
     LakeRecords,
     LakeRows,
@@ -57,13 +64,6 @@ from holdfast.node.reads.fetch_frames import (
 )
 from holdfast.node.reads.fetch_server import BYTES_MAX, FETCHES_MAX, RECORDS_MAX
 from holdfast.node.reads.lake_source import ANSWER, ANSWER_S, FAILURE, PIECE
-from holdfast.pipeline.lake.files.errors import LakeError
-from holdfast.pipeline.lake.files.objects import (
-    BACKOFF_MAX_S,
-    REQUEST_S,
-    SHORT_RETRY_S,
-    shorten_retries,
-)
 from holdfast.protocol.topics.names import has_wildcard
 from holdfast.protocol.topics.trie import SubscriptionTrie
 

@@ -24,7 +24,7 @@ from holdfast.log.reading.topic_filter import TopicFilter
 from holdfast.log.reading.topic_postings import TopicChoice
 
 if TYPE_CHECKING:
-    from holdfast.client.log.reading.lake import LakeRows
+    from holdfast.client.log.lake.records import LakeRows
 
 WAIT_S: Final = 5.0
 """The longest wait at one server for new records. Then all servers are asked, because that one may

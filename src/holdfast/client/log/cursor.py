@@ -38,7 +38,7 @@ from holdfast.log.reading.topic_filter import TopicFilter
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from holdfast.client.log.reading.lake import LakeRows
+    from holdfast.client.log.lake.records import LakeRows
 
 MESSAGES_MAX: Final = 10_000
 """The most messages of one list, unless the program asks for fewer."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.client.log.access import Bounds, ReadableLog
 from holdfast.client.log.errors import LogClosed, LogOptionError
-from holdfast.client.log.reading.lake import LakePiece, LakeRecords, LakeRows, read_lake
+from holdfast.client.log.lake.records import LakePiece, LakeRecords, LakeRows, read_lake
 from holdfast.client.log.reading.offsets import (
     DataLossError,
     LogGeneration,

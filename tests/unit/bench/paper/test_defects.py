@@ -17,7 +17,7 @@ from bench.paper.effects import (
 )
 from bench.paper.member import PaperMember
 from bench.paper.topic import TIMES_MAX
-from holdfast.federation.core.messages.duplicates import WINDOW
+from holdfast_federation.core.messages.duplicates import WINDOW
 from tests.support.paper_worlds import grid_edges, lan, settled
 from tests.support.sim_paper import TOPIC, PaperWorld
 

@@ -23,8 +23,8 @@ from bench.paper.federator import (
 )
 from bench.paper.settings import PaperSettings
 from holdfast.config.problem import ConfigError
-from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
 from holdfast.io.peers.complaints import Complaints
+from holdfast_federation.sidecar.manager_client.http import ManagerRefuses
 from tests.support.ports import free_port
 
 WAIT_S = 30.0

@@ -14,7 +14,11 @@ pytest.importorskip("pyspark")
 
 from holdfast.cli.main import main
 from holdfast.client.log import LogClient, LogGapError, LogMessage, Position
-from holdfast.client.log.reading import lake as lake_reading
+from holdfast.client.log.lake import parquet
+from holdfast.client.log.lake import records as lake_reading
+from holdfast.client.log.lake.commits import CommitLog, File
+from holdfast.client.log.lake.errors import LakeError
+from holdfast.client.log.lake.files import remove_all
 from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.client.log.reading.seam import Seam
@@ -23,17 +27,13 @@ from holdfast.log.columns.decode import SCHEMA, select
 from holdfast.log.files.data_directory import DataDirectoryError
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, SESSION
-from holdfast.pipeline.lake.backfill.backfill import Backfill
-from holdfast.pipeline.lake.backfill.parts import parse_days
-from holdfast.pipeline.lake.files import parquet
-from holdfast.pipeline.lake.files.commits import CommitLog, File
-from holdfast.pipeline.lake.files.errors import LakeError
-from holdfast.pipeline.lake.files.files import remove_all
-from holdfast.pipeline.lake.lake import Lake
-from holdfast.pipeline.lake.stores.store import ParquetStore
-from holdfast.pipeline.source import source
-from holdfast.pipeline.source.options import OptionError, parse
-from holdfast.pipeline.source.source import HoldfastReader, HoldfastStreamReader, read_work
+from holdfast_lake.lake.backfill.backfill import Backfill
+from holdfast_lake.lake.backfill.parts import parse_days
+from holdfast_lake.lake.lake import Lake
+from holdfast_lake.lake.stores.store import ParquetStore
+from holdfast_lake.source import source
+from holdfast_lake.source.options import OptionError, parse
+from holdfast_lake.source.source import HoldfastReader, HoldfastStreamReader, read_work
 from tests.support.journal_files import TIME_US, Journal, record, serving
 from tests.support.small_s3 import BUCKET, small_s3
 from tests.support.spark_free_lake import forget_offsets, no_spark

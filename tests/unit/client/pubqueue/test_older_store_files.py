@@ -9,10 +9,10 @@ import pytest
 from holdfast.client.pubqueue.messages import Failed, QueueEntry
 from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.pubqueue.store import QueueChange
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.manager.state.store import StateStore
-from holdfast.federation.sidecar.store.file import MemberStoreChange, MemberStoreError, StoreFile
 from holdfast.protocol.mqtt import properties as pr
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.manager.state.store import StateStore
+from holdfast_federation.sidecar.store.file import MemberStoreChange, MemberStoreError, StoreFile
 from tests.unit.federation.manager.test_stores import FULL, LINE
 
 FILES = Path(__file__).parents[3] / "data" / "stores"

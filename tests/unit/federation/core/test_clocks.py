@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.frames import Clock, encode
-from holdfast.federation.core.retained.clock import HybridClock
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.frames import Clock, encode
+from holdfast_federation.core.retained.clock import HybridClock
 from tests.support.sim_federation import World, Wrong
 from tests.support.sim_federation_member import WALL_S, node_id
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.context import MemberContext
-from holdfast.federation.core.effects import Delete, Message, Send, Store
-from holdfast.federation.core.frames import (
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.context import MemberContext
+from holdfast_federation.core.effects import Delete, Message, Send, Store
+from holdfast_federation.core.frames import (
     Announcement,
     Announcements,
     Data,
@@ -15,10 +15,10 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import Identity, MessageId
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.messages.custody import Custody, PathChanges
-from holdfast.federation.core.messages.retransmit_timer import RetransmitTimer
+from holdfast_federation.core.identity import Identity, MessageId
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.messages.custody import Custody, PathChanges
+from holdfast_federation.core.messages.retransmit_timer import RetransmitTimer
 from tests.support.sim_federation import LAN_EDGES, Weather, World, edges_of, random_edges
 from tests.support.sim_federation_member import node_id
 from tests.unit.federation.core.test_defects import A, B, C, alone

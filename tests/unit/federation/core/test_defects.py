@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import (
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import (
     CloseLink,
     DeliverLocally,
     Dropped,
@@ -13,7 +13,7 @@ from holdfast.federation.core.effects import (
     Send,
     Store,
 )
-from holdfast.federation.core.frames import (
+from holdfast_federation.core.frames import (
     HOPS_MAX,
     Announcement,
     Announcements,
@@ -22,8 +22,8 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import Identity
-from holdfast.federation.core.member import FederationMember
+from holdfast_federation.core.identity import Identity
+from holdfast_federation.core.member import FederationMember
 from tests.support.sim_federation import LAN_EDGES, World, edges_of, node_id
 
 A, B, C = node_id(1), node_id(2), node_id(3)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import (
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import (
     Delete,
     DeliverLocally,
     Dropped,
@@ -18,7 +18,7 @@ from holdfast.federation.core.effects import (
     Send,
     Store,
 )
-from holdfast.federation.core.frames import (
+from holdfast_federation.core.frames import (
     KINDS,
     Announcement,
     AnnouncementRequest,
@@ -40,10 +40,10 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import EPOCH_MAX, EPOCH_STEP_MAX, Identity
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.messages import streams as receiving
-from holdfast.federation.core.routing import link_state
+from holdfast_federation.core.identity import EPOCH_MAX, EPOCH_STEP_MAX, Identity
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.messages import streams as receiving
+from holdfast_federation.core.routing import link_state
 from tests.support.fed_signing import TestSigning, voucher
 from tests.support.sim_federation_member import node_id
 

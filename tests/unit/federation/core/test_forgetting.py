@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Dropped, Message
-from holdfast.federation.core.frames import Announcement, Announcements, Voucher, Vouchers, encode
-from holdfast.federation.core.identity import Identity
-from holdfast.federation.core.member import FederationMember
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import Dropped, Message
+from holdfast_federation.core.frames import Announcement, Announcements, Voucher, Vouchers, encode
+from holdfast_federation.core.identity import Identity
+from holdfast_federation.core.member import FederationMember
 from tests.support.sim_federation import World
 from tests.support.sim_federation_member import node_id
 

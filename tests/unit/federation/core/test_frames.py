@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.context import MemberContext
-from holdfast.federation.core.frames import (
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.context import MemberContext
+from holdfast_federation.core.frames import (
     VERSION,
     Announcement,
     AnnouncementRequest,
@@ -21,8 +21,8 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import BadIdentity, Identity, decode_identity
-from holdfast.federation.core.messages.custody import BadEntry, Custody
+from holdfast_federation.core.identity import BadIdentity, Identity, decode_identity
+from holdfast_federation.core.messages.custody import BadEntry, Custody
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 

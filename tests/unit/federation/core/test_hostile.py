@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Send
-from holdfast.federation.core.frames import (
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import Send
+from holdfast_federation.core.frames import (
     BUCKETS,
     HOPS_MAX,
     MEMBERS_MAX,
@@ -26,10 +26,10 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import EPOCH_MAX, Identity, MessageId
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.policy import LinkPolicy
-from holdfast.federation.core.retained.anti_entropy import PULLS_MAX
+from holdfast_federation.core.identity import EPOCH_MAX, Identity, MessageId
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.policy import LinkPolicy
+from holdfast_federation.core.retained.anti_entropy import PULLS_MAX
 from tests.support.sim_federation import node_id
 from tests.unit.federation.core.test_defects import A, B, alone
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.routing.link_health import LinkTable
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.routing.link_health import LinkTable
 from tests.support.sim_federation import LAN_EDGES, Weather, World, edges_of
 from tests.support.sim_federation_member import node_id
 

@@ -3,9 +3,9 @@
 import random
 from itertools import pairwise
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.frames import PATHS_MAX
-from holdfast.federation.core.routing.routes import disjoint_paths
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.frames import PATHS_MAX
+from holdfast_federation.core.routing.routes import disjoint_paths
 from tests.support.sim_federation import (
     LAN_EDGES,
     Weather,

@@ -2,12 +2,12 @@
 
 import pytest
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import DeliverLocally, Dropped, Message, Send
-from holdfast.federation.core.frames import Data, Skip, decode, encode
-from holdfast.federation.core.identity import Identity
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.policy import OPEN, Allowance, Gate, LinkPolicy
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import DeliverLocally, Dropped, Message, Send
+from holdfast_federation.core.frames import Data, Skip, decode, encode
+from holdfast_federation.core.identity import Identity
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.policy import OPEN, Allowance, Gate, LinkPolicy
 from tests.support.sim_federation import World, edges_of, node_id
 from tests.unit.federation.core.test_defects import A, B, alone
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import DeliverLocally
-from holdfast.federation.core.frames import Data
-from holdfast.federation.core.identity import RESTORED_STARTS, Identity
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.messages.streams import FORMER_MAX
-from holdfast.federation.sidecar.store.identity import skip_starts
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import DeliverLocally
+from holdfast_federation.core.frames import Data
+from holdfast_federation.core.identity import RESTORED_STARTS, Identity
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.messages.streams import FORMER_MAX
+from holdfast_federation.sidecar.store.identity import skip_starts
 from tests.support.scripted_edge import ScriptedEdge, Site, until
 from tests.support.seeds import run_seeds
 from tests.support.sim_put_back import put_back_world

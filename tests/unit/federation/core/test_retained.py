@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.context import MemberContext
-from holdfast.federation.core.effects import (
+from holdfast.protocol.topics.names import matches
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.context import MemberContext
+from holdfast_federation.core.effects import (
     DeleteRetained,
     DeliverLocally,
     Effect,
@@ -17,7 +18,7 @@ from holdfast.federation.core.effects import (
     Send,
     StoreRetained,
 )
-from holdfast.federation.core.frames import (
+from holdfast_federation.core.frames import (
     RETAINED_PAGE_MAX,
     Announcement,
     Announcements,
@@ -33,13 +34,12 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import Identity
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.messages.custody import BadEntry
-from holdfast.federation.core.retained.anti_entropy import witnesses
-from holdfast.federation.core.retained.clock import AHEAD_MAX_S, HybridClock
-from holdfast.federation.core.retained.store import RetainedStore
-from holdfast.protocol.topics.names import matches
+from holdfast_federation.core.identity import Identity
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.messages.custody import BadEntry
+from holdfast_federation.core.retained.anti_entropy import witnesses
+from holdfast_federation.core.retained.clock import AHEAD_MAX_S, HybridClock
+from holdfast_federation.core.retained.store import RetainedStore
 from tests.support.sim_federation import LAN_EDGES, World, edges_of, node_id
 
 A, B, C = node_id(1), node_id(2), node_id(3)

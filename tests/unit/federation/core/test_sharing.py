@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.context import MemberContext
-from holdfast.federation.core.effects import Delete, DeliverLocally, Dropped, Message, Send, Store
-from holdfast.federation.core.frames import (
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.context import MemberContext
+from holdfast_federation.core.effects import Delete, DeliverLocally, Dropped, Message, Send, Store
+from holdfast_federation.core.frames import (
     Announcement,
     Announcements,
     Data,
@@ -13,11 +13,11 @@ from holdfast.federation.core.frames import (
     decode,
     encode,
 )
-from holdfast.federation.core.identity import Identity, MessageId
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.messages.custody import Custody
-from holdfast.federation.core.messages.origin import owner
-from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest
+from holdfast_federation.core.identity import Identity, MessageId
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.messages.custody import Custody
+from holdfast_federation.core.messages.origin import owner
+from holdfast_federation.core.routing.interest import LocalInterest, RemoteInterest
 from tests.support.sim_federation import LAN_EDGES, World, edges_of, node_id
 from tests.unit.federation.core.test_defects import A, B, C, alone, of
 

@@ -5,25 +5,25 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.frames import FILTERS_MAX, Announcement
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.duplicates import (
+from holdfast.protocol.topics.names import matches
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.frames import FILTERS_MAX, Announcement
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.core.messages.duplicates import (
     EPOCH_KEPT_S,
     WINDOW,
     Duplicates,
     Freshness,
     Window,
 )
-from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest, generalised
-from holdfast.federation.core.routing.link_health import LinkTable
-from holdfast.federation.core.routing.link_state import (
+from holdfast_federation.core.routing.interest import LocalInterest, RemoteInterest, generalised
+from holdfast_federation.core.routing.link_health import LinkTable
+from holdfast_federation.core.routing.link_state import (
     AnnouncementVerdict,
     LinkStateDatabase,
     announcements,
 )
-from holdfast.federation.core.routing.routes import Routes, Tree
-from holdfast.protocol.topics.names import matches
+from holdfast_federation.core.routing.routes import Routes, Tree
 from tests.support.sim_federation import LAN_EDGES, edges_of, node_id, random_edges
 
 A, B = node_id(1), node_id(2)

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from holdfast.federation.core.member import FederationMember
+from holdfast_federation.core.member import FederationMember
 from tests.support.sim_federation import World
 
 RING = [(0, 1), (1, 2), (2, 3), (0, 3)]

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.config.problem import ConfigError
-from holdfast.federation.manager.access import (
+from holdfast_federation.manager.access import (
     Forbidden,
     ManagerCaller,
     Role,
@@ -12,10 +12,10 @@ from holdfast.federation.manager.access import (
     require_join,
     require_member,
 )
-from holdfast.federation.manager.api import Described, document, schemes_of
-from holdfast.federation.manager.manager import hash_of
-from holdfast.federation.manager.settings import PREFIX, ManagerSettings, load
-from holdfast.federation.manager.state.federation_state import FederationState, JoinToken, Member
+from holdfast_federation.manager.api import Described, document, schemes_of
+from holdfast_federation.manager.manager import hash_of
+from holdfast_federation.manager.settings import PREFIX, ManagerSettings, load
+from holdfast_federation.manager.state.federation_state import FederationState, JoinToken, Member
 
 OPERATOR = "operator-token-of-the-test"
 A, B, C = "tcp://a:1883", "tcp://b:1883", "tcp://c:1883"

@@ -11,9 +11,9 @@ import httpx
 import msgspec
 import pytest
 
-from holdfast.federation.manager.api import BODY_BYTES_MAX, Api
-from holdfast.federation.manager.manager import Manager
-from holdfast.federation.manager.messages import (
+from holdfast_federation.manager.api import BODY_BYTES_MAX, Api
+from holdfast_federation.manager.manager import Manager
+from holdfast_federation.manager.messages import (
     Envelope,
     HealthView,
     JoinAnswer,
@@ -21,9 +21,9 @@ from holdfast.federation.manager.messages import (
     TopologyView,
     Watched,
 )
-from holdfast.federation.manager.server import Rounds
-from holdfast.federation.manager.settings import ManagerSettings
-from holdfast.federation.manager.state.store import StateStore
+from holdfast_federation.manager.server import Rounds
+from holdfast_federation.manager.settings import ManagerSettings
+from holdfast_federation.manager.state.store import StateStore
 from tests.support.topology_brokers import FakeBrokers
 
 OPERATOR = "operator-token-of-the-test"
@@ -325,7 +325,7 @@ async def test_a_join_token_is_good_for_one_join(site: Site) -> None:
 async def test_a_join_token_expires(site: Site) -> None:
     made = await site.data("POST", "/api/v1/join-tokens", {"valid_s": 1})
     late = made["expires_at_s"] + 1
-    from holdfast.federation.manager.access import Unauthorized, caller_of
+    from holdfast_federation.manager.access import Unauthorized, caller_of
 
     with pytest.raises(Unauthorized, match="expired"):
         caller_of(f"Bearer {made['token']}", "", site.manager.settings, site.manager.state, late)

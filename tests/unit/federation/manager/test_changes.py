@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast.federation.manager.manager import Manager
-from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, Report
-from holdfast.federation.manager.server import Rounds
-from holdfast.federation.manager.settings import ManagerSettings
-from holdfast.federation.manager.state import changes
-from holdfast.federation.manager.state.changes import TooMany
-from holdfast.federation.manager.state.federation_state import FederationState
-from holdfast.federation.manager.state.store import (
+from holdfast_federation.manager.manager import Manager
+from holdfast_federation.manager.messages import JoinAnswer, JoinRequest, Report
+from holdfast_federation.manager.server import Rounds
+from holdfast_federation.manager.settings import ManagerSettings
+from holdfast_federation.manager.state import changes
+from holdfast_federation.manager.state.changes import TooMany
+from holdfast_federation.manager.state.federation_state import FederationState
+from holdfast_federation.manager.state.store import (
     AuditLine,
     StateStore,
     StateStoreError,

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from holdfast.federation.manager.graph.graph import (
+from holdfast_federation.manager.graph.graph import (
     Graph,
     diameter,
     graph_of,
@@ -13,8 +13,8 @@ from holdfast.federation.manager.graph.graph import (
     links_of,
     structure_of,
 )
-from holdfast.federation.manager.graph.placement import rebalance, within_rules
-from holdfast.federation.manager.graph.repair import GraphRules, links_lacking, repair
+from holdfast_federation.manager.graph.placement import rebalance, within_rules
+from holdfast_federation.manager.graph.repair import GraphRules, links_lacking, repair
 
 TWELVE = [
     (0, 1), (0, 2), (0, 3), (0, 11), (1, 2), (1, 4), (1, 6), (1, 7), (2, 3), (2, 4), (2, 5),

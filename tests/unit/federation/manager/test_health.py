@@ -2,14 +2,14 @@
 
 import math
 
-from holdfast.federation.manager.graph.health import (
+from holdfast_federation.manager.graph.health import (
     UNKNOWN_MS,
     MemberHealth,
     MemberState,
     RoundTrips,
 )
-from holdfast.federation.manager.graph.placement import place
-from holdfast.federation.manager.graph.repair import GraphRules
+from holdfast_federation.manager.graph.placement import place
+from holdfast_federation.manager.graph.repair import GraphRules
 
 
 def unreported(node: int) -> bool:

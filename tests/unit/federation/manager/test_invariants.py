@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.federation.manager.graph.graph import Graph
-from holdfast.federation.manager.state.federation_state import Policy
+from holdfast_federation.manager.graph.graph import Graph
+from holdfast_federation.manager.state.federation_state import Policy
 from tests.support.topology_sequences import Life, PublishedManager, partitioned
 
 SEQUENCES = 10_000

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.federation.manager.graph.graph import structure_of
-from holdfast.federation.manager.graph.health import MemberState
-from holdfast.federation.manager.manager import Manager, NoSuchMember
-from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, LinkReport, Report
-from holdfast.federation.manager.server import Rounds
-from holdfast.federation.manager.settings import ManagerSettings
-from holdfast.federation.manager.state.federation_state import (
+from holdfast_federation.manager.graph.graph import structure_of
+from holdfast_federation.manager.graph.health import MemberState
+from holdfast_federation.manager.manager import Manager, NoSuchMember
+from holdfast_federation.manager.messages import JoinAnswer, JoinRequest, LinkReport, Report
+from holdfast_federation.manager.server import Rounds
+from holdfast_federation.manager.settings import ManagerSettings
+from holdfast_federation.manager.state.federation_state import (
     ChangeRefused,
     rules_of,
 )
-from holdfast.federation.manager.state.store import StateStore, StateStoreError
+from holdfast_federation.manager.state.store import StateStore, StateStoreError
 from tests.support.topology_brokers import FakeBrokers
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.config.durations import duration_ns
 from holdfast.config.problem import ConfigError
-from holdfast.federation.manager.settings import load
+from holdfast_federation.manager.settings import load
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.manager.state import store as store_module
-from holdfast.federation.manager.state.federation_state import (
+from holdfast_federation.manager.state import store as store_module
+from holdfast_federation.manager.state.federation_state import (
     FederationState,
     JoinToken,
     Member,
 )
-from holdfast.federation.manager.state.store import AuditLine, StateStore, StateStoreError
+from holdfast_federation.manager.state.store import AuditLine, StateStore, StateStoreError
 
 LINE = AuditLine(at_s=1.5, revision=0, actor="test", action="do", detail="x")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.effects import Dropped, Message
-from holdfast.federation.core.frames import Announcement, Announcements, encode
-from holdfast.federation.core.identity import Identity
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.sidecar.store import store as store_module
-from holdfast.federation.sidecar.store.file import MemberStoreChange, MemberStoreFull, StoreFile
+from holdfast_federation.core.config import FederationConfig
+from holdfast_federation.core.effects import Dropped, Message
+from holdfast_federation.core.frames import Announcement, Announcements, encode
+from holdfast_federation.core.identity import Identity
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.sidecar.store import store as store_module
+from holdfast_federation.sidecar.store.file import MemberStoreChange, MemberStoreFull, StoreFile
 from tests.support.scripted_edge import ScriptedEdge, Site, until
 from tests.support.sim_federation_member import node_id
 

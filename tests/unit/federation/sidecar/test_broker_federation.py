@@ -9,17 +9,17 @@ import pytest
 
 from holdfast.client.client import Client
 from holdfast.config.federation import Federation
-from holdfast.federation.core.effects import Message
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.routing.link_health import LinkTable
-from holdfast.federation.sidecar.federator import Federator, FederatorError
-from holdfast.federation.sidecar.in_broker import BrokerFederation
-from holdfast.federation.sidecar.store.identity import IN_A_BROKER as DIRECTORY
-from holdfast.federation.sidecar.store.identity import IdentityFile
 from holdfast.io.event_loop.failures import stop_on_unexpected
 from holdfast.log.files.layout import Manifest
 from holdfast.node.config import NodeConfig
 from holdfast.protocol.mqtt.packets import SubscriptionRequest
+from holdfast_federation.core.effects import Message
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.core.routing.link_health import LinkTable
+from holdfast_federation.sidecar.federator import Federator, FederatorError
+from holdfast_federation.sidecar.in_broker import BrokerFederation
+from holdfast_federation.sidecar.store.identity import IN_A_BROKER as DIRECTORY
+from holdfast_federation.sidecar.store.identity import IdentityFile
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.peer_mesh import until
 from tests.support.ports import free_port

@@ -5,13 +5,6 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federation.sidecar.edge_broker.interest import BrokerInterest
-from holdfast.federation.sidecar.edge_broker.origin_offset import (
-    LogPlace,
-    offset_in,
-    with_offset,
-    without_offset,
-)
 from holdfast.protocol.mqtt.packets import PUBLISH, Properties
 from holdfast.protocol.mqtt.properties import (
     CONTENT_TYPE,
@@ -21,6 +14,13 @@ from holdfast.protocol.mqtt.properties import (
     encode_block,
 )
 from holdfast.protocol.topics.names import is_shared, matches, split_shared
+from holdfast_federation.sidecar.edge_broker.interest import BrokerInterest
+from holdfast_federation.sidecar.edge_broker.origin_offset import (
+    LogPlace,
+    offset_in,
+    with_offset,
+    without_offset,
+)
 
 NODE = bytes(range(16))
 NAMES = st.sampled_from(["hf-place", "hf-seq", "a", ""])

@@ -4,10 +4,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.streams import Position
-from holdfast.federation.sidecar.deliveries import Deliveries
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.core.messages.streams import Position
+from holdfast_federation.sidecar.deliveries import Deliveries
 from tests.support.scripted_edge import ScriptedEdge
 
 A, B = b"a" * 16, b"b" * 16

@@ -7,14 +7,6 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge_broker.origin_offset import (
-    LogPlace,
-    offset_in,
-    with_offset,
-    without_offset,
-)
 from holdfast.io.disk.journal_writer import GroupWriter
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.node import federation_session as federating
@@ -30,6 +22,14 @@ from holdfast.protocol.mqtt.properties import (
     USER_PROPERTY,
     decode_block,
     encode_block,
+)
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge_broker.origin_offset import (
+    LogPlace,
+    offset_in,
+    with_offset,
+    without_offset,
 )
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.edge_site import LOG, OTHER, OURS, Site, run

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from holdfast.cli.main import main
 from holdfast.client.client import Client
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.routing.interest import plain_of
-from holdfast.federation.sidecar.edge_broker.interest import importable
-from holdfast.federation.sidecar.edge_broker.messages import audience_of
-from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, with_offset
 from holdfast.node.groups.groups import Groups
 from holdfast.node.session.audience import Audience
 from holdfast.protocol.topics.names import matches
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.core.routing.interest import plain_of
+from holdfast_federation.sidecar.edge_broker.interest import importable
+from holdfast_federation.sidecar.edge_broker.messages import audience_of
+from holdfast_federation.sidecar.edge_broker.origin_offset import LogPlace, with_offset
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.edge_site import OTHER, Site, run
 from tests.support.peer_mesh import until

@@ -3,11 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from holdfast.federation.core.effects import Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge_broker.interest import importable
 from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import CONTENT_TYPE, MESSAGE_EXPIRY_INTERVAL
+from holdfast_federation.core.effects import Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge_broker.interest import importable
 from tests.support.broker_in_process import loop_broker
 from tests.support.edge_site import OTHER, Site, run
 from tests.support.peer_mesh import until

@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.client.protocol.effects import Message as Received
-from holdfast.federation.core.effects import Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge_mqtt import exports as edge_exports
-from holdfast.federation.sidecar.edge_mqtt.exports import Exports, Replays
-from holdfast.federation.sidecar.edge_mqtt.loop_marker import MARK, inbound, mark_of, outbound
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast_federation.core.effects import Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge_mqtt import exports as edge_exports
+from holdfast_federation.sidecar.edge_mqtt.exports import Exports, Replays
+from holdfast_federation.sidecar.edge_mqtt.loop_marker import MARK, inbound, mark_of, outbound
 
 
 class World:

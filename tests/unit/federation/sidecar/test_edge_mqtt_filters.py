@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from holdfast.federation.sidecar.edge_mqtt.subscriptions import (
+from holdfast.protocol.topics.names import matches
+from holdfast_federation.sidecar.edge_mqtt.subscriptions import (
     FILTERS_MAX,
     WILDCARDS_MAX,
     covers,
@@ -14,7 +15,6 @@ from holdfast.federation.sidecar.edge_mqtt.subscriptions import (
     subscription_set,
     within,
 )
-from holdfast.protocol.topics.names import matches
 
 LEVELS = ["a", "b", ""]
 TOPICS = [

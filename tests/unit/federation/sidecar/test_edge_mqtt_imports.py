@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.federation.core.effects import Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge_mqtt import imports as edge_imports
-from holdfast.federation.sidecar.edge_mqtt.imports import Import, Imports
+from holdfast_federation.core.effects import Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge_mqtt import imports as edge_imports
+from holdfast_federation.sidecar.edge_mqtt.imports import Import, Imports
 
 
 def id_of(number: int) -> MessageId:

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from holdfast.federation.sidecar.edge_mqtt import interest_sources
-from holdfast.federation.sidecar.edge_mqtt.interest_sources import (
+from holdfast_federation.sidecar.edge_mqtt import interest_sources
+from holdfast_federation.sidecar.edge_mqtt.interest_sources import (
     INTEREST_TOPIC,
     LOG_NOTICE,
     LOG_SUBSCRIBE,

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client, Options, Reconnect
-from holdfast.federation.core.effects import DeliverLocally, Message
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.edge_mqtt.edge import MqttEdge
-from holdfast.federation.sidecar.edge_mqtt.interest_sources import SourceSettings
-from holdfast.federation.sidecar.edge_mqtt.loopback_probe import EdgeRefused
-from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
+from holdfast_federation.core.effects import DeliverLocally, Message
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge_mqtt.edge import MqttEdge
+from holdfast_federation.sidecar.edge_mqtt.interest_sources import SourceSettings
+from holdfast_federation.sidecar.edge_mqtt.loopback_probe import EdgeRefused
+from holdfast_federation.sidecar.edge_mqtt.settings import EdgeSettings
 from tests.support.edge_host import ScriptedHost, until
 from tests.support.odd_broker import OddBroker
 
@@ -188,7 +188,7 @@ def test_a_refused_subscription_is_told(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_a_broken_state_file_says_what_to_do(tmp_path: Path) -> None:
-    from holdfast.federation.sidecar.edge_mqtt.state import BadState
+    from holdfast_federation.sidecar.edge_mqtt.state import BadState
 
     async def test() -> None:
         (tmp_path / "edge.json").write_bytes(b"{broken")

@@ -11,13 +11,13 @@ import pytest
 import uvloop
 
 from holdfast.config.problem import ConfigError
-from holdfast.federation.core.effects import Message
-from holdfast.federation.core.messages.custody import PROBING
-from holdfast.federation.core.policy import OPEN, LinkPolicy
-from holdfast.federation.sidecar.federator import Federator, FederatorError
-from holdfast.federation.sidecar.sidecar_settings import link_policy, member_config
-from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
-from holdfast.federation.sidecar.store.member_files import MemberFiles
+from holdfast_federation.core.effects import Message
+from holdfast_federation.core.messages.custody import PROBING
+from holdfast_federation.core.policy import OPEN, LinkPolicy
+from holdfast_federation.sidecar.federator import Federator, FederatorError
+from holdfast_federation.sidecar.sidecar_settings import link_policy, member_config
+from holdfast_federation.sidecar.store.file import MemberStoreError, StoreFile
+from holdfast_federation.sidecar.store.member_files import MemberFiles
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.federation_settings import member_settings
 from tests.support.ports import free_port

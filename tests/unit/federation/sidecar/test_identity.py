@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.core.identity import EPOCH_RANDOM_STEP, BadIdentity
-from holdfast.federation.sidecar.edge_broker.origin_offset import (
+from holdfast_federation.core.identity import EPOCH_RANDOM_STEP, BadIdentity
+from holdfast_federation.sidecar.edge_broker.origin_offset import (
     STARTS_MAX,
     LogStart,
     decode_starts,
     next_starts,
     start_of,
 )
-from holdfast.federation.sidecar.store.identity import IDENTITY, IdentityFile
+from holdfast_federation.sidecar.store.identity import IDENTITY, IdentityFile
 
 
 def begin(directory: Path, id: str = "") -> tuple[str, int]:
@@ -81,7 +81,7 @@ def test_two_processes(tmp_path: Path) -> None:
         IdentityFile(tmp_path).begin()
     code = (
         "import sys; from pathlib import Path;"
-        " from holdfast.federation.sidecar.store.identity import IdentityFile;"
+        " from holdfast_federation.sidecar.store.identity import IdentityFile;"
         " IdentityFile(Path(sys.argv[1])).begin()"
     )
     done = subprocess.run(

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from holdfast.federation.sidecar.links import BOUNDS, PING_S, MemberLinks, identity_of
 from holdfast.io.peers.authentication import PeerAuth
 from holdfast.io.peers.link import BUSY_BYTES, LinkBounds
 from holdfast.io.peers.mesh import GREETINGS_MAX
 from holdfast.security.peer_handshake import MAGIC
 from holdfast.security.peer_identity import PeerIdentity
+from holdfast_federation.sidecar.links import BOUNDS, PING_S, MemberLinks, identity_of
 from tests.support import peer_mesh
 from tests.support.ports import free_port
 from tests.support.scripted_edge import until

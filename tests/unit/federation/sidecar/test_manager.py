@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import trustme
 
-from holdfast.federation.sidecar.manager_client import client as manager_client
-from holdfast.federation.sidecar.manager_client.client import LinkState, ManagerClient
-from holdfast.federation.sidecar.manager_client.http import (
+from holdfast_federation.sidecar.manager_client import client as manager_client
+from holdfast_federation.sidecar.manager_client.client import LinkState, ManagerClient
+from holdfast_federation.sidecar.manager_client.http import (
     ANSWER_BYTES_MAX,
     ManagerHttp,
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast.federation.sidecar.store.member_files import MemberFiles
+from holdfast_federation.sidecar.store.member_files import MemberFiles
 from tests.support.ports import free_port
 from tests.support.scripted_edge import until
 

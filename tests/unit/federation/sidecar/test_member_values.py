@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.core.frames import Data, encode
-from holdfast.federation.core.identity import BadIdentity, MessageId
-from holdfast.federation.core.messages.streams import FORMER_MAX
-from holdfast.federation.sidecar.edge_broker.member_log import MemberLog
-from holdfast.federation.sidecar.store.file import (
+from holdfast.log import record as log_record
+from holdfast.log.record import Record
+from holdfast.node.state.member_values import IDENTITY, MemberValues
+from holdfast_federation.core.frames import Data, encode
+from holdfast_federation.core.identity import BadIdentity, MessageId
+from holdfast_federation.core.messages.streams import FORMER_MAX
+from holdfast_federation.sidecar.edge_broker.member_log import MemberLog
+from holdfast_federation.sidecar.store.file import (
     STORE,
     MemberStoreChange,
     MemberStoreError,
@@ -19,10 +22,7 @@ from holdfast.federation.sidecar.store.file import (
     StoredMember,
     StoreFile,
 )
-from holdfast.federation.sidecar.store.identity import IdentityFile
-from holdfast.log import record as log_record
-from holdfast.log.record import Record
-from holdfast.node.state.member_values import IDENTITY, MemberValues
+from holdfast_federation.sidecar.store.identity import IdentityFile
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.unit.io.event_loop.test_failures import in_loop
 

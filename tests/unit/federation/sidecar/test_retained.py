@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from holdfast.federation.core.effects import DeleteRetained, Message, RetainLocally, StoreRetained
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.member import FederationMember
-from holdfast.federation.sidecar import retained_sync as retention_module
-from holdfast.federation.sidecar.retained_sync import TOLD_MAX, RetainedSync
-from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
-from holdfast.federation.sidecar.store.member_files import StoreFileThread
-from holdfast.federation.sidecar.store.store import MemberStore
+from holdfast_federation.core.effects import DeleteRetained, Message, RetainLocally, StoreRetained
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.core.member import FederationMember
+from holdfast_federation.sidecar import retained_sync as retention_module
+from holdfast_federation.sidecar.retained_sync import TOLD_MAX, RetainedSync
+from holdfast_federation.sidecar.store.file import MemberStoreError, StoreFile
+from holdfast_federation.sidecar.store.member_files import StoreFileThread
+from holdfast_federation.sidecar.store.store import MemberStore
 from tests.support.scripted_edge import RetainingScriptedEdge, ScriptedEdge, Site, until
 
 NODE = b"n" * 16

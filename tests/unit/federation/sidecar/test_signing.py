@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from holdfast.config.federation import Federation
 from holdfast.config.problem import ConfigError
-from holdfast.federation.sidecar import announcement_keys as signing_module
-from holdfast.federation.sidecar.announcement_keys import CertificateKeys, signing_of
 from holdfast.security.tls import TlsError
+from holdfast_federation.sidecar import announcement_keys as signing_module
+from holdfast_federation.sidecar.announcement_keys import CertificateKeys, signing_of
 from tests.support.federation_settings import member_settings
 from tests.support.scripted_edge import ScriptedEdge, Site, until
 from tests.support.sim_federation_member import node_id

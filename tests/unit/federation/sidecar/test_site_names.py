@@ -4,9 +4,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federation.core.frames import MEMBERS_MAX
-from holdfast.federation.sidecar.links import identity_of
-from holdfast.federation.sidecar.site_names import NAMES_PER_FRAME, SiteNames
+from holdfast_federation.core.frames import MEMBERS_MAX
+from holdfast_federation.sidecar.links import identity_of
+from holdfast_federation.sidecar.site_names import NAMES_PER_FRAME, SiteNames
 from tests.support.scripted_edge import until
 from tests.unit.federation.sidecar.test_links import Member, run
 

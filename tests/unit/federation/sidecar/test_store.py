@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.streams import FORMER_MAX
-from holdfast.federation.sidecar.store import file as store_file
-from holdfast.federation.sidecar.store import store as store_module
-from holdfast.federation.sidecar.store.file import (
+from holdfast.sqlite import trouble_of
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.core.messages.streams import FORMER_MAX
+from holdfast_federation.sidecar.store import file as store_file
+from holdfast_federation.sidecar.store import store as store_module
+from holdfast_federation.sidecar.store.file import (
     MemberStoreChange,
     MemberStoreError,
     MemberStoreFull,
     StoredMember,
     StoreFile,
 )
-from holdfast.federation.sidecar.store.member_files import StoreFileThread
-from holdfast.federation.sidecar.store.store import MemberStore
-from holdfast.sqlite import trouble_of
+from holdfast_federation.sidecar.store.member_files import StoreFileThread
+from holdfast_federation.sidecar.store.store import MemberStore
 from tests.support.scripted_edge import until
 from tests.support.small_disk import small_disk
 from tests.support.store_process import NODE, ORIGIN

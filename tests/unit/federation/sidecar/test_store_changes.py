@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.store import file as store_file
-from holdfast.federation.sidecar.store.file import MemberStoreChange, StoredMember, StoreFile
+from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.store import file as store_file
+from holdfast_federation.sidecar.store.file import MemberStoreChange, StoredMember, StoreFile
 
 NODE = b"S" * 16
 

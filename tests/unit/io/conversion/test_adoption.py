@@ -16,7 +16,6 @@ import pytest
 from holdfast.cli.backup.manifest import NewDirectory
 from holdfast.cli.cluster.adopt import PARTIAL, adopt_copy
 from holdfast.cli.main import main
-from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, offset_in
 from holdfast.io.conversion.adoption import adopt
 from holdfast.io.conversion.carried import CarriedState, carry
 from holdfast.io.conversion.conversion import MADE_AGAIN
@@ -37,6 +36,7 @@ from holdfast.log.journal.recovery import open_journal
 from holdfast.log.record import CURSOR, MESSAGE, SESSION, Record
 from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS
 from holdfast.testing import Broker
+from holdfast_federation.sidecar.edge_broker.origin_offset import LogPlace, offset_in
 from tests.e2e import wire
 from tests.support.broker_in_process import loop_broker
 from tests.support.edge_site import Site

@@ -18,9 +18,9 @@ from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.packets import Auth, Connect, Properties
 from holdfast.security.enhanced_authentication import Success
 from tests.support.broker_in_process import loop_broker
+from tests.support.source_tree import modules
 
-SOURCE = Path(__file__).parents[4] / "src" / "holdfast"
-SERVERS = ("api", "server", "federation/sidecar", "federation/manager")
+SERVERS = ("api", "server", "holdfast_federation/sidecar", "holdfast_federation/manager")
 
 POISON = "POISON"
 TIMEOUT_S = 20
@@ -213,22 +213,22 @@ async def test_maintenance_that_fails_is_tried_again(error: Exception) -> None:
 
 HEARD = ("add_done_callback", "asyncio.wait(", "asyncio.shield(")
 EXPLAINED = {
-    "federation/sidecar/edge_mqtt/edge.py:start": "returned to the edge, which watches it",
-    "federation/manager/server.py:start": "waited for by manager.server, which ends with it",
+    "holdfast_federation/sidecar/edge_mqtt/edge.py:start": "returned to the edge, which watches it",
+    "holdfast_federation/manager/server.py:start": "waited for by manager.server, and ends with it",
 }
 
 
 def tasks() -> Iterator[tuple[str, str]]:
     """(file:function, its source) for each function that begins a task."""
     for package in SERVERS:
-        for path in sorted((SOURCE / package).rglob("*.py")):
+        for name, path in modules(package):
             text = path.read_text()
             for node in ast.walk(ast.parse(text)):
                 if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     continue
                 source = ast.get_source_segment(text, node) or ""
                 if "create_task(" in source or "ensure_future(" in source:
-                    yield f"{path.relative_to(SOURCE)}:{node.name}", source
+                    yield f"{name}:{node.name}", source
 
 
 def test_no_task_fails_unheard() -> None:

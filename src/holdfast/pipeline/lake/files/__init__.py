@@ -1,1 +1,0 @@
-"""Files of a table: commits, Parquet writing, compaction."""

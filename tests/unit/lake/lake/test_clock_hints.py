@@ -1,0 +1,113 @@
+"""Hints of a run: clocks that are hours off in all messages, metrics with several units, and topics
+that no rule reads."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+pytest.importorskip("pyspark")
+
+from holdfast_lake.lake import status
+from holdfast_lake.lake.catalog import load_catalog
+from holdfast_lake.tables import Rule, readings_table
+
+HOUR_MS = 3_600_000.0
+
+
+class OneFile:
+    """A log of commits with one file, in place of the lake's."""
+
+    def __init__(self, lake: Path, name: str) -> None:
+        self.lake, self.name = lake, name
+
+    def last(self) -> Any:
+        is_there = (self.lake / f"{self.name}.parquet").exists()
+        return type("Commit", (), {"version": 1})() if is_there else None
+
+    def live(self, version: int) -> list[Any]:
+        return [type("File", (), {"path": f"{self.name}.parquet"})()]
+
+
+def told(lake: Path, offsets: dict[str, list[tuple[float, float]]]) -> list[str]:
+    rows = [
+        {"device": device, "messages": 6, "offset_min_ms": low, "offset_max_ms": high}
+        for device, minutes in offsets.items()
+        for low, high in minutes
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), lake / "latency.parquet")
+    return status.hints(lake, load_catalog([]))
+
+
+def test_constant_offsets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    found = told(
+        tmp_path,
+        {
+            "behind": [(5 * HOUR_MS + 200, 5 * HOUR_MS + 9000)] * 10,
+            "ahead": [(-HOUR_MS + 200, -HOUR_MS + 300)] * 10,
+            "half": [(-5.5 * HOUR_MS, -5.5 * HOUR_MS + 300)] * 9 + [(100.0, 900_000.0)],
+            "right": [(100.0, 2000.0)] * 10,
+            "buffers": [(100.0, 5 * HOUR_MS)] * 10,
+            "drifts": [(float(minute) * HOUR_MS, float(minute) * HOUR_MS) for minute in range(10)],
+            "new": [(5 * HOUR_MS, 5 * HOUR_MS)] * 4,
+        },
+    )
+    mends = "local time? A rule with zone='Area/City' mends it, or time=None"
+    assert found == [
+        f"device ahead is 1.00 h ahead of the broker in 60 messages: {mends}",
+        f"device behind is 5.00 h behind the broker in 60 messages: {mends}",
+        f"device half is 5.50 h ahead of the broker in 60 messages: {mends}",
+    ]
+    many = {f"d{number}": [(HOUR_MS, HOUR_MS)] * 5 for number in range(8)}
+    assert told(tmp_path, many)[-1] == "and 3 more devices like it"
+    assert len(told(tmp_path, many)) == status.DEVICE_HINTS_MAX + 1
+
+
+def test_metrics_of_several_units_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    units = {"a": [None, "°C", "°F"], "b": ["°C", None, "°C"], "c": ["kW, W", "kW, W", "W"]}
+    rows = [{"device": device, "metric": "t", "unit": unit, "numbers": 1, "last_string": "1,5"}
+            for device, some in units.items() for unit in some]  # fmt: skip
+    texts = {"d": "21,5 °C", "e": "1,2,3", "f": "21.5", "g": None, "h": "a,5"}
+    rows += [{"device": device, "metric": "t", "unit": None, "numbers": 0, "last_string": text}
+             for device, text in texts.items()]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "device_hours.parquet")
+    assert status.hints(tmp_path, load_catalog()) == [
+        "device a: t has the units °C, °F",
+        "device c: t has the units W, kW, and no mean in 2 hours with several",
+        "device d: t has texts such as '21,5 °C'. If they are numbers with a decimal comma, a rule "
+        "with decimal=',' mends it (in JSON also numbers=(...))",
+    ]
+
+
+def test_topics_with_a_dollar_that_no_rule_names_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    aws = [f"$aws/things/pump-{number}/shadow/update" for number in (3, 4, 4)]
+    rows = [{"topic": topic, "messages": 2} for topic in (*aws, "plant/$state", "a")]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "topics.parquet")
+    assert status.hints(tmp_path, load_catalog()) == [
+        f"readings: 6 messages of 2 topics such as {aws[0]} are in no row: topics that begin "
+        "with $ need a rule that names them"
+    ]
+    named = readings_table((Rule("$aws/things/+/shadow/#", decode="ignore"),))
+    assert status.hints(tmp_path, load_catalog(tables=[named])) == []
+
+
+def test_topics_that_no_rule_of_the_user_matches_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    topics = ["plug1/tele/STATE", "plug2/tele/STATE", "esp/sensor/a/state", "esp/status"]
+    rows = [{"topic": topic, "messages": 2} for topic in topics * 2]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "topics.parquet")
+    (hint,) = status.hints(tmp_path, load_catalog())
+    assert "3 topics such as esp/sensor/a/state match no rule" in hint
+    assert "`holdfast pipeline infer` proposes rules" in hint
+    for rule in (Rule("+/tele/+", device="level 1"), Rule("#")):
+        table = readings_table((rule,))
+        assert status.hints(tmp_path, load_catalog(tables=[table])) == []
