@@ -269,8 +269,10 @@ class JournalWriter:
     def submit(self, group: WriteGroup) -> None:
         """Queues a group.
 
-        The caller submits a group only after the report of the one before, so the queue is bounded.
+        The caller submits a group only after the report of the one before, so the queue is bounded,
+        and one written group at most waits to be taken.
         """
+        assert self._written is None, "the group before was not taken"
         self._is_awaited = True
         self._groups.put(group)
 

@@ -107,9 +107,20 @@ def test_groups_are_written_in_order_and_reported(bench: Bench) -> None:
     assert bench.payloads() == [b"%d" % number for number in range(20)]
 
 
+def test_a_group_comes_after_the_one_before_was_taken(bench: Bench) -> None:
+    """The second would take the place of the first, whose records were never reported."""
+    bench.submit()
+    callback, _ = bench.loop.calls.get(timeout=WAIT_S)
+    with pytest.raises(AssertionError, match="was not taken"):
+        bench.submit()
+    callback()
+    assert bench.events == ["written"]
+
+
 def test_index_of_a_sealed_segment_is_written_and_dropped_from_memory(bench: Bench) -> None:
     for _ in range(8):
         bench.submit(bytes(1000))
+        bench.loop.run_one()
     bench.writer.close()
     sealed = bench.journal.segments[:-1]
     assert len(sealed) > 1
@@ -128,6 +139,7 @@ def test_space_allocated_in_advance_is_given_back(tmp_path: Path, bench: Bench) 
     assert name.stat().st_size == size_bytes + ALLOCATE_BYTES
     for _ in range(4):
         bench.submit(bytes(1000))
+        bench.loop.run_one()
     bench.writer.close()
     for segment in bench.journal.segments:
         path = tmp_path / "journal" / f"{segment.sequence:020d}.log"
