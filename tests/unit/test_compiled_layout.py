@@ -41,7 +41,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def nested_names(outer: Function) -> tuple[set[str], set[str]]:
-    """The names of the functions directly in a function, and all names that they use."""
+    """The variables of a function that refer to functions directly in it, also by what a call with
+    such a function returns, and all names that these functions use."""
     nested: list[ast.AST] = []
     inside = list(ast.iter_child_nodes(outer))
     for each in inside:
@@ -51,6 +52,13 @@ def nested_names(outer: Function) -> tuple[set[str], set[str]]:
             inside.extend(ast.iter_child_nodes(each))
     names = {each.name for each in nested if isinstance(each, Function)}
     used = {each.id for one in nested for each in ast.walk(one) if isinstance(each, ast.Name)}
+    for each in inside:
+        if isinstance(each, ast.Assign):
+            parts = list(ast.walk(each.value))
+            if names & {part.id for part in parts if isinstance(part, ast.Name)} or any(
+                isinstance(part, ast.Lambda) for part in parts
+            ):
+                names |= {one.id for one in each.targets if isinstance(one, ast.Name)}
     return names, used
 
 
@@ -72,6 +80,8 @@ def kept_functions(source: str) -> list[str]:
         ("def f():\n def g(): return g\n return g", True),
         ("def f():\n def g(): pass\n return lambda: g()", True),
         ("def f():\n if True:\n  def g(): return h\n def h(): pass\n return g", True),
+        ("def f():\n x = h(lambda: 1)\n return lambda: x", True),
+        ("def f():\n x = h()\n return lambda: x", False),
     ],
 )
 def test_a_function_in_a_cycle_is_found(source: str, is_kept: bool) -> None:
@@ -80,9 +90,9 @@ def test_a_function_in_a_cycle_is_found(source: str, is_kept: bool) -> None:
 
 def test_no_compiled_function_is_in_a_cycle() -> None:
     """Nested functions refer to one object with the variables of the outer function. It refers to
-    them if one of them names another. All that such a variable refers to then waits for a garbage
-    collection, and the collector of a broker leaves old objects alone: each read of the log kept
-    the session that it was for, with its messages."""
+    them if one of them names another, or what was made with another. All that such a variable
+    refers to then waits for a garbage collection, and the collector of a broker leaves old objects
+    alone: each read of the log kept the session that it was for, with its messages."""
     source = ROOT / "src" / "holdfast"
     found = {name: kept_functions((source / name).read_text()) for name in hot_modules()}
     assert not {name: kept for name, kept in found.items() if kept}, "use functools.partial"

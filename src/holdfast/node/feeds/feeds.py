@@ -18,7 +18,16 @@ from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.leader_sync import LeaderSync
 from holdfast.node.routing.qos0_routing import Qos0Routing
 from holdfast.node.session.connection import CLOSED, Connection
+from holdfast.node.session.session import Group
 from holdfast.node.state.transfer import Transfer
+
+
+def _is_coordinated(group: Group) -> bool:
+    return group.coordination is not None
+
+
+def _no_more() -> None:
+    """Does nothing at the end of a hold: its group looks at it."""
 
 
 class Feeds:
@@ -103,9 +112,7 @@ class Feeds:
         """Announces the filter of a group that is coordinated here. Its records are assigned from
         the moment on when all feeds have it."""
         cursor = coordination.cursor
-        hold = self.holds.hold(
-            [cursor.filter], lambda: None, lambda: cursor.coordination is not None
-        )
+        hold = self.holds.hold([cursor.filter], _no_more, partial(_is_coordinated, cursor))
         coordination.has_filter = lambda: hold.is_over
 
     def connected(self, node: str) -> None:
