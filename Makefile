@@ -197,10 +197,15 @@ pipeline: setup
 	  || echo "without Iceberg's library: its tests are left out"
 	$(BIN)/python -m pytest -q tests/spark tests/e2e/test_readme.py -m spark
 
-# What is too long, or measures time, for `make test`: some 15 minutes.
+# What is too long, or measures time, for `make test`, each in its form: some 15 minutes.
 long: setup
 	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet -e '.[types]'
-	$(BIN)/python tools/run_tests.py long tests/unit tests/model tests/e2e tests/interop -m "long and not spark"
+	@status=0; \
+	  HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py long-interpreted $(INTERPRETED) \
+	    -m "long and not spark" || status=1; \
+	  $(BIN)/python tools/run_tests.py long $(filter-out tests/browser/%,$(RUN_COMPILED)) \
+	    -m "long and not spark" || status=1; \
+	  exit $$status
 
 # Every screen in Chromium, and the types of its modules.
 console: setup

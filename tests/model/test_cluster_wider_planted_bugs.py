@@ -381,6 +381,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", PLANTED)
 def test_its_run_is_well_without_it(name: str) -> None:
     PLANTED[name].check()
