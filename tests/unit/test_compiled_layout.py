@@ -93,8 +93,7 @@ def test_no_compiled_function_is_in_a_cycle() -> None:
     them if one of them names another, or what was made with another. All that such a variable
     refers to then waits for a garbage collection, and the collector of a broker leaves old objects
     alone: each read of the log kept the session that it was for, with its messages."""
-    source = ROOT / "src" / "holdfast"
-    found = {name: kept_functions((source / name).read_text()) for name in hot_modules()}
+    found = {name: kept_functions(place(name).read_text()) for name in hot_modules()}
     assert not {name: kept for name, kept in found.items() if kept}, "use functools.partial"
 
 
