@@ -7,9 +7,13 @@ versions until a user vacuums the table (`deltalake.DeltaTable(...).vacuum()`).
 """
 
 import json
+from collections.abc import Callable
+from functools import partial, reduce
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
@@ -17,6 +21,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from holdfast.client.log.lake.commits import QUARANTINED, ROWS, Commit, CommitLog, File
 from holdfast.client.log.lake.errors import ObjectStoreError
 from holdfast.client.log.lake.objects import LakePath, ObjectPath, has_plain_http
+from holdfast.client.log.lake.parquet import partition_in
 from holdfast_lake.lake.schema import arrow_schema
 from holdfast_lake.lake.stores.store import (
     StorePart,
@@ -39,6 +44,43 @@ class DeltaStore(TableStore):
         super().__init__(lake)
         self._tables: dict[str, DeltaTable] = {}
         self._options = _storage_options(lake)
+        self._seen: set[str] = set()
+        """The lineages whose files have been checked for bounds of some columns."""
+
+    def apply(self, commit: Commit, before: Commit | None) -> None:
+        """Makes the commit visible, and the first time in a process all rows before it to filters.
+
+        Files of earlier versions have bounds of times alone, and delta-rs then finds no row by a
+        filter on another column.
+        """
+        super().apply(commit, before)
+        if commit.lineage not in self._seen:
+            for name, own in ((commit.table, ""), (QUARANTINE, f"table={commit.table}/")):
+                self._attempt(name, partial(self._mend, name, own, commit))
+            self._seen.add(commit.lineage)
+
+    def _mend(self, name: str, own: str, commit: Commit) -> None:
+        """Adds files with bounds of some columns again, without bounds.
+
+        The mark of the lineage lets Delta refuse the transaction if another driver has removed
+        files meanwhile, and only the files of the commit's own table are added.
+        """
+        table = self._open(name)
+        adds = [] if table is None else [add for add in _with_bounds(table)
+                                         if add.path.startswith(own)]  # fmt: skip
+        if table is None or not adds:
+            return
+        version = max(commit.version, table.transaction_version(commit.lineage) or 0)
+        table.create_write_transaction(
+            [*adds],
+            "append",
+            table.schema(),
+            table.metadata().partition_columns,
+            commit_properties=CommitProperties(
+                custom_metadata={"holdfast": f"{commit.table} without bounds"},
+                app_transactions=[Transaction(commit.lineage, version)],
+            ),
+        )
 
     def forget(self, table: str) -> None:
         """Removes a table and its quarantine."""
@@ -58,15 +100,18 @@ class DeltaStore(TableStore):
         transaction with the same mark, and the next attempt finds the first one. Raises
         ObjectStoreError.
         """
+        self._attempt(part.name, lambda: self._publish(part, commit))
+
+    def _attempt(self, name: str, transaction: Callable[[], None]) -> None:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                self._publish(part, commit)
+                transaction()
                 return
             except (CommitFailedError, DeltaError) as error:
-                self._tables.pop(part.name, None)
+                self._tables.pop(name, None)
                 if attempt == ATTEMPTS_MAX or not isinstance(self.lake, ObjectPath):
                     first = str(error).strip().splitlines()[0]
-                    raise ObjectStoreError(f"table {part.name}: Delta commit: {first}") from error
+                    raise ObjectStoreError(f"table {name}: Delta commit: {first}") from error
 
     def _publish(self, part: StorePart, commit: Commit) -> None:
         properties = _properties(commit)
@@ -149,6 +194,35 @@ def _storage_options(lake: LakePath) -> dict[str, str] | None:
         return None
     options = {"conditional_put": "etag"} if lake.root.startswith("s3:") else {}
     return {**options, "allow_http": "true"} if has_plain_http() else options
+
+
+def _with_bounds(table: DeltaTable) -> list[AddAction]:
+    """Returns the files that have bounds of some columns and counts of nulls of none, as only this
+    store wrote them, without the bounds."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    there = {
+        kind: [pc.is_valid(files[name]) for name in files.column_names if name.startswith(kind)]
+        for kind in ("min.", "null_count.")
+    }
+    if not there["min."] or not files.num_rows:
+        return []
+    is_partial = reduce(pc.or_, there["min."])
+    if there["null_count."]:
+        is_partial = pc.and_not(is_partial, reduce(pc.or_, there["null_count."]))
+    names = ["path", "size_bytes", "modification_time", "num_records"]
+    return [
+        AddAction(
+            path=path,
+            size=size,
+            partition_values=partition_in(path),
+            modification_time=modified,
+            data_change=False,
+            stats=json.dumps({"numRecords": rows}),
+        )
+        for path, size, modified, rows in zip(
+            *files.filter(is_partial).select(names).to_pydict().values(), strict=True
+        )
+    ]
 
 
 def _properties(commit: Commit) -> CommitProperties:

@@ -382,6 +382,12 @@ def partition_path(partition: Mapping[str, str | None]) -> str:
     )
 
 
+def partition_in(path: str) -> dict[str, str | None]:
+    """Returns the values of partition columns in the path of a file, see `partition_path`."""
+    parts = (part.partition("=") for part in path.split("/")[:-1])
+    return {name: None if value == NULL_PARTITION else unquote(value) for name, _, value in parts}
+
+
 def escape(text: str) -> str:
     """Escapes a text for the name of a partition directory."""
     return _SPECIAL.sub(lambda match: f"%{ord(match.group()):02X}", text)
@@ -451,10 +457,7 @@ def hive_files(place: LakePath) -> list[File]:
                 rows=pq.read_metadata(readable(path)).num_rows,
                 bytes=0,
                 version=0,
-                partition={
-                    name: None if value == NULL_PARTITION else unquote(value)
-                    for name, _, value in (part.partition("=") for part in inner)
-                },
+                partition=partition_in("/".join([*inner, name])),
             )
         )
     return found
