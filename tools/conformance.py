@@ -86,6 +86,8 @@ def _scopes(tree: ast.Module) -> list[tuple[int, int, str]]:
 
 def find_tags(source: str, file: str) -> Iterator[Tag]:
     """Raises ValueError for text that looks like a tag and is none."""
+    if not ALMOST_TAG.search(source):
+        return
     scopes = _scopes(ast.parse(source, file))
     for number, line in enumerate(source.splitlines(), 1):
         for near in ALMOST_TAG.finditer(line):

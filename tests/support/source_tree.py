@@ -1,5 +1,6 @@
 """Walks the source tree: the packages of the product, without the lab."""
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,19 @@ def place(name: str) -> Path:
 def name_of(path: Path) -> str:
     base = SOURCE if path.is_relative_to(SOURCE) else SOURCE.parent
     return path.relative_to(base).as_posix()
+
+
+BLOCKS: Final = ("body", "orelse", "finalbody", "handlers", "cases")
+"""The fields of nodes that hold statements, or what holds statements."""
+
+
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements within a node, at any depth: a tenth of what `ast.walk` yields."""
+    for field in BLOCKS:
+        for each in getattr(node, field, ()):
+            if isinstance(each, ast.stmt):
+                yield each
+            yield from statements(each)
 
 
 def modules(*packages: str) -> Iterator[tuple[str, Path]]:

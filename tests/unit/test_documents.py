@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import source_tree
+from tests.support.source_tree import statements
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "holdfast"
@@ -129,7 +130,7 @@ def modules() -> dict[str, ast.Module]:
 def classes() -> dict[str, list[ast.ClassDef]]:
     found: dict[str, list[ast.ClassDef]] = {}
     for tree in modules().values():
-        for node in ast.walk(tree):
+        for node in statements(tree):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(node)
     return found
@@ -141,7 +142,7 @@ def words() -> frozenset[str]:
     parameters: they may keep the name that a class has had before."""
     found = {part for name in modules() for part in name.split(".")}
     for tree in modules().values():
-        for node in ast.walk(tree):
+        for node in (tree, *statements(tree)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found.add(node.name)
             elif isinstance(node, ast.ClassDef | ast.Module):
@@ -156,7 +157,7 @@ def support_words() -> frozenset[str]:
         each.name
         for folder in ("sim", "support")
         for path in (ROOT / "tests" / folder).glob("*.py")
-        for each in ast.walk(ast.parse(path.read_text()))
+        for each in statements(ast.parse(path.read_text()))
         if isinstance(each, ast.ClassDef | ast.FunctionDef)
     )
 

@@ -5,11 +5,12 @@ not. A new way fails until it is listed, and so shown."""
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import holdfast
-from tests.support.source_tree import modules
+from tests.support.source_tree import modules, statements
 
 ROOT: Final = Path(holdfast.__file__).parent
 TESTS: Final = Path(__file__).parent
@@ -238,12 +239,23 @@ COPIES: Final = {
 }
 
 
-def functions() -> Iterator[tuple[str, ast.AST]]:
-    """`module:Class.function` with its tree, less the functions within it."""
-    for layer in LAYERS:
-        for module, path in modules(layer):
-            tree = ast.parse(path.read_text())
-            yield from _functions(f"{module}:", "", tree)
+class Uses(NamedTuple):
+    """Names that a function uses: of calls, of attributes, and of attributes of `log_record`."""
+
+    called: set[str]
+    attributes: set[str]
+    kinds: set[str]
+
+
+@cache
+def functions() -> dict[str, Uses]:
+    """By `module:Class.function`, its uses, and those of the functions within it."""
+    return {
+        name: uses(tree)
+        for layer in LAYERS
+        for module, path in modules(layer)
+        for name, tree in _functions(f"{module}:", "", ast.parse(path.read_text()))
+    }
 
 
 def _functions(module: str, prefix: str, tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -254,29 +266,29 @@ def _functions(module: str, prefix: str, tree: ast.AST) -> Iterator[tuple[str, a
             yield f"{module}{prefix}{node.name}", node
 
 
-def called(tree: ast.AST) -> set[str]:
-    found = set()
+def uses(tree: ast.AST) -> Uses:
+    found = Uses(set(), set(), set())
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             function = node.func
             if isinstance(function, ast.Attribute):
-                found.add(function.attr)
+                found.called.add(function.attr)
             elif isinstance(function, ast.Name):
-                found.add(function.id)
+                found.called.add(function.id)
+        elif isinstance(node, ast.Attribute):
+            found.attributes.add(node.attr)
+            if isinstance(node.value, ast.Name) and node.value.id == "log_record":
+                found.kinds.add(node.attr)
     return found
 
 
-def attributes(tree: ast.AST) -> set[str]:
-    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-
-
 def test_the_gate_alone_knows_of_access_control_lists() -> None:
-    for name, tree in functions():
+    for name, used in functions().items():
         if name.startswith(GATE):
             continue
-        assert not called(tree) & ASKS, f"{name} asks an access control list: node.rights does"
+        assert not used.called & ASKS, f"{name} asks an access control list: node.rights does"
         for field, where in FIELDS.items():
-            assert field not in attributes(tree) or name in where or _is_other(name), (
+            assert field not in used.attributes or name in where or _is_other(name), (
                 f"{name} uses .{field}: ask node.rights"
             )
 
@@ -291,8 +303,8 @@ def _is_other(name: str) -> bool:
 def test_every_way_to_a_client_is_listed() -> None:
     found = {
         name
-        for name, tree in functions()
-        if called(tree) & SENDS and name.split(":")[0] not in OF_OTHERS
+        for name, used in functions().items()
+        if used.called & SENDS and name.split(":")[0] not in OF_OTHERS
     }
     assert found >= MEASURES
     _compare(found - MEASURES, READ_WAYS)
@@ -301,15 +313,8 @@ def test_every_way_to_a_client_is_listed() -> None:
 def test_every_way_into_the_log_is_listed() -> None:
     found = {
         name
-        for name, tree in functions()
-        if any(
-            isinstance(node, ast.Attribute)
-            and node.attr in KINDS
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "log_record"
-            for node in ast.walk(tree)
-        )
-        and not any(name.startswith(copy) for copy in COPIES)
+        for name, used in functions().items()
+        if used.kinds & set(KINDS) and not any(name.startswith(copy) for copy in COPIES)
     }
     _compare(found, WRITE_WAYS)
 
@@ -326,7 +331,7 @@ def waiting_places() -> Iterator[str]:
         path = ROOT / layer
         for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             module = each.relative_to(ROOT).as_posix()
-            for node in ast.walk(ast.parse(each.read_text())):
+            for node in statements(ast.parse(each.read_text())):
                 if isinstance(node, ast.ClassDef):
                     yield from (f"{module}:{node.name}.{name}" for name in _kept_messages(node))
 
@@ -359,9 +364,9 @@ def test_every_place_where_a_message_waits_is_listed() -> None:
 
 def test_what_is_taken_from_where_it_waits_is_asked_for_again() -> None:
     taking = {
-        name: called(tree)
-        for name, tree in functions()
-        if name.startswith("node/delivery/") and called(tree) & TAKES and called(tree) & SENDS_ON
+        name: used.called
+        for name, used in functions().items()
+        if name.startswith("node/delivery/") and used.called & TAKES and used.called & SENDS_ON
     }
     assert len(taking) >= 6
     for name, calls in taking.items():

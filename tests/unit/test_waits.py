@@ -4,6 +4,7 @@ permits."""
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.support import source_tree
@@ -14,10 +15,13 @@ PACKAGES = ("node", "holdfast_federation/core")
 SECTION = "## Waits with a time-out\n"
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for name, path in source_tree.modules(package):
-            yield name, ast.parse(path.read_text())
+@cache
+def modules() -> list[tuple[str, ast.Module]]:
+    return [
+        (name, ast.parse(path.read_text()))
+        for package in PACKAGES
+        for name, path in source_tree.modules(package)
+    ]
 
 
 def durations(body: list[ast.stmt]) -> Iterator[str]:

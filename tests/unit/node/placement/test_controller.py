@@ -178,7 +178,7 @@ def test_a_node_that_is_back_leads_again_after_a_while() -> None:
 
 
 def test_the_leaderships_of_a_node_that_comes_and_goes_do_not() -> None:
-    world = cluster("n2", "n3")
+    world = cluster("n2", "n3", partitions=12)
     share = leaders(world)["n2"]
     got_back = 0
     for _ in range(12):
