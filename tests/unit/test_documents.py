@@ -141,6 +141,7 @@ def words() -> frozenset[str]:
     """Names of packages, modules, functions, constants and fields. Not those of attributes and
     parameters: they may keep the name that a class has had before."""
     found = {part for name in modules() for part in name.split(".")}
+    found.update(path.name for path in SOURCE.parent.glob("holdfast*"))
     for tree in modules().values():
         for node in (tree, *statements(tree)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
