@@ -110,7 +110,14 @@ class Attendance:
         self._reports[node] = decode_frame(DECODER, payload)
 
     def _members(self) -> list[str]:
-        return sorted({node_of(member) for member in self._meta.membership.members})
+        """The members but those that were removed, because a removed disk gets no link any more.
+        Counter-example: the only voter is killed after a removal, before the entry that takes the
+        node out of the membership. It would wait for the node at its start."""
+        metadata = self._context.metadata
+        removed = set() if metadata is None else {peer_id(*each) for each in metadata.removed}
+        return sorted(
+            {node_of(each) for each in self._meta.membership.members if each not in removed}
+        )
 
     def missing(self, now: float) -> list[str]:
         """The members that this node waits for."""
