@@ -7,6 +7,15 @@ from holdfast.node.failure.disk_watch import DiskWatch
 from holdfast.node.metadata.model import DATA, WITNESS, NodePhase
 
 DRAINED: Final = "this node is being drained"
+LEADERLESS_START_S: Final = 5.0
+"""The longest time in seconds for which a node that starts waits for leaders, if it waits for
+nothing else. Then it serves, as the nodes do that run already.
+
+Counter-example with a longer wait: the only disk of one partition is lost. A node that is restarted
+then has no listener for the clients of all other partitions, and after a restart of each node the
+cluster serves nobody. Without a wait: all nodes start, and clients that connect before the first
+leaders are chosen wait for them, or are refused.
+"""
 
 
 class Fitness:
@@ -16,7 +25,8 @@ class Fitness:
         self._cluster_node = cluster_node
         self._disk = disk
         self.is_ready = False
-        """Whether the node once led each partition of its cluster or followed its leader."""
+        """Whether the node once led each partition of its cluster or followed its leader, but for
+        those without one."""
         self.is_damaged = False
         """Whether the log has lost or changed records. It never becomes False again."""
         self.is_undecided = False
@@ -27,9 +37,30 @@ class Fitness:
         """The report of another node that this disk has lost something that it had once."""
         self.may_begin_anew = False
         """Whether the other nodes form a majority without this node, so that it may start again."""
+        # Since when this node waits for leaders and for nothing else; None: it does not.
+        self._leaderless_since: float | None = None
 
     def unready_reason(self, now: float) -> str:
         """The reason why this node may not begin to serve, or "" if it may."""
+        leaderless = self._leaderless_reason()
+        reason = self._other_reason(now)
+        if reason or not leaderless:
+            self._leaderless_since = None
+            return reason
+        if self._leaderless_since is None:
+            self._leaderless_since = now
+        return leaderless if now < self._leaderless_since + LEADERLESS_START_S else ""
+
+    def _leaderless_reason(self) -> str:
+        metadata = self._cluster_node.context.metadata
+        for partition, info in enumerate(() if metadata is None else metadata.partitions):
+            if not info.leader:
+                lacks = partition in self._cluster_node.positions.own_incomplete
+                waits = ": its replicas may lack records, and wait for all that are in sync" * lacks
+                return f"partition {partition} has no leader{waits}"
+        return ""
+
+    def _other_reason(self, now: float) -> str:
         cluster_node = self._cluster_node
         context = cluster_node.context
         metadata = context.metadata
@@ -40,12 +71,8 @@ class Fitness:
         if cluster_node.awaits_generation:
             return "its log was restored, and the nodes have not agreed on the generation yet"
         for partition, info in enumerate(metadata.partitions):
-            if context.leads(partition):
+            if context.leads(partition) or not info.leader:
                 continue
-            if not info.leader:
-                lacks = partition in cluster_node.positions.own_incomplete
-                waits = ": its replicas may lack records, and wait for all that are in sync" * lacks
-                return f"partition {partition} has no leader{waits}"
             if not context.is_stored(partition):
                 if not cluster_node.feeds.receiver.is_live(partition):
                     return f"{info.leader} does not feed it partition {partition}"
