@@ -34,6 +34,7 @@ from holdfast.node.replicate.effects import (
 )
 from holdfast.node.replicate.effects import Send as SendBatches
 from holdfast.node.session.session import Session
+from holdfast.node.state.transfer import ANEW
 from holdfast.node.sweep import Sweep
 from holdfast.protocol.mqtt import reasons
 
@@ -266,12 +267,12 @@ class PartEffects:
         This node has their effects, so the state of the partition is transferred again. Its clients
         are sent away first: they are behind positions of a log that is no more."""
         self._state.note("error", "feed_diverged", {"partition": partition})
-        self._begin_again(partition, 0)
+        self._begin_again(partition, ANEW)
 
     def _restarted(self, partition: int) -> None:
         """Lets the transfer continue, once no client here would miss records."""
-        offset = self._parts.transfer.expected.pop(partition, -1)
-        if offset >= 0:
+        offset = self._parts.transfer.expected.pop(partition, None)
+        if offset is not None:
             self._parts.transfer.restarted(partition, offset)
 
     def _send_away(self, session: Session) -> int:

@@ -337,6 +337,8 @@ state."""
 ANSWER_S: Final = 5.0
 """The time in seconds after which a request without a reply is repeated."""
 
+ANEW: Final = -1
+"""In place of the offset at which a log begins again: its leader lacks records that are applied."""
 _HEAD: Final = struct.Struct("<QI?H")
 """The head of a piece: request number, piece number, whether it is the last, number of
 partitions."""
@@ -447,14 +449,16 @@ class Transfer:
 
     def restarted(self, partition: int, offset: int) -> None:
         """Handles a log that now begins at `offset`, and requests the replicated state if the one
-        here is older. 0: the one here has records that are given up, and nothing of it counts."""
+        here is older. ANEW: it has records that are given up, and nothing of it counts."""
         if self._request is not None:
             self._request.partitions.discard(partition)
         self.unsaved.pop(partition, None)
-        if not offset:
+        is_anew = offset == ANEW
+        if is_anew:
             self._applier.begin_again(partition)
+            offset = 0
         applied = max(self._state.delivered[partition], self._applier.starts[partition])
-        if not offset or applied < offset:
+        if is_anew or applied < offset:
             self.missing.add(partition)
             for node, given in list(self._sending.items()):
                 if partition in given.grants:
