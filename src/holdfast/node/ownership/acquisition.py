@@ -61,8 +61,10 @@ until the reply."""
 ASK_AGAIN_S: Final = 0.3
 """The interval in seconds after which a SESSION_OPEN without a reply is sent again."""
 REFUSED_AFTER_S: Final = 2.0
-"""The longest time in seconds that a CONNECT waits for a majority, for a leader of its home
-partition and metadata that names it, or while this node is unsure of its ownership."""
+"""The longest time in seconds that a CONNECT waits for a majority, for metadata that names the
+present leader of its home partition, or while this node is unsure of its ownership."""
+LEADERLESS_S: Final = 5.0
+"""The longest time in seconds that it waits for its home partition to have a leader."""
 
 SUPERSEDED: Final = Rejection("another connection uses this client id", reasons.SERVER_BUSY)
 CLOSED_BY_OTHERS: Final = Rejection("the cluster has closed the session", reasons.SERVER_BUSY)
@@ -525,13 +527,17 @@ class SessionAcquisition:
                 text = "this node does not know the owner of the session"
             elif self._is_led_anew(asking.home, REFUSED_AFTER_S):
                 text = "this node does not know which node leads the session's home partition"
-            elif asking.reply is None and not self._context.leader(asking.home):
+            elif self._has_no_home(asking):
                 text = f"partition {asking.home}, the home of the session, has no leader"
             else:
                 return
             refuse(self._state, asking.connection, Rejection(text, reasons.SERVER_UNAVAILABLE))
         if asking.reply is not None:
             self._finish_if_ready(asking)
+
+    def _has_no_home(self, asking: PendingOpen) -> bool:
+        is_overdue = asking.refused_at + LEADERLESS_S - REFUSED_AFTER_S <= self._state.now
+        return is_overdue and asking.reply is None and not self._context.leader(asking.home)
 
     def _refuse_behind(self, asking: PendingOpen) -> bool:
         """Refuses a CONNECT that waits for a read barrier, or will, if this node lags and other

@@ -17,12 +17,14 @@ Invariants
   again; the rest is, in order. So a failover neither loses a record nor stores it twice.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.record import Record
+from holdfast.node.connections.close import close_connection
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import FORWARD
 from holdfast.node.node_state import NodeState, Promise
@@ -44,6 +46,9 @@ PENDING_BYTES_MAX: Final = 64 << 20
 """The size in bytes of uncommitted records above which publishers are not read."""
 WAIT_S: Final = 5.0
 """The longest time in seconds that a message waits for a leader before it is refused."""
+CHANGE_WAIT_S: Final = 10.0
+"""The longest time in seconds that a client waits for a change of its subscriptions before it is
+disconnected: this node lags in the record's partition, or the partition has no leader."""
 LEADS_NO_MORE: Final = Rejection("no leader any more", reasons.UNSPECIFIED_ERROR)
 AWAY_TOO_LONG: Final = Rejection("this node was away for too long", reasons.SERVER_BUSY)
 NO_LEADER: Final = Rejection("no leader for the topic's partition")
@@ -85,6 +90,8 @@ class RecordForwarder:
         self._queues: list[dict[int, PendingRecord]] = [
             {} for _ in range(context.journal.partitions)
         ]
+        # The records of sessions with promises, in append order, until `_close_overdue` sees them.
+        self._changes: deque[PendingRecord] = deque()
         # Per partition: the leader that receives records, and its epoch. "": the records wait.
         self._targets: list[str] = [""] * context.journal.partitions
         self._epochs: list[int] = [0] * context.journal.partitions
@@ -157,6 +164,8 @@ class RecordForwarder:
         if not pending.done:
             pending.promise = promise
             promise.waiting += 1
+            if record.kind == log_record.SESSION:
+                self._changes.append(pending)
         elif pending.refusal is not None:
             self.promises.refuse(promise, pending.refusal)
         self.promises.add(promise)
@@ -403,12 +412,27 @@ class RecordForwarder:
                 refused.add(client_id)
                 self.refuse(pending.ticket, AWAY_TOO_LONG)
 
+    def _close_overdue(self, now: float) -> None:
+        """Disconnects clients whose change of subscriptions has waited too long for its record.
+
+        It may be stored, so it is not refused. The client connects again, and finds the session as
+        the log has it: at a node that has the record, if this one lags in its partition.
+        """
+        changes = self._changes
+        while changes and (changes[0].done or changes[0].since <= now - CHANGE_WAIT_S):
+            pending = changes.popleft()
+            connection = None if pending.promise is None else pending.promise.connection
+            if connection is not None and not pending.done:
+                text = f"a change of subscriptions waits for partition {pending.partition}"
+                close_connection(self._state, connection, reasons.SERVER_BUSY, text)
+
     def refuse_overdue(self, now: float) -> None:
         """Refuses messages that have waited too long for a leader, and later messages of the same
         clients.
 
         Records of state and wills continue to wait, and so do records that may be stored already.
         """
+        self._close_overdue(now)
         for partition in self.waiting_partitions():
             refused: set[bytes] = set()
             for pending in list(self._queues[partition].values()):
