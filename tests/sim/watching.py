@@ -90,8 +90,8 @@ class FeedsWatch:
         self._filters: dict[str, list[int]] = {}
         process.cluster_node.feeds.receiver.on_record = self._note
 
-    def _note(self, record: Record) -> None:
-        self._fed[record.partition].add(record.offset)
+    def _note(self, partition: int, offset: int) -> None:
+        self._fed[partition].add(offset)
 
     def look(self, committed: list[list[Batch]]) -> None:
         """After each turn: a mark passes no record that the node needs and was not fed."""

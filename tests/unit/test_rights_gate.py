@@ -234,6 +234,7 @@ COPIES: Final = {
     "node/publish/local_commit.py:",
     "node/publish/pending_records.py:",
     "node/feeds/feeds.py:Feeds.needing",
+    "node/feeds/receiver.py:FeedReceiver._apply_records",
     "node/feeds/server.py:FeedServer._wanted",
     "node/publish/apply.py:",
 }

@@ -178,9 +178,10 @@ class Feeds:
         self.holds.advance()
         self.receiver.flush()
 
-    def timer(self) -> float | None:
-        times = [each for each in (self.server.timer(), self.holds.timer()) if each is not None]
-        return min(times, default=None)
+    def timer(self) -> float:
+        marks_at = self.server.timer()
+        holds_at = self.holds.timer()
+        return marks_at if holds_at is None else min(marks_at, holds_at)
 
     def check(self) -> None:
         """Raises `AssertionError` for an invariant that does not hold between two turns."""

@@ -17,6 +17,7 @@ A record of which the receiver needs only the end of its wait has kind CONTROL, 
 client id.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct, error, unpack_from
 from typing import Final
@@ -57,19 +58,19 @@ class FeedFrom:
     """The epoch under which the position was reached; 0: it is not known."""
 
 
-@dataclass
 class FeedPart:
     """One part of a FEED frame."""
 
-    kind: int
-    request: int
-    offset: int = 0
-    """The mark, or the start or end of the leader's log."""
-    batch: Batch | None = None
-    offsets: list[int] = field(default_factory=list)
-    """The offsets of the records in the batch."""
-    tickets: Tickets = field(default_factory=list)
-    size_bytes: int = 0
+    def __init__(self, kind: int, request: int) -> None:
+        self.kind = kind
+        self.request = request
+        self.offset = 0
+        """The mark, or the start or end of the leader's log."""
+        self.batch: Batch | None = None
+        self.offsets: Sequence[int] = ()
+        """The offsets of the records in the batch."""
+        self.tickets: Tickets = []
+        self.size_bytes = 0
 
 
 def encode_feed_from(requests: list[FeedFrom]) -> bytes:

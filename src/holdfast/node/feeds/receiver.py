@@ -20,7 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from holdfast.log.record import Record
+from holdfast.log import record as log_record
+from holdfast.log.batch import Batch
 from holdfast.node.context import ClusterContext
 from holdfast.node.features import COMPARED_MARKS
 from holdfast.node.feeds.frames import (
@@ -119,8 +120,8 @@ class FeedReceiver:
         """The leader's log begins at this offset, above the mark."""
         self.on_lacks: Callable[[int], None] = lambda partition: None
         """Records below the mark are not in the leader's log."""
-        self.on_record: Callable[[Record], None] | None = None
-        """Is called before a record is applied."""
+        self.on_record: Callable[[int, int], None] | None = None
+        """Is called with the partition and the offset of a record before it is applied."""
 
     # Requests
 
@@ -312,29 +313,44 @@ class FeedReceiver:
         batch = part.batch
         if batch is not None:
             assert batch.partition == partition, "records of another partition"
-            while source.at < batch.count and done < steps:
-                self._apply_record(part, source.at)
-                source.at += 1
-                done += STATE_STEPS
+            begin = source.at
+            source.at = self._apply_records(part, batch, begin, steps)
+            done = (source.at - begin) * STATE_STEPS
             if source.at < batch.count:
                 return done
         self._advance(partition, part.offset)
         return done
 
-    def _apply_record(self, part: FeedPart, index: int) -> None:
-        assert part.batch is not None
-        record = part.batch.record(index)
-        record.offset = part.offsets[index]
-        partition = record.partition
+    def _apply_records(self, part: FeedPart, batch: Batch, begin: int, steps_max: int) -> int:
+        """Applies the records of a part from `begin` on, with `steps_max` steps. Returns the index
+        of the first one that is left."""
+        partition = batch.partition
+        applier = self._applier
+        forwarding = self._forwarding
         delivered = self._state.delivered
-        assert record.offset >= delivered[partition], "a record is applied twice"
-        if self.on_record is not None:
-            self.on_record(record)
-        # A mark between the records of one part: all that this node needs below were before it.
-        self._applier.note_fed(partition, record.offset + 1)
-        self._applier.fold(record)
-        if record.ticket in self._forwarding.pending:
-            self._forwarding.settle(record.ticket, partition, record.client_id)
+        heads = batch.heads()
+        topics, _ = batch.topics()
+        index = begin
+        while index < batch.count and (index - begin) * STATE_STEPS < steps_max:
+            kind, flags, ticket = heads[index]
+            offset = part.offsets[index]
+            assert offset >= delivered[partition], "a record is applied twice"
+            if self.on_record is not None:
+                self.on_record(partition, offset)
+            # A mark between the records of one part: all that this node needs below were before it.
+            applier.note_fed(partition, offset + 1)
+            if kind == log_record.CONTROL:
+                delivered[partition] = offset + 1
+            elif kind == log_record.MESSAGE and not flags & log_record.STATE_FLAGS:
+                applier.deliver_plain(topics[index], flags, batch, index, offset)
+            else:
+                record = batch.record(index)
+                record.offset = offset
+                applier.fold(record)
+            if ticket in forwarding.pending:
+                forwarding.settle(ticket, partition, batch.client_id(index))
+            index += 1
+        return index
 
     def _advance(self, partition: int, mark: int) -> None:
         """Takes the mark of a partition."""

@@ -23,7 +23,7 @@ from typing import Final
 from holdfast.log import record as log_record
 from holdfast.log.batch import Batch
 from holdfast.log.batch_builder import BatchBuilder
-from holdfast.node.context import ClusterContext
+from holdfast.node.context import NEVER, ClusterContext
 from holdfast.node.feeds.frames import (
     BEGINS,
     LACKS,
@@ -308,12 +308,18 @@ class FeedServer:
         found: list[Wanted] = []
         heads = batch.heads()
         topics, _ = batch.topics()
+        # Most messages of a batch have the topic of the one before.
+        topic: bytes | None = None
+        nodes: Sequence[str] = ()
         for index in range(begin - batch.base_offset, end - batch.base_offset):
             kind, flags, _ = heads[index]
             if kind != log_record.MESSAGE or flags & log_record.STATE_FLAGS:
                 found.append(None)
-            else:
-                found.append(self._nodes_of(topics[index].decode()))
+                continue
+            if topics[index] != topic:
+                topic = topics[index]
+                nodes = self._nodes_of(topic.decode())
+            found.append(nodes)
         return found
 
     def _send(
@@ -489,15 +495,15 @@ class FeedServer:
         reads, self._reads_due = self._reads_due, []
         return reads
 
-    def timer(self) -> float | None:
-        """Returns the time of the next marks or reads, or None."""
-        times = [fed.marked_at + MARKS_WAIT_S for fed in self._nodes.values() if fed.moved]
-        times += [
-            self._read_again_at.get(fed.name, 0.0)
-            for fed in self._nodes.values()
-            if fed.behind and not fed.is_reading and fed.outstanding_bytes() < WINDOW_BYTES // 2
-        ]
-        return min(times, default=None)
+    def timer(self) -> float:
+        """Returns the time of the next marks or reads."""
+        due = NEVER
+        for fed in self._nodes.values():
+            if fed.moved:
+                due = min(due, fed.marked_at + MARKS_WAIT_S)
+            if fed.behind and not fed.is_reading and fed.outstanding_bytes() < WINDOW_BYTES // 2:
+                due = min(due, self._read_again_at.get(fed.name, 0.0))
+        return due
 
     def positions(self) -> dict[tuple[str, int], int]:
         """The positions of all feeds, by node and partition."""

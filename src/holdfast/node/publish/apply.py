@@ -344,7 +344,6 @@ class Applier(Work):
         known = batch.known
         topics, _ = batch.topics()
         heads: list[tuple[int, int, int]] = []
-        has_receivers = len(state.subscriptions) > 0
         for index in range(first, last):
             if steps >= steps_max:
                 break
@@ -355,10 +354,8 @@ class Applier(Work):
                 kind, flags, ticket = heads[index]
                 if kind == log_record.MESSAGE and not flags & log_record.STATE_FLAGS:
                     steps += 1
-                    # Without receivers here nothing else of it is read.
-                    if has_receivers:
-                        self._deliver(topics[index], flags, None, batch, index)
-                    delivered[partition] = batch.base_offset + index + 1
+                    offset = batch.base_offset + index
+                    self.deliver_plain(topics[index], flags, batch, index, offset)
                     if ticket in pending:
                         self._settle(ticket, partition, batch.client_id(index))
                     if partition in self.followed:
@@ -390,18 +387,33 @@ class Applier(Work):
                 if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:
                     self._on_retained(record)
         if is_delivered and len(state.subscriptions) > 0:
-            receivers = self._deliver(record.topic, record.flags, record, None, 0)
+            receivers = self._deliver(record.topic, record.flags, record, None, 0, 0)
         state.delivered[record.partition] = record.offset + 1
         is_will = is_message and record.flags & log_record.FLAG_WILL != 0
         if is_will or kind in (log_record.SESSION, log_record.CURSOR, log_record.WILL):
             self.on_session(record)
         return receivers
 
+    def deliver_plain(
+        self, topic: bytes, flags: int, batch: Batch, index: int, offset: int
+    ) -> None:
+        """Applies a message of a batch that changes nothing of the replicated state. Without
+        receivers here nothing else of it is read."""
+        if len(self._state.subscriptions) > 0:
+            self._deliver(topic, flags, None, batch, index, offset)
+        self._state.delivered[batch.partition] = offset + 1
+
     def _deliver(
-        self, topic: bytes, flags: int, record: Record | None, batch: Batch | None, index: int
+        self,
+        topic: bytes,
+        flags: int,
+        record: Record | None,
+        batch: Batch | None,
+        index: int,
+        offset: int,
     ) -> int:
-        """Delivers a message to the clients here: `record`, or that of the batch, which is read
-        only for a receiver. Returns the number of receivers."""
+        """Delivers a message to the clients here: `record`, or that of the batch with its offset,
+        which is read only for a receiver. Returns the number of receivers."""
         state = self._state
         try:
             route = find_route(state, topic)
@@ -416,6 +428,7 @@ class Applier(Work):
         if record is None:
             assert batch is not None
             record = batch.record(index, topic)
+            record.offset = offset
         message = message_of(record)
         if flags & log_record.FLAG_QOS_MASK:
             return deliver(state, route, message)

@@ -100,14 +100,13 @@ class Pair:
         self.receiver = FeedReceiver(
             gateway.state, gateway.context, gateway.applier, gateway.forwarding
         )
-        fold = gateway.applier.fold
+        deliver_plain = gateway.applier.deliver_plain
 
-        def note(record: Record) -> int:
-            if record.kind == log_record.MESSAGE:
-                self.messages.append(record.offset)
-            return fold(record)
+        def note(topic: bytes, flags: int, batch: Batch, index: int, offset: int) -> None:
+            self.messages.append(offset)
+            deliver_plain(topic, flags, batch, index, offset)
 
-        gateway.applier.fold = note  # type: ignore[method-assign]
+        gateway.applier.deliver_plain = note  # type: ignore[method-assign]
         self.number = 0
         self.lead()
         self.connect()
