@@ -90,7 +90,6 @@ _SERVE_OPTIONS: Final = {
     "db_url": "sqlite:///FILE (default sqlite:///holdfast-topology.db)",
     "token_file": "file with the operator's token; without one everybody may do everything",
     "degree_max": "most neighbours of a member (default 5)",
-    "strategy": "where newcomers are linked: default or paper",
     "certificate": "PEM file of the server's chain, for HTTPS",
     "key": "PEM file of its key",
     "client_ca": "PEM file of who signs the certificates of operators and members",

@@ -78,9 +78,7 @@ class Manager:
         self.counts: Counter[str] = Counter()
         self.clock = clock
         self.brokers = brokers
-        self._policy = Policy(
-            settings.degree_max, "paper" if settings.strategy == "paper" else "default"
-        )
+        self._policy = Policy(settings.degree_max)
         self._watchers = 0
         self._is_ending = False
         self.changes = Changes(store)
@@ -213,9 +211,8 @@ class Manager:
                 self.round_trips.link_measured(node, other, trip_ms)
 
     def _latency(self, request: JoinRequest) -> Callable[[int], float]:
-        """Returns the latencies as the newcomer measured them, else as the manager did. The
-        published rule uses only the manager's measurements."""
-        if self._policy.strategy == "paper" or not request.rtts:
+        """Returns the latencies as the newcomer measured them, else as the manager did."""
+        if not request.rtts:
             return self.round_trips.latency
         trips = request.rtts
         return lambda node: measured if (measured := trips.get(node)) is not None else UNKNOWN_MS

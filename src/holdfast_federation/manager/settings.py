@@ -123,7 +123,6 @@ class ManagerSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     beacon_interval: str = "10s"
     redundancy: Annotated[int, Meta(ge=1, le=16)] = 2
     degree_max: Annotated[int, Meta(ge=2, le=64)] = 5
-    strategy: Literal["default", "paper"] = "default"
     broker_username: str = ""
     """Name at the members' brokers; empty: without a name."""
     broker_password_file: str = ""

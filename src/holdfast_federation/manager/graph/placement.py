@@ -1,8 +1,7 @@
 """Places a newcomer: links to two members that have room, so that no single failure cuts it off.
 
-- `paper`: the member with the lowest latency, and of the others the one with the fewest neighbours.
-- `default`: the members with the lowest round trips from the newcomer, plus a cost for each hop to
-  the farthest member.
+They are the members with the lowest round trips from the newcomer, plus a cost for each hop to the
+farthest member.
 
 If fewer than two members have room, the newcomer is placed between two linked ones. Their link is
 replaced by one from each to the newcomer. That keeps the invariants and the number of neighbours of
@@ -11,7 +10,7 @@ both.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from holdfast_federation.manager.graph.graph import (
     Graph,
@@ -25,7 +24,6 @@ from holdfast_federation.manager.graph.graph import (
 )
 from holdfast_federation.manager.graph.repair import Cost, GraphRules, Repaired, repair
 
-Strategy: TypeAlias = Literal["default", "paper"]
 Latency: TypeAlias = Callable[[int], float]
 """Returns the latency of a member in milliseconds; finite."""
 
@@ -44,22 +42,18 @@ class Placement:
     removed: frozenset[Link] = frozenset()
 
 
-def place(
-    graph: GraphView, rules: GraphRules, strategy: Strategy, latency: Latency, cost: Cost
-) -> Placement:
+def place(graph: GraphView, rules: GraphRules, latency: Latency, cost: Cost) -> Placement:
     """Returns the placement of a newcomer.
 
-    `latency` is that from the newcomer to each member (strategy `paper`: from the manager), and
-    `cost` that of a link. It may name fewer than two neighbours, if all members have got lower
-    limits. `repair` then makes room.
+    `latency` is that from the newcomer to each member, and `cost` that of a link. It may name fewer
+    than two neighbours, if all members have got lower limits. `repair` then makes room.
     """
     free = [node for node in sorted(graph) if len(graph[node]) < rules.limit(node)]
     if len(free) < min(NEIGHBOURS, len(graph)):
         between = _between(graph, rules, latency, cost)
         if between is not None:
             return Placement(between, frozenset({between}))
-    choose = _paper if strategy == "paper" else _default
-    return Placement(choose(graph, free, latency))
+    return Placement(_nearest(graph, free, latency))
 
 
 def _between(graph: GraphView, rules: GraphRules, latency: Latency, cost: Cost) -> Link | None:
@@ -71,15 +65,7 @@ def _between(graph: GraphView, rules: GraphRules, latency: Latency, cost: Cost) 
     )
 
 
-def _paper(graph: GraphView, free: list[int], latency: Latency) -> tuple[int, ...]:
-    if not free:
-        return ()
-    first = min(free, key=lambda node: (latency(node), node))
-    rest = [node for node in free if node != first]
-    return (first, *sorted(rest, key=lambda node: (len(graph[node]), node))[:1])
-
-
-def _default(graph: GraphView, free: list[int], latency: Latency) -> tuple[int, ...]:
+def _nearest(graph: GraphView, free: list[int], latency: Latency) -> tuple[int, ...]:
     chosen: list[int] = []
     nearest: dict[int, int] = {}
     while len(chosen) < NEIGHBOURS and free:

@@ -11,7 +11,6 @@ from msgspec import Struct
 from holdfast_federation.manager.graph.graph import Graph, Link, graph_of, link_of
 from holdfast_federation.manager.graph.placement import (
     Latency,
-    Strategy,
     place,
     rebalance,
     within_rules,
@@ -88,10 +87,9 @@ class FederationState:
 
 @dataclass(frozen=True)
 class Policy:
-    """The limits and the strategy of the settings."""
+    """The limits of the settings."""
 
     degree_max: int
-    strategy: Strategy = "default"
 
     def rules(self, state: FederationState) -> GraphRules:
         def limit(node: int) -> int:
@@ -154,7 +152,7 @@ def _admit(
     state: FederationState, wanted: Member, policy: Policy, latency: Latency, cost: Cost
 ) -> Joined:
     rules = policy.rules(state)
-    placement = place(state.graph(), rules, policy.strategy, latency, cost)
+    placement = place(state.graph(), rules, latency, cost)
     member = msgspec.structs.replace(wanted, id=state.next_id)
     links = state.links - placement.removed
     links |= {link_of(member.id, neighbour) for neighbour in placement.neighbours}

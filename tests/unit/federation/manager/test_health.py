@@ -68,8 +68,7 @@ def test_a_probe_that_gives_no_number_is_never_the_best() -> None:
     assert [trips.latency(node) for node in range(4)] == [UNKNOWN_MS] * 4
     graph = {node: {(node + 1) % 6, (node - 1) % 6} for node in range(6)}
     rules = GraphRules(lambda node: 5)
-    assert place(graph, rules, "paper", trips.latency, trips.cost).neighbours[0] == 4
-    assert set(place(graph, rules, "default", trips.latency, trips.cost).neighbours) == {4, 5}
+    assert set(place(graph, rules, trips.latency, trips.cost).neighbours) == {4, 5}
 
 
 def test_a_failed_probe_forgets_the_measurement_before_it() -> None:
@@ -83,24 +82,21 @@ def test_both_neighbours_are_below_the_limit() -> None:
     """The published rule looks at the limit for the first neighbour only."""
     graph = {0: {1, 2, 3, 4}, 1: {0, 2, 3}, 2: {0, 1, 3}, 3: {0, 1, 2}, 4: {0}}
     rules = GraphRules(lambda node: 4)
-    for strategy in ("paper", "default"):
-        chosen = place(graph, rules, strategy, lambda node: float(node), lambda a, b: 1.0)
-        assert len(set(chosen.neighbours)) == 2
-        assert all(len(graph[node]) < 4 for node in chosen.neighbours)
+    chosen = place(graph, rules, lambda node: float(node), lambda a, b: 1.0)
+    assert len(set(chosen.neighbours)) == 2
+    assert all(len(graph[node]) < 4 for node in chosen.neighbours)
 
 
 def test_without_room_the_newcomer_goes_between_two_linked_members() -> None:
     ring = {0: {1, 2}, 1: {0, 2}, 2: {0, 1}}
-    found = place(ring, GraphRules(lambda node: 2), "default", lambda node: 1.0, lambda a, b: 1.0)
+    found = place(ring, GraphRules(lambda node: 2), lambda node: 1.0, lambda a, b: 1.0)
     assert found.removed == {found.neighbours}
 
 
-def test_the_default_prefers_near_members_and_short_ways() -> None:
+def test_the_manager_prefers_near_members_and_short_ways() -> None:
     ring = {node: {(node + 1) % 12, (node - 1) % 12} for node in range(12)}
     rules = GraphRules(lambda node: 5)
-    same = place(ring, rules, "default", lambda node: 1.0, lambda a, b: 1.0).neighbours
+    same = place(ring, rules, lambda node: 1.0, lambda a, b: 1.0).neighbours
     assert abs(same[0] - same[1]) in (5, 6, 7)
-    near = place(
-        ring, rules, "default", lambda node: 1.0 if node in (3, 4) else 500.0, lambda a, b: 1.0
-    )
+    near = place(ring, rules, lambda node: 1.0 if node in (3, 4) else 500.0, lambda a, b: 1.0)
     assert set(near.neighbours) == {3, 4}

@@ -11,10 +11,10 @@ CHUNKS = 2
 
 
 def beginnings() -> list[Life]:
-    """Three to six members, with every limit and strategy."""
+    """Three to six members, with every limit."""
     found = []
     for seed in range(200):
-        life = Life(seed, Policy(2 + seed % 5, "paper" if seed // 5 % 2 else "default"))
+        life = Life(seed, Policy(2 + seed % 5))
         for _ in range(3 + seed // 10 % 4):
             life.join()
             life.check()
@@ -36,10 +36,8 @@ def test_random_joins_and_kills_keep_the_invariants(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("degree_max", [2, 3, 5])
-@pytest.mark.parametrize("strategy", ["paper", "default"])
-def test_a_federation_of_sixty_withers_and_grows(strategy: str, degree_max: int) -> None:
-    policy = Policy(degree_max, "paper" if strategy == "paper" else "default")
-    life = Life(degree_max, policy)
+def test_a_federation_of_sixty_withers_and_grows(degree_max: int) -> None:
+    life = Life(degree_max, Policy(degree_max))
     for _ in range(60):
         life.join()
         life.check()
@@ -69,7 +67,7 @@ def test_the_published_rule_is_partitioned_where_ours_is_not() -> None:
         return manager.graph
 
     def ours(seed: int) -> Graph:
-        life = Life(seed, Policy(5, "paper"))
+        life = Life(seed, Policy(5))
         for _ in range(12):
             life.join()
         for _ in range(6):

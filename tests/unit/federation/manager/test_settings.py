@@ -76,7 +76,6 @@ def test_a_mongo_url_alone_is_refused_with_what_to_do() -> None:
         ({"DB_URL": "sqlite:///"}, "write sqlite:///"),
         ({"DB_URL": "postgresql+psycopg://user:secret@h/d"}, "'postgresql.psycopg': write"),
         ({"DB_URL": "topology.db"}, "'no URL': write sqlite:///"),
-        ({"HOLDFAST_TOPOLOGY__STRATEGY": "best"}, '"default", "paper"'),
         ({"HOLDFAST_TOPOLOGY__PORTS": "1"}, "no such key"),
         ({"HOLDFAST_TOPOLOGY__PORT": "70000"}, "0 to 65535"),
         ({"HOLDFAST_TOPOLOGY__PROBE_INTERVAL_S": "nan"}, "from 0.05 up to 3600"),
