@@ -22,7 +22,7 @@ INTERPRETED_FOLDERS := api bench cli client config deploy examples federation la
 # These, too: of parts that are not compiled, or tests that replace a part of a compiled class.
 INTERPRETED_FILES := model/test_*planted* model/test_cluster_retention* model/test_cluster_stopped_partition* \
   model/test_cluster_wider* model/test_copied* model/test_controller* model/test_federation* model/test_lake_reads* model/test_lease* \
-  model/test_members_store* model/test_paper* model/test_pubqueue* model/test_raft* model/test_remote* \
+  model/test_paper* model/test_pubqueue* model/test_raft* model/test_remote* \
   model/test_sessions_shared* \
   unit/io/disk/test_raft_files.py unit/log/test_pushdown.py unit/node/connections/test_client_notes.py \
   unit/node/failure/test_dispensable.py unit/node/failure/test_doubt.py unit/node/feeds/test_feeds.py unit/node/feeds/test_late_filters.py \
