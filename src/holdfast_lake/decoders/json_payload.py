@@ -222,15 +222,21 @@ def extract_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -
 
 
 def _extract_device(document: dict[str, Any], names: tuple[str, ...]) -> str:
-    """Returns the device of one or several fields. Raises DecodeError."""
+    """Returns the device of one or several fields. One with a `?` may be missing. Raises
+    DecodeError."""
     parts = []
-    for name in names:
+    for wanted in names:
+        name = wanted.removesuffix("?")
         found, holder, key = _find(document, name)
         part = _identifier(found)
+        if found is None and name != wanted and len(names) > 1:
+            continue
         if holder is None or part is None:
             raise DecodeError(f"no device: {name} is {_shown(found)}", "device")
         del holder[key]
         parts.append(part)
+    if not parts:
+        raise DecodeError(f"no device: the payload has no {', '.join(names)}", "device")
     return "/".join(parts)
 
 

@@ -184,7 +184,9 @@ def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:
     return decode_text(payload, metric, keeps_text=False, decimal=fields.decimal)
 
 
-def decode_status(payload: bytes, fields: Fields, *, any_word: bool = True) -> Decoded:
+def decode_status(
+    payload: bytes, fields: Fields, metric: str = VALUE, *, any_word: bool = True
+) -> Decoded:
     """Decodes online or offline: a word, a number, or a field of a JSON object, whose other fields
     are readings.
 
@@ -204,7 +206,7 @@ def decode_status(payload: bytes, fields: Fields, *, any_word: bool = True) -> D
         return decode_json(payload, fields)
     found = presence(utf8(payload[:64]).strip(), any_word) if len(payload) <= 64 else None
     if found is None:
-        return decode_any(payload, fields)
+        return decode_any(payload, fields, metric)
     decoded = Decoded()
     decoded.add(ONLINE, found)
     return decoded
@@ -212,6 +214,8 @@ def decode_status(payload: bytes, fields: Fields, *, any_word: bool = True) -> D
 
 def _presence_in(document: dict[str, Any], any_word: bool) -> tuple[str, bool | None]:
     """Returns the field that says whether the device is online, and the state."""
+    if document.get("_type") == "lwt":  # the will of OwnTracks
+        return "_type", False
     for name in _STATUS_FIELDS if any_word else _PRESENCE_FIELDS:
         is_any = any_word or _PRESENCE_FIELDS[name]
         state = presence(str(document.get(name, "")), is_any)

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -33,7 +33,10 @@ _DIGITS: Final = re.compile(r"20\d{12}")
 """A date without separators: 20261130110531."""
 _DIGITS_FROM, _DIGITS_END = 20_000_101_000_000, 21_000_000_000_000
 """The range of such dates as numbers. They would be milliseconds of the years 2603 to 2635."""
+_DSMR: Final = re.compile(r"(\d{12})([WS])")
+"""A time of a Dutch smart meter: 261130114000W, of winter or summer in central Europe."""
 _ASP_DATE: Final = re.compile(r"/Date\((\d+)(?:[+-]\d{4})?\)/")
+_SEASONS: Final = {"W": timezone(timedelta(hours=1)), "S": timezone(timedelta(hours=2))}
 _ODD_SECONDS: Final = re.compile(r"^(.{11})(24:00:00|23:59:60|\d\d:\d\d:60)(.*)$")
 
 
@@ -138,6 +141,11 @@ def _from_text(text: str, zone: tzinfo | None, near_us: int) -> int | None:
             with suppress(ValueError):
                 return _microseconds(datetime.strptime(text, "%Y%m%d%H%M%S"), zone, near_us)
         return _from_number(float(text) if "." in text else int(text))
+    dsmr = _DSMR.fullmatch(text)
+    if dsmr is not None:
+        with suppress(ValueError):
+            local = datetime.strptime(dsmr[1], "%y%m%d%H%M%S")
+            return _microseconds(local, zone or _SEASONS[dsmr[2]], near_us)
     seconds = 0
     if len(text) < len("2026-01-01T00") or text[4] != "-":
         # A date alone and week dates, which datetime would accept as well, are no times.

@@ -54,8 +54,8 @@ _SPELLINGS: Final = {
 _MEASURED: Final = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)(\s*\*\s*|\s*)([^\d\s*.,+-]\S*)"
 )
-_CODE: Final = re.compile(r"\+?0[0-9]+")
-"""A number that may be a name, as in text_payload.py."""
+_CODE: Final = re.compile(r"\+?0[0-9]+|[0-9]{12}")
+"""A number that may be a name, as in text_payload.py, or the time 261130114000W of a meter."""
 _DOUBTFUL: Final = re.compile(r"[A-Fa-f]+|[A-UX-Za-z]")
 """Units that are none directly behind a number: `12F` may be a hexadecimal number, `3A` a flat."""
 

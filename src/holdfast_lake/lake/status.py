@@ -50,10 +50,16 @@ CLOCK_LAG_MS: Final = 120_000
 """The most milliseconds that a message of such a minute is from the offset."""
 REPETITIONS_MIN: Final = 10
 """The most repetitions that are no hint, however few messages there are."""
+REPETITIONS_SHARE: Final = 0.1
+"""The share of repetitions that is no hint: clients repeat few messages."""
 DEVICE_HINTS_MAX: Final = 5
 """The most devices with a hint of their own of each kind."""
 QUARTER_MS: Final = 900_000
 """The step of the offsets of time zones."""
+DAY_QUARTERS: Final = 96
+"""The quarters of an hour of a day. No zone is more apart."""
+GPS_QUARTERS: Final = 351_072
+"""The quarters of an hour from 1970 to the begin of GPS time, 1980-01-06."""
 _COMMA: Final = re.compile(r"[+-]?\d{1,3}(\.?\d{3})*,\d{1,6}(\s?[^\s\d,;]{1,8})?")
 """A text that may be a number with a decimal comma, also with a unit."""
 AGE_MAX_S: Final = 40 * 365 * 86_400.0
@@ -246,10 +252,13 @@ def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:
         if step and len(steps) >= CLOCK_MINUTES_MIN and same >= CLOCK_SHARE * len(steps):
             count = sum(messages for _, messages in steps)
             way = "behind" if step > 0 else "ahead of"
-            hints.append(
-                f"device {device} is {abs(step) / 4:.2f} h {way} the broker in {count:,} messages: "
-                "local time? A rule with zone='Area/City' mends it, or time=None"
-            )
+            off = f"{abs(step) / 4:.2f} h"
+            why = "local time? A rule with zone='Area/City' mends it, or time=None"
+            if abs(step) > DAY_QUARTERS:
+                off = f"{abs(step) / DAY_QUARTERS:,.2f} days"
+                why = "GPS time, from 1980" if step == GPS_QUARTERS else "a wrong date"
+                why += "? A rule with time=None uses the broker's time"
+            hints.append(f"device {device} is {off} {way} the broker in {count:,} messages: {why}")
     return _some(hints, "devices")
 
 
@@ -300,18 +309,19 @@ def _number_hints(lake: LakePath, catalog: Catalog) -> list[str]:
         sums[row["device"]].update({name: row[name] for name in names})
     hints = []
     for device, found in sorted(sums.items()):
-        count = f"than the {found['messages']:,} messages that are there"
         missing = found["missing"] - found["filled"]
         if missing > found["messages"]:
             hints.append(
-                f"device {device}: {missing:,} message numbers are missing, more {count}. If it "
+                f"device {device}: {missing:,} message numbers are missing, more than the "
+                f"{found['messages']:,} messages that are there. If it "
                 "counts over several topics, a rule with sequence_per='device' mends it; if its "
                 "numbers are none, sequence=None"
             )
-        if found["repetitions"] > max(found["messages"], REPETITIONS_MIN):
+        if found["repetitions"] > max(found["messages"] * REPETITIONS_SHARE, REPETITIONS_MIN):
             hints.append(
                 f"device {device}: {found['repetitions']:,} messages were dropped as repetitions, "
-                f"more {count}. If their number or id is none, sequence=None or id=None mends it. "
+                f"beside {found['messages']:,} that are there. If their number or id is none, "
+                "sequence=None or id=None mends it. "
                 "If the device begins above 1 after a restart, a time in its messages does"
             )
     return _some(hints, "devices")

@@ -67,6 +67,8 @@ _NUMBER_LIKE: Final = re.compile(r"[+-]?\d[\d.,' \xa0\u202f]*(?:\s*[^\d\s,;.][^\
 """A text that may be a number with separators and a unit."""
 DECIMALS_MIN: Final = 3
 """The fewest different texts that show a decimal sign."""
+DIGITS_MIN: Final = 5
+"""The fewest different digits behind a comma that are no second number, such as a status."""
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n")
 PAIR_VALUES: Final = ("v", "val", "value")
 """The names of key and value in lists of named values."""
@@ -398,19 +400,31 @@ def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
     )
 
 
-def decimal_of(texts: Iterable[str]) -> str:
+def decimal_of(texts: Iterable[str], *, may_be_two: bool = False) -> str:
     """Returns the decimal sign of some texts if they need one, and show it: a text that no other
     sign explains, such as `21,5`, and none that speaks against it. `1,234` shows nothing.
 
     Without units, all have the same number of decimals. `3,15` and `20,4` may be two numbers each.
+    With `may_be_two`, 21,45 and 22,47 may be two as well, as a temperature and a humidity are: the
+    decimals begin with a zero somewhere, or are digits that differ.
     """
     numbers = {text for text in texts if _NUMBER_LIKE.fullmatch(text)}
     for sign, other in ((",", "."), (".", ",")):
         shown = [text for text in numbers if "," in text and with_point(text, other) is None]
-        decimals = {len(text.rpartition(sign)[2]) for text in shown if text[-1].isdigit()}
+        plain = {text.rpartition(sign)[2] for text in shown if text[-1].isdigit()}
+        is_one = any(each.startswith("0") and len(each) > 1 for each in plain) or (
+            len(plain) >= DIGITS_MIN and max(map(len, plain)) == 1
+        )
+        if (
+            may_be_two
+            and plain
+            and not is_one
+            and not any("," in text and "." in text for text in shown)
+        ):
+            continue
         if (
             len(shown) >= DECIMALS_MIN
-            and len(decimals) <= 1
+            and len(set(map(len, plain))) <= 1
             and all(with_point(text, sign) is not None for text in numbers)
         ):
             return sign
@@ -517,7 +531,7 @@ def _measured_texts(group: Sequence[TopicMessages]) -> Arguments:
     may be a code."""
     texts = {payload.decode(errors="replace").strip()
              for topic in group for payload, _ in topic.messages}  # fmt: skip
-    decimal = decimal_of(texts)
+    decimal = decimal_of(texts, may_be_two=True)
     if decimal:
         why = f"the decimal sign is {decimal!r}: leave it out if it is between two values"
         return {"decimal": decimal, "why": why}

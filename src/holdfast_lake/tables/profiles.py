@@ -45,9 +45,11 @@ class ProfileEvidence:
     topic: re.Pattern[str]
     fields: tuple[str, ...] = ()
     text: str = ""
+    base: str = ""
+    """The base of a topic whose pattern has none."""
 
     def base_of(self, topic: str, payloads: Sequence[bytes]) -> str | None:
-        """Returns the base of a topic, empty if the profile has none. None: it is no evidence."""
+        """Returns the base of a topic, empty if the evidence has none. None: it is no evidence."""
         match = self.topic.fullmatch(topic)
         if match is None or not any(
             re.fullmatch(self.text or ".*", payload.decode(errors="replace"), re.DOTALL)
@@ -55,7 +57,7 @@ class ProfileEvidence:
             for payload in payloads
         ):
             return None
-        return match["base"] if "base" in self.topic.groupindex else ""
+        return match["base"] if "base" in self.topic.groupindex else self.base
 
 
 @dataclass(frozen=True)
@@ -160,5 +162,8 @@ def _evidence(each: Mapping[str, Any]) -> ProfileEvidence:
     known = {"{base}": r"(?P<base>[^/]+(?:/[^/]+)*?)", "+": "[^/]+", "#": ".*"}
     pattern = "".join(known.get(part, re.escape(part)) for part in parts)
     return ProfileEvidence(
-        re.compile(pattern, re.DOTALL), tuple(each.get("fields", ())), each.get("text", "")
+        re.compile(pattern, re.DOTALL),
+        tuple(each.get("fields", ())),
+        each.get("text", ""),
+        each.get("base", ""),
     )

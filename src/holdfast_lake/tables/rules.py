@@ -56,8 +56,8 @@ class Rule:
     returns a document like those of JSON; what it raises is quarantined."""
     device: str = "topic"
     """The source of the device: `topic`, `level 2`, `levels 1-3` (negative from the end: `levels
-    1--2`), `client` (the client id), `field name` (of the payload), or `fields model id`, joined by
-    a slash."""
+    1--2`), `client` (the client id), `field name` (of the payload), or `fields model channel? id`,
+    joined by a slash, where a field with a `?` may be missing."""
     metric: str = "value"
     """The name of the metric if the payload is one value, or `level 3`, `level -1`, `levels 3--1`.
     With `value`, `field name` is the field of the object that has it."""
@@ -67,7 +67,8 @@ class Rule:
     prefix: str = ""
     """The level of the topic that comes before the metrics of an object, such as `level -1`."""
     drop: tuple[str, ...] = ()
-    """The metrics that are left out. `*` stands for any characters."""
+    """The metrics that are left out. `*` stands for any characters. Those that match a pattern with
+    a `!` before it stay: ("radio.*", "!radio.rssi")."""
     numbers: tuple[str, ...] = ()
     """The metrics whose texts are numbers, such as "21.5" and "21.5 °C". `*` stands for any
     characters."""
@@ -327,11 +328,22 @@ def _some_levels(topic: str, begin: int, end: int) -> str:
     return found
 
 
-STATUS_LEVELS: Final = {"status": "presence", "availability": "status", "LWT": "status"}
+STATUS_LEVELS: Final = {
+    "status": "presence", "Status": "presence", "available": "presence", "lwt": "presence",
+    "$state": "presence", "availability": "status", "LWT": "status",
+}  # fmt: skip
+
+
+def _metric_of(level: str) -> str:
+    """Returns the metric of a plain value on such a topic: the free places on `lot/available` are
+    not the `value` of `lot/status`."""
+    return VALUE if level in ("status", "availability", "LWT") else level.strip("$")
+
+
 DEFAULT_RULES: Final = (
     Rule(f"{SPARKPLUG}/#", decode="sparkplug"),
     *(
-        Rule("+/" * depth + name, decode=decode, device="levels 1--2")
+        Rule("+/" * depth + name, decode=decode, device="levels 1--2", metric=_metric_of(name))
         for name, decode in STATUS_LEVELS.items()
         for depth in range(1, 7)
     ),
@@ -339,8 +351,8 @@ DEFAULT_RULES: Final = (
 )
 """The default rules.
 
-They read Sparkplug B, and online or offline on topics that end in `/status`, `/availability` or
-`/LWT`. They read everything else by its look. Topics that begin with `$` are left out.
+They read Sparkplug B, and online or offline on topics that end in one of STATUS_LEVELS.
+They read everything else by its look. Topics that begin with `$` are left out.
 """
 
 

@@ -115,7 +115,7 @@ class Reader:
             return decoded
         if decode == "function":
             return decode_document(self._call(topic, payload), fields)
-        return decode_status(payload, fields, any_word=decode == "status")
+        return decode_status(payload, fields, self.metric_of(topic), any_word=decode == "status")
 
     def _call(self, topic: str, payload: bytes) -> Any:
         """Returns what the user's function makes of a payload. Raises DecodeError."""
@@ -190,11 +190,16 @@ class Reader:
 
 
 def _any_of(patterns: Sequence[str]) -> Callable[[str], object] | None:
-    """Returns the test whether a name matches one of some patterns with `*`."""
+    """Returns the test whether a name matches one of some patterns with `*`, and none of those that
+    begin with a `!`."""
     if not patterns:
         return None
-    parts = (".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns)
-    return re.compile("|".join(parts), re.DOTALL).fullmatch
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for pattern in patterns:
+        text = ".*".join(map(re.escape, pattern.removeprefix("!").split("*")))
+        parts[pattern.startswith("!")].append(text)
+    others = rf"(?!(?:{'|'.join(parts[True])})\Z)" if parts[True] else ""
+    return re.compile(rf"{others}(?:{'|'.join(parts[False])})", re.DOTALL).fullmatch
 
 
 class Topic(NamedTuple):

@@ -65,7 +65,7 @@ def test_default_rules(topic: str, decode: str) -> None:
 
 def test_topics_of_the_broker_are_left_out() -> None:
     assert rule_of("$SYS/broker/uptime") is None
-    assert len(DEFAULT_RULES) < 30
+    assert len(DEFAULT_RULES) < 45
 
 
 @pytest.mark.parametrize(

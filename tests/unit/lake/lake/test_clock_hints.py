@@ -50,6 +50,8 @@ def test_constant_offsets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "ahead": [(-HOUR_MS + 200, -HOUR_MS + 300)] * 10,
             "half": [(-5.5 * HOUR_MS, -5.5 * HOUR_MS + 300)] * 9 + [(100.0, 900_000.0)],
             "right": [(100.0, 2000.0)] * 10,
+            "gps": [(315_964_782_000.0, 315_964_783_000.0)] * 10,
+            "year": [(31_536_000_200.0, 31_536_000_300.0)] * 10,
             "buffers": [(100.0, 5 * HOUR_MS)] * 10,
             "drifts": [(float(minute) * HOUR_MS, float(minute) * HOUR_MS) for minute in range(10)],
             "new": [(5 * HOUR_MS, 5 * HOUR_MS)] * 4,
@@ -59,7 +61,11 @@ def test_constant_offsets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found == [
         f"device ahead is 1.00 h ahead of the broker in 60 messages: {mends}",
         f"device behind is 5.00 h behind the broker in 60 messages: {mends}",
+        "device gps is 3,657.00 days behind the broker in 60 messages: GPS time, from 1980? A "
+        "rule with time=None uses the broker's time",
         f"device half is 5.50 h ahead of the broker in 60 messages: {mends}",
+        "device year is 365.00 days behind the broker in 60 messages: a wrong date? A rule with "
+        "time=None uses the broker's time",
     ]
     many = {f"d{number}": [(HOUR_MS, HOUR_MS)] * 5 for number in range(8)}
     assert told(tmp_path, many)[-1] == "and 3 more devices like it"

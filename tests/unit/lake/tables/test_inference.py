@@ -273,7 +273,10 @@ def test_roles_of_fields_are_found() -> None:
 @pytest.mark.parametrize(
     ("payload", "rule"),
     [
-        ("2#,5", 'Rule("t/+", decimal=",", device="level 2")'),
+        ("2#,#", 'Rule("t/+", decimal=",", device="level 2")'),
+        ("2#,0#", 'Rule("t/+", decimal=",", device="level 2")'),
+        ("2#,4#", 'Rule("t/+", device="level 2")'),
+        ("2#,1", 'Rule("t/+", device="level 2")'),
         ("2#,5 °C", 'Rule("t/+", decimal=",", device="level 2")'),
         ("1.23#,5 kWh", 'Rule("t/+", decimal=",", device="level 2")'),
         ("1,23#.5", 'Rule("t/+", decimal=".", device="level 2")'),
@@ -288,7 +291,7 @@ def test_roles_of_fields_are_found() -> None:
     ],
 )
 def test_a_decimal_sign_needs_texts_that_show_it(payload: str, rule: str) -> None:
-    (found,) = proposed(fleet(*((f"t/{name}", payload) for name in "ab"), times=4))
+    (found,) = proposed(fleet(*((f"t/{name}", payload) for name in "ab"), times=6))
     assert rule in found.rule
     assert ("decimal sign" in found.reason) == ("decimal=" in rule)
 
