@@ -228,6 +228,7 @@ def write_report(args: argparse.Namespace) -> int:
     output: Path = args.output
     try:
         lake = open_lake(args)
+        print(f"reading the tables of {lake.path}: a minute for millions of rows", file=sys.stderr)
         write_report(lake.path, lake.catalog, output, args.run_id, args.device)
     except OSError as error:
         if isinstance(error, ObjectStoreError):

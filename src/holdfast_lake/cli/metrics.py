@@ -23,6 +23,7 @@ _TABLE_METRICS: Final[tuple[tuple[str, str, str, "Callable[[TableStatus], _Value
     ("lag_seconds", "gauge", "Seconds for which the oldest of them has been there.",
      lambda t: t.lag_s),
     ("step_seconds", "gauge", "Duration of the last step.", lambda t: t.last_took_s),
+    ("failed", "gauge", "1 if the last step has failed.", lambda t: int(bool(t.error))),
     ("commits_total", "counter", "Commits of the table.", lambda t: t.version),
     ("last_commit_timestamp_seconds", "gauge", "Time of the last commit.",
      lambda t: None if t.last_commit_us is None else t.last_commit_us / 1e6),

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("pyspark.sql")
 
 from holdfast.client.log.lake.commits import CommitLog, Skipped
+from holdfast.client.log.lake.files import note_failure
+from holdfast_lake.cli.metrics import metrics_text
 from holdfast_lake.lake.catalog import load_catalog
 from holdfast_lake.lake.runner import Runner
 from holdfast_lake.lake.status import LakeStatus, lake_status, status_lines
@@ -59,6 +61,13 @@ def test_a_log_that_ends_before_what_was_read(tmp_path: Path) -> None:
     )
 
 
+def test_a_failed_step_is_a_metric(tmp_path: Path) -> None:
+    note_failure(tmp_path, "latency", "out of range")
+    text = metrics_text(status_of(tmp_path, {}))
+    assert 'holdfast_pipeline_failed{table="latency"} 1\n' in text
+    assert 'holdfast_pipeline_failed{table="readings"} 0\n' in text
+
+
 @pytest.mark.parametrize(
     ("counts", "hint"),
     [
@@ -68,9 +77,9 @@ def test_a_log_that_ends_before_what_was_read(tmp_path: Path) -> None:
          "sequence_per='device'"),
         ({"missing": 90, "filled": 81}, ""),
         # The number of a step of a program: equal messages of one step look like repetitions.
-        ({"repetitions": 11}, "device d: 22 messages were dropped as repetitions, more than the 20 "
-         "messages that are there. If their number or id is none, sequence=None or id=None"),
-        ({"repetitions": 10}, ""),
+        ({"repetitions": 11}, "device d: 22 messages were dropped as repetitions, beside 20 that "
+         "are there. If their number or id is none, sequence=None or id=None"),
+        ({"repetitions": 5}, ""),
     ],
 )  # fmt: skip
 def test_numbers_that_are_absurd(tmp_path: Path, counts: dict[str, int], hint: str) -> None:
