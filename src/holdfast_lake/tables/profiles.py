@@ -10,7 +10,8 @@
     why = "a device for each name"
 
 `{base}` is one level or several, found in the topics, and `{+1}` the number of the first level
-after it. A rule has the fields of `Rule`. `local_time` is a field with a time of an unknown zone.
+after it. A rule has the fields of `Rule`, and `filter` may be a list. `local_time` is a field with
+a time of an unknown zone.
 The files of the package are in holdfast_lake/profiles/, with examples that are its tests.
 """
 
@@ -67,7 +68,7 @@ class Profile:
     name: str
     title: str
     found: tuple[ProfileEvidence, ...]
-    rules: tuple[Mapping[str, Any], ...] = field(repr=False)
+    rules: tuple[dict[str, Any], ...] = field(repr=False)
     order: int = 50
 
     def bases(self, topics: Mapping[str, Sequence[bytes]]) -> list[str]:
@@ -84,8 +85,16 @@ class Profile:
     def rules_at(self, base: str) -> list[dict[str, Any]]:
         """Returns the arguments of the rules below a base, with `why` and perhaps `local_time`."""
         depth = len(base.split("/"))
+        rules = [rule | {"filter": one} for rule in self.rules for one in _filters(rule)]
         return [{name: _placed(value, base, depth) for name, value in rule.items()}
-                for rule in self.rules]  # fmt: skip
+                for rule in rules]  # fmt: skip
+
+
+def _filters(rule: Mapping[str, Any]) -> Sequence[str]:
+    """Returns the filters of a rule, which may be a list: so a maker's rule takes its topics only,
+    and not `{base}/+/+`, where others may have objects of several devices."""
+    found: str | list[str] = rule["filter"]
+    return [found] if isinstance(found, str) else found
 
 
 def _placed(value: Any, base: str, depth: int) -> Any:
