@@ -13,6 +13,10 @@ just started has no previous value, and takes the others'. It decides nothing be
 Counter-example: B, two days ahead, restarts and leads the home again before A has reported its
 clock. B has no other clock than its own, and ends the session.
 
+A node whose last other node is removed goes on with the agreed clock, until its own one is within
+TOLERANCE_S of it. Counter-example: B, two days ahead, is to go on alone. The removal of A would end
+all sessions that last less than two days. After a restart B has no clock but its own.
+
 The module is pure: times are arguments, in microseconds.
 """
 
@@ -69,6 +73,8 @@ class ClusterClock:
         self._own_us = own_us
         base_us = self._base_us
         if base_us is None or -_TOLERANCE_US <= self._own_us - base_us <= _TOLERANCE_US:
+            if base_us is not None and not self._samples:
+                self._base_us = own_us
             return wall_us
         return now_us + base_us
 
@@ -110,7 +116,6 @@ class ClusterClock:
 
     def _agree(self, told_us: int | None, now_us: int) -> None:
         if not self._samples:
-            self._base_us = None
             return
         clocks = sorted([*(each.offset_us for each in self._samples.values()), self._own_us])
         low, high = clocks[(len(clocks) - 1) // 2], clocks[len(clocks) // 2]

@@ -114,6 +114,24 @@ def test_a_node_alone_goes_by_its_own_clock() -> None:
     assert nodes.error_s("n1") == 86_400
 
 
+def test_a_node_that_is_left_alone_goes_on_with_the_agreed_clock() -> None:
+    nodes = Nodes("n1", "n2")
+    nodes.meet("n1", "n2")
+    nodes.settle()
+    nodes.off_us["n2"] = DAY_US
+    nodes.meet("n1", "n2")
+    assert nodes.error_s("n2") == 0
+    nodes.clocks["n2"].forget({"n2"}, nodes.mono("n2"))
+    nodes.now += 3600
+    assert nodes.error_s("n2") == 0
+    # Its clock is set right, and from then on counts as that of any node without others.
+    nodes.off_us["n2"] = 0
+    for _ in range(5):
+        nodes.now += 86_400
+        nodes.off_us["n2"] += 900_000
+        assert round(nodes.error_s("n2"), 3) == nodes.off_us["n2"] / 1e6
+
+
 def test_a_clock_that_was_set_is_told() -> None:
     clock = ClusterClock("n1")
     for now, off_s in ((1.0, 0.0), (2.0, 0.5), (3.0, SKEW_S), (4.0, -7200.0), (5.0, -7200.0)):
