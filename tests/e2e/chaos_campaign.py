@@ -223,13 +223,15 @@ def _play_one(
     try:
         for pause_s in planned.fault(scene):
             crowd.pump(pause_s, roles.look)
+        for party in absent:
+            party.away = False
+        for pause_s in wait_whole(scene, WHOLE_S):
+            crowd.pump(pause_s, roles.look)
     except BaseException as error:
+        # The ledger excuses what the fault explains, also when nothing ends it.
+        workload.ledger.fault(kind, at, time.monotonic(), scene.victims)
         error.add_note(f"round {kind}@{planned.seed}: {'; '.join(scene.notes)}")
         raise
-    for party in absent:
-        party.away = False
-    for pause_s in wait_whole(scene, WHOLE_S):
-        crowd.pump(pause_s, roles.look)
     whole_at = time.monotonic()
     workload.ledger.fault(kind, at, whole_at, scene.victims)
     affected = {
