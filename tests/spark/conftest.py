@@ -10,15 +10,11 @@ pytest.importorskip("pyspark.sql")
 from pyspark.sql import SparkSession
 
 from holdfast_lake import spark_session
+from holdfast_lake.session import SMALL_SETTINGS
 from tests.e2e.conftest import start_holdfast as start_holdfast
 from tests.support.iceberg_tables import iceberg_settings
 
-SETTINGS = {
-    "spark.sql.shuffle.partitions": 1,
-    "spark.sql.adaptive.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.log.level": "ERROR",
-}
+SETTINGS = SMALL_SETTINGS | {"spark.log.level": "ERROR"}
 
 
 @pytest.fixture(scope="session")
