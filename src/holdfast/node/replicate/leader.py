@@ -134,10 +134,19 @@ class LeaderSide:
             led.end = ends[led.partition]
             self._mark(led)
 
-    def handle_nodes(self, now: float) -> None:
-        """Proposes again for partitions with replicas out of sync, because nodes changed."""
+    def handle_nodes(self, met: frozenset[str], now: float) -> None:
+        """Proposes again for partitions with replicas out of sync, because nodes changed. The
+        silence of nodes heard for the first time since the start of this node begins again.
+        Counter-example: the file of this leader has lost its end. A replica in sync has that end,
+        and is out of the set between its first heartbeat and its request to follow."""
         for led in self.led:
-            if led is not None and len(led.info.in_sync) < len(led.info.members):
+            if led is None:
+                continue
+            for progress in led.followers.values():
+                if progress.peer.node in met:
+                    progress.acknowledged_at = now
+                    progress.is_silent = False
+            if len(led.info.in_sync) < len(led.info.members):
                 self._in_sync.propose(led, now)
                 self._watch(led, now)
 

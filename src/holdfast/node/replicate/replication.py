@@ -148,7 +148,7 @@ class Replication:
                 self._state.break_off(partition, error)
         self.leading.reply_early(now)
         if before is not None and before.nodes is not metadata.nodes:
-            self.leading.handle_nodes(now)
+            self.leading.handle_nodes(frozenset(), now)
         if before is not None and before.min_insync > metadata.min_insync:
             self.leading.commit_more()
         self._finish()
@@ -272,10 +272,11 @@ class Replication:
     ) -> None:
         """Keeps these nodes from entering an in-sync set. They are silent here, or report an
         untrustworthy disk."""
+        met = self._state.unmet - unmet
         self._state.unmet = unmet
-        if nodes != self._state.unhealthy:
+        if met or nodes != self._state.unhealthy:
             self._state.unhealthy = nodes
-            self.leading.handle_nodes(now)
+            self.leading.handle_nodes(met, now)
             self._finish()
 
     def handle_connected(self, node: str, now: float) -> None:
