@@ -14,6 +14,9 @@ import numpy.typing as npt
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The range of UTC times that Python and Spark can show, the years 1 to 9999. A text with an offset
+or a second 60 may be beyond it, and a program that reads such a row would stop."""
 _SECONDS_BELOW: Final = 100_000_000_000
 """The bound of numbers that are seconds. It is the year 5138 in seconds, and 1973 in
 milliseconds."""
@@ -57,12 +60,13 @@ def parse_time(
         return _from_number(value)
     if kind is str and 0 < len(value) <= _TEXT_LENGTH_MAX:
         text = value.strip()
-        if time_format is not None:
-            try:
-                return _microseconds(datetime.strptime(text, time_format), zone, near_us)
-            except (ValueError, OverflowError):
-                return None
-        return _from_text(text, zone, near_us)
+        try:
+            time_us = _from_text(text, zone, near_us) if time_format is None else _microseconds(
+                datetime.strptime(text, time_format), zone, near_us
+            )  # fmt: skip
+        except (ValueError, OverflowError):
+            return None
+        return time_us if time_us is not None and _FIRST_US <= time_us <= _LAST_US else None
     if kind is dict and len(value) == 1:  # MongoDB's JSON
         ((key, inner),) = value.items()
         if key in ("$date", "$numberLong") and type(inner) is not dict:
@@ -156,11 +160,7 @@ def _from_text(text: str, zone: tzinfo | None, near_us: int) -> int | None:
     if match is not None:  # the end of a day, and a leap second
         text = match[1] + ("00:00:00" if match[2] == "24:00:00" else match[2][:6] + "59") + match[3]
         seconds = 86_400 if match[2] == "24:00:00" else 1
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return _microseconds(found, zone, near_us) + seconds * 1_000_000
+    return _microseconds(datetime.fromisoformat(text), zone, near_us) + seconds * 1_000_000
 
 
 def _as_iso(text: str) -> str:
