@@ -8,7 +8,6 @@ import json
 from typing import Final, Protocol
 
 from holdfast.client.identity import SEQUENCE_MAX
-from holdfast.protocol.topics.names import check_filter, decode_topic
 
 
 class Format(Protocol):
@@ -100,24 +99,3 @@ def parse_paper(payload: bytes) -> tuple[int, str, str]:
     if not isinstance(text, str) or not isinstance(sender, str):
         raise ValueError("msg and sender must be strings")
     return sequence, text, sender
-
-
-def paper_topic(topic: str, group: str, user: str) -> str:
-    """The topic `topic1/group1/user1`. A level that is empty or has a separator or wildcard raises
-    `ValueError`."""
-    name = "/".join(_level(level) for level in (topic, group, user))
-    return decode_topic(name.encode())
-
-
-def paper_filter(topic: str, group: str) -> str:
-    """The filter `topic1/group2/#` of all users of a group. An invalid level raises
-    `ValueError`."""
-    name = "/".join((_level(topic), _level(group), "#"))
-    check_filter(name)
-    return name
-
-
-def _level(level: str) -> str:
-    if not level or any(character in level for character in "/+#"):
-        raise ValueError(f"topic level {level!r}: not empty and without / + #")
-    return level

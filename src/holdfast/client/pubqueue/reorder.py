@@ -26,7 +26,6 @@ BUFFERED_TOTAL_MAX: Final = 10_000
 GAP_TIMEOUT_S: Final = 5.0
 SKIPPED_MAX: Final = 64
 """The most gaps per producer that are remembered after they were given up."""
-SHOWN_MAX: Final = 1_000
 
 NEW: Final = 0
 DUPLICATE: Final = 1
@@ -250,30 +249,6 @@ class Reorder(Generic[Item]):
             return
         came_at, _ = producer.buffer[min(producer.buffer)]
         self._deadlines[name] = came_at + self._gap_timeout_s
-
-
-class DisplayOrder:
-    """The positions of messages in a list that shows them by id, newest last: the paper's
-    correction of the order. It remembers the newest `shown_max`."""
-
-    def __init__(self, shown_max: int = SHOWN_MAX) -> None:
-        self._shown_max = shown_max
-        self._shown: list[tuple[int, str]] = []
-
-    def insert(self, id: int, sender: str) -> int | None:
-        """The number of shown messages that stay below it: 0 appends. None: it is shown already, or
-        older than all that are remembered."""
-        key = (id, sender)
-        position = bisect_left(self._shown, key)
-        if position < len(self._shown) and self._shown[position] == key:
-            return None
-        if position == 0 and len(self._shown) == self._shown_max:
-            return None
-        self._shown.insert(position, key)
-        below = len(self._shown) - 1 - position
-        if len(self._shown) > self._shown_max:
-            del self._shown[0]
-        return below
 
 
 def _remember(skipped: deque[tuple[int, int]], index: int, gap: tuple[int, int]) -> None:

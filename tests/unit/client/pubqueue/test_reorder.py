@@ -14,8 +14,6 @@ from holdfast.client.protocol.effects import Message
 from holdfast.client.pubqueue.format import (
     PaperFormat,
     SequenceFormat,
-    paper_filter,
-    paper_topic,
     parse_paper,
 )
 from holdfast.client.pubqueue.ordered import identify, ordered_messages
@@ -24,7 +22,6 @@ from holdfast.client.pubqueue.reorder import (
     LATE,
     NEW,
     Deduplicate,
-    DisplayOrder,
     Gap,
     Late,
     Ordered,
@@ -75,11 +72,6 @@ def test_paper_form() -> None:
     assert form.next_sequence(12345, 12.3456) == 12346
     assert form.next_sequence(99999, 12.3456) == 100000
     assert SequenceFormat().next_sequence(4, 12.0) == 5
-    assert paper_topic("topic1", "group1", "user1") == "topic1/group1/user1"
-    assert paper_filter("topic1", "group2") == "topic1/group2/#"
-    for level in ("", "a/b", "+", "#"):
-        with pytest.raises(ValueError):
-            paper_topic("topic1", level, "user1")
     for payload in (
         b"",
         b"7",
@@ -210,18 +202,6 @@ def test_reorder_puts_any_shuffle_right() -> None:
         numbers = [n for n in numbers for _ in range(choose.choice([1, 1, 2]))]
         reorder: Reorder[int] = Reorder()
         assert feed(reorder, 1, *numbers) == list(range(1, 60))
-
-
-def test_display_order() -> None:
-    """A message with a smaller id is shown above those with greater ones."""
-    order = DisplayOrder(shown_max=3)
-    shown: list[int] = []
-    for id in (10, 30, 20, 20, 40, 5):
-        below = order.insert(id, "user1")
-        if below is not None:
-            shown.insert(len(shown) - below, id)
-    assert shown == [10, 20, 30, 40]
-    assert order.insert(40, "user2") == 0
 
 
 class Receiving:
