@@ -29,7 +29,7 @@ from bench.paper.effects import (
 )
 from bench.paper.member import PaperMember
 from bench.paper.messages import SUBSCRIPTIONS
-from bench.paper.settings import PaperSettings
+from bench.paper.settings import JOIN_PATH, PaperSettings
 from bench.paper.topic import TopicView
 from holdfast.client import (
     Client,
@@ -53,7 +53,6 @@ from holdfast_federation.sidecar.manager_client.http import (
     ManagerRefuses,
     ManagerUnreachable,
 )
-from holdfast_federation.sidecar.sidecar_settings import JOIN_PATH
 
 QUEUE_MESSAGES_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 16 << 20

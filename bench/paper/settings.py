@@ -1,25 +1,45 @@
 """Reads the settings of a federator of the published protocol from its environment."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct, field
 
 from bench.paper.config import BadConfig, PaperConfig
 from holdfast.client.servers import parse_server
+from holdfast.config.durations import duration_ns
 from holdfast.config.first_line import first_line, first_word
 from holdfast.config.problem import ConfigError, Problem
-from holdfast.config.sources import Overrides, Published, load_settings
-from holdfast_federation.sidecar.sidecar_settings import duration_s, listener_url, manager_url
+from holdfast.config.sources import Overrides, load_settings
+
+JOIN_PATH: Final = "/api/v1/join"
+"""The manager's path for joining. Some configurations include it in the URL."""
+
+
+def manager_url(text: str) -> str:
+    """The manager's URL, which may be published without a scheme and with the path of a join."""
+    url = text.removesuffix("/").removesuffix(JOIN_PATH)
+    return url if "://" in url else f"http://{url}"
+
+
+def listener_url(text: str) -> str:
+    """The URL of a broker, which may be published without a scheme."""
+    return text if "://" in text else f"tcp://{text}"
+
+
+def duration_s(text: str) -> float:
+    """The seconds of a published duration, as `10s`. Raises `ValueError`."""
+    return duration_ns(text) / 1e9
+
 
 _MANAGER_FILES: Final = ("manager_token_file", "manager_ca", "manager_certificate", "manager_key")
-PUBLISHED: Final[Published] = {
+PUBLISHED: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "TOPOLOGY_MANAGER_URL": ("manager", manager_url),
     "ADVERTISED_LISTENER": ("advertised", listener_url),
     "MOSQUITTO_PORT": ("broker", lambda port: f"tcp://127.0.0.1:{port}"),
     "CORE_ANN_INTERVAL": ("core_ann_interval_s", duration_s),
     "BEACON_INTERVAL": ("beacon_interval_s", duration_s),
-    "FED_REDUNDANCY": ("redundancy", str),
+    "FED_REDUNDANCY": ("redundancy", int),
     # The published environment lacks these. They have the names of other members.
     **{f"HOLDFAST_FEDERATION__{key.upper()}": (key, str) for key in _MANAGER_FILES},
 }
@@ -70,9 +90,14 @@ class PaperSettings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
         Raises `ConfigError` when a value is not allowed.
         """
-        return load_settings(
-            cls, _problems, environ=environ, overrides=overrides, tables=(), published=PUBLISHED
-        )
+        given: dict[str, object] = {}
+        for name, (key, read) in PUBLISHED.items():
+            if text := environ.get(name):
+                try:
+                    given[key] = read(text)
+                except ValueError as error:
+                    raise ConfigError(f"environment {name}: {error}") from None
+        return load_settings(cls, _problems, overrides={**given, **(overrides or {})})
 
     def config(
         self, core_ann_interval_s: float, beacon_interval_s: float, redundancy: int

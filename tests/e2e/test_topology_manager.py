@@ -221,7 +221,7 @@ def test_sigterm_ends_it_while_somebody_watches(manager: ManagerProcess) -> None
 @pytest.mark.parametrize(
     ("environment", "text"),
     [
-        ({"MONGO_URL": "mongodb://root:secret@mongo:27017"}, "does not use MongoDB"),
+        ({"HOLDFAST_TOPOLOGY__DB_URL": "mongodb://root:secret@mongo"}, "write sqlite:///"),
         ({"HOLDFAST_TOPOLOGY__BIND": "0.0.0.0"}, "anybody who reaches 0.0.0.0"),
     ],
 )

@@ -37,7 +37,10 @@ class Site:
             home.mkdir()
             self.brokers.append(Mosquitto(home))
         self.manager = ManagerProcess(
-            directory, CORE_ANN_INTERVAL="1s", BEACON_INTERVAL="1s", FED_REDUNDANCY="2"
+            directory,
+            HOLDFAST_TOPOLOGY__CORE_ANN_INTERVAL="1s",
+            HOLDFAST_TOPOLOGY__BEACON_INTERVAL="1s",
+            HOLDFAST_TOPOLOGY__REDUNDANCY="2",
         )
 
     def start(self) -> None:

@@ -28,7 +28,7 @@ class ManagerProcess(Broker):
         self.environment = {
             "HOLDFAST_TOPOLOGY__PROBE_INTERVAL_S": "0.2",
             "HOLDFAST_TOPOLOGY__PROBE_TIMEOUT_S": "15",
-            "DB_URL": f"sqlite:///{directory}/topology.db",
+            "HOLDFAST_TOPOLOGY__DB_URL": f"sqlite:///{directory}/topology.db",
             **environment,
         }
 

@@ -123,11 +123,11 @@ class Site:
             self.sidecars.append(Sidecar(place, self.brokers[-1].port, more))
             if manager:
                 self.sidecars[-1].environment = {
-                    "TOPOLOGY_MANAGER_URL": f"{manager}/api/v1/join",
-                    "ADVERTISED_LISTENER": f"tcp://127.0.0.1:{self.brokers[-1].port}",
-                    "BEACON_INTERVAL": "2s",
-                    "CORE_ANN_INTERVAL": "1s",
-                    "TOP_MAX_REDUNDANCY": "5",
+                    "HOLDFAST_FEDERATION__MANAGER": manager,
+                    "HOLDFAST_FEDERATION__BROKER": f"tcp://127.0.0.1:{self.brokers[-1].port}",
+                    "HOLDFAST_FEDERATION__HELLO_S": "1",
+                    "HOLDFAST_FEDERATION__CAPACITY": "5",
+                    "HOLDFAST_EDGE__BEACON_INTERVAL_S": "2",
                 }
 
     def start(self) -> None:

@@ -3,8 +3,7 @@
 - File: TOML, the tables of the program's schema. `include` lists further files, see `_Reader`.
 - Environment: `HOLDFAST_TABLE__KEY=value`; two underscores stand for the dot, list entries are
   numbered (`HOLDFAST_LISTENERS__0__PORT=1884`). Text is taken as it is, commas separate the texts
-  of a list, everything else is written as in TOML. Other names are settings only if the program
-  lists them in `published`; these give way to the HOLDFAST_ ones.
+  of a list, everything else is written as in TOML.
 - Command line: dotted keys with typed values (`{"listeners.0.port": 1884}`).
 
 Relative paths in values count from the working directory.
@@ -38,8 +37,6 @@ Tree: TypeAlias = dict[str, object]
 """The tables of a file, as TOML names them."""
 Overrides: TypeAlias = Mapping[str, object]
 """The values of the command line by dotted key."""
-Published: TypeAlias = Mapping[str, tuple[str, Callable[[str], object]]]
-"""The key of each published variable, and the reading of its text, which raises `ValueError`."""
 
 
 @dataclass
@@ -71,7 +68,6 @@ def load_settings(
     overrides: Overrides | None = None,
     *,
     tables: Collection[str] | None = None,
-    published: Published | None = None,
     complete: Callable[[Settings], Settings] = lambda settings: settings,
 ) -> Settings:
     """The checked settings with every default filled in. Raises `ConfigError`.
@@ -80,7 +76,7 @@ def load_settings(
     to other programs. `complete` derives the settings that depend on others, before
     `find_problems` checks that they go together.
     """
-    sources = read_sources(schema, path, environ, overrides, tables=tables, published=published)
+    sources = read_sources(schema, path, environ, overrides, tables=tables)
 
     def check(found: Iterable[Problem]) -> None:
         wrong = [f"{sources.origin(key)}: {key}{text}" for key, text in found]
@@ -100,7 +96,6 @@ def read_sources(
     overrides: Overrides | None = None,
     *,
     tables: Collection[str] | None = None,
-    published: Published | None = None,
 ) -> Sources:
     """The values of all sources, not checked yet. Raises `ConfigError` if a source cannot be read.
     The arguments are those of `load_settings`."""
@@ -110,17 +105,11 @@ def read_sources(
     tree, origins = sources.tree, sources.origins
     if path is not None:
         _Reader(tree, origins).read(path)
-    for name, (key, read) in (published or {}).items():
-        if text := environ.get(name):
-            try:
-                value = read(text)
-            except ValueError as error:
-                raise ConfigError(f"environment {name}: {error}") from None
-            _put_text(tree, kind, key.split("."), value, f"environment {name}", origins)
     for name, text in sorted(environ.items()):
         parts = name.removeprefix(PREFIX).lower().split("__")
         if name.startswith(PREFIX) and len(parts) > 1 and (tables is None or parts[0] in tables):
-            _put_text(tree, kind, parts, text, f"environment {name}", origins)
+            value = read_text(find_type(kind, parts), text)
+            _put(tree, parts, value, f"environment {name}", origins)
     for dotted, value in (overrides or {}).items():
         _put(tree, dotted.split("."), value, "command line", origins)
     return sources
@@ -216,19 +205,6 @@ def _read(path: Path) -> Tree:
         if _MOSQUITTO.search(text):
             hint = "; is it a mosquitto.conf? `holdfast config import` translates it"
         raise ConfigError(f"{path}: not valid TOML: {error}{hint}") from None
-
-
-def _put_text(
-    tree: Tree,
-    kind: inspect.Type,
-    parts: list[str],
-    value: object,
-    origin: str,
-    origins: dict[str, str],
-) -> None:
-    if isinstance(value, str):
-        value = read_text(find_type(kind, parts), value)
-    _put(tree, parts, value, origin, origins)
 
 
 def read_text(kind: inspect.Type | None, text: str) -> object:

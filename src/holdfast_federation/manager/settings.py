@@ -1,8 +1,7 @@
 """Loads a manager's settings from the environment and the command line.
 
-The published names are CORE_ANN_INTERVAL, BEACON_INTERVAL (Go durations), FED_REDUNDANCY,
-TOP_MAX_REDUNDANCY; and DB_URL in place of MONGO_URL. HOLDFAST_TOPOLOGY__ and the name of a field in
-capitals take precedence over them. `holdfast.config.sources` reads all of them.
+A variable is HOLDFAST_TOPOLOGY__ and the name of a field in capitals. `holdfast.config.sources`
+reads them.
 
 A join names an address. A join token proves the caller, not the address. So an address counts
 as a member's broker when the operator vouches for it: he joins the member himself, or names the
@@ -24,9 +23,9 @@ from holdfast.addresses import is_loopback
 from holdfast.config.durations import duration_ns
 from holdfast.config.first_line import first_word
 from holdfast.config.problem import ConfigError, Problem
-from holdfast.config.sources import Published, load_settings, read_text
+from holdfast.config.sources import load_settings, read_text
 from holdfast.config.values import find_type
-from holdfast_federation.manager.state.store import SCHEME, file_of
+from holdfast_federation.manager.state.store import file_of
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,6 @@ def is_named(ip: str, patterns: Sequence[str]) -> bool:
 
 
 PREFIX: Final = "HOLDFAST_TOPOLOGY__"
-PUBLISHED: Final[Published] = {
-    "CORE_ANN_INTERVAL": ("topology.core_ann_interval", str),
-    "BEACON_INTERVAL": ("topology.beacon_interval", str),
-    "FED_REDUNDANCY": ("topology.redundancy", str),
-    "TOP_MAX_REDUNDANCY": ("topology.degree_max", str),
-    "DB_URL": ("topology.db_url", str),
-}
 TOKEN_CHARACTERS_MIN: Final = 16
 
 
@@ -158,17 +150,10 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None)
 
     `overrides` are the texts of the command line, by the names of the fields.
     """
-    overrides = overrides or {}
-    is_named = "DB_URL" in environ or f"{PREFIX}DB_URL" in environ or "db_url" in overrides
-    if environ.get("MONGO_URL") and not is_named:
-        raise ConfigError(
-            "MONGO_URL: this manager does not use MongoDB, it keeps its state in SQLite; unset it,"
-            f" and set DB_URL={SCHEME}/path/to/topology.db (members join again by themselves)"
-        )
     kind = inspect.type_info(ManagerSettings)
     given = {
         f"topology.{name}": read_text(find_type(kind, [name]), text)
-        for name, text in overrides.items()
+        for name, text in (overrides or {}).items()
     }
     return load_settings(
         ManagerTables,
@@ -176,7 +161,6 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None)
         environ=environ,
         overrides=given,
         tables=ManagerTables.__struct_fields__,
-        published=PUBLISHED,
         complete=_complete,
     ).topology
 

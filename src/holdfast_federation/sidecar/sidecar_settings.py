@@ -8,29 +8,23 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from holdfast.addresses import ADDRESS, is_any, is_loopback, split_address
+from holdfast.addresses import ADDRESS, is_loopback, split_address
 from holdfast.client.servers import Server, parse_server
-from holdfast.config.durations import duration_ns
 from holdfast.config.federation import Federation, federation_problems
 from holdfast.config.first_line import first_line
 from holdfast.config.problem import ConfigError, Problem, shown
-from holdfast.config.sources import Overrides, Published, load_settings
+from holdfast.config.sources import Overrides, load_settings
 from holdfast.protocol.topics.names import InvalidFilter, check_filter
 from holdfast_federation.core.config import FederationConfig
 from holdfast_federation.core.policy import UNLIMITED, LinkPolicy
 from holdfast_federation.sidecar.edge_mqtt.interest_sources import BEACONS_PER_TTL, SourceSettings
 from holdfast_federation.sidecar.edge_mqtt.settings import EdgeSettings
-
-JOIN_PATH: Final = "/api/v1/join"
-"""The manager's path for joining. Some configurations include it in the URL."""
 
 
 def member_config(settings: Federation) -> FederationConfig:
@@ -58,22 +52,6 @@ def link_policy(settings: Federation) -> LinkPolicy:
         messages_per_s=settings.messages_per_s or UNLIMITED,
         bytes_per_s=settings.bytes_per_s or UNLIMITED,
     )
-
-
-def manager_url(text: str) -> str:
-    """The manager's URL, which may be published without a scheme and with the path of a join."""
-    url = text.removesuffix("/").removesuffix(JOIN_PATH)
-    return url if "://" in url else f"http://{url}"
-
-
-def listener_url(text: str) -> str:
-    """The URL of a broker, which may be published without a scheme."""
-    return text if "://" in text else f"tcp://{text}"
-
-
-def duration_s(text: str) -> float:
-    """The seconds of a published duration, as `10s`. Raises `ValueError`."""
-    return duration_ns(text) / 1e9
 
 
 LEVELS: Final = {"5": 5, "3.1.1": 4}
@@ -169,16 +147,6 @@ class EdgeTls:
             self.context.load_cert_chain(self._edge.certificate, self._edge.key)
 
 
-PUBLISHED: Final[Published] = {
-    "TOPOLOGY_MANAGER_URL": ("federation.manager", manager_url),
-    "ADVERTISED_LISTENER": ("federation.broker", listener_url),
-    "BEACON_INTERVAL": ("edge.beacon_interval_s", duration_s),
-    "CORE_ANN_INTERVAL": ("federation.hello_s", lambda text: min(duration_s(text), 60.0)),
-    "TOP_MAX_REDUNDANCY": ("federation.capacity", str),
-    "FED_REDUNDANCY": ("federation.redundancy", str),
-}
-
-
 def load(path: Path | None, environ: Mapping[str, str], overrides: Overrides) -> SidecarSettings:
     """Reads and checks the settings from all three sources.
 
@@ -191,8 +159,7 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Overrides) ->
         environ,
         overrides,
         tables=SidecarTables.__struct_fields__,
-        published=PUBLISHED,
-        complete=partial(_complete, environ.get("ADVERTISED_LISTENER", "")),
+        complete=_complete,
     )
     is_secure = any(parse_server(text).is_secure for text in tables.edge.broker)
     tls = EdgeTls(tables.edge) if is_secure else None
@@ -200,17 +167,12 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Overrides) ->
     return SidecarSettings(tables.federation, edge, tables.admin.address, tls)
 
 
-def _complete(listener: str, tables: SidecarTables) -> SidecarTables:
-    """Derives the broker's URL for the manager from the edge. Derive the address of the member from
-    ADVERTISED_LISTENER if `listen` stands for all addresses."""
+def _complete(tables: SidecarTables) -> SidecarTables:
+    """Derives the broker's URL for the manager from the edge."""
     federation, changes = tables.federation, dict[str, str]()
     if federation.manager and not federation.broker:
         with suppress(ValueError, IndexError):
             changes["broker"] = _url_of(parse_server(tables.edge.broker[0]))
-    if listener and federation.listen and not federation.advertise:
-        host, port = split_address(federation.listen)
-        if is_any(host):
-            changes["advertise"] = f"{urlsplit(listener_url(listener)).hostname}:{port}"
     return replace(tables, federation=replace(federation, **changes))
 
 

@@ -108,7 +108,7 @@ class ManagerProgram(Program):
         port = free_port()
         self.url = f"http://{host.address}:{port}"
         environment = {
-            "DB_URL": f"sqlite:///{directory}/topology.db",
+            "HOLDFAST_TOPOLOGY__DB_URL": f"sqlite:///{directory}/topology.db",
             "HOLDFAST_TOPOLOGY__BIND": host.address,
             "HOLDFAST_TOPOLOGY__ALLOW_ANONYMOUS": "true",
             # The intervals of the study.

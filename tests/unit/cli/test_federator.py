@@ -1,6 +1,5 @@
 """How `holdfast federation sidecar` is configured, and what it says when it cannot be."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,18 +8,6 @@ from holdfast.cli.main import build_parser, main
 from holdfast.config.problem import ConfigError
 from holdfast_federation.cli import sidecar as command
 from holdfast_federation.sidecar.sidecar_settings import SidecarSettings, load
-
-PUBLISHED = (
-    "TOPOLOGY_MANAGER_URL", "ADVERTISED_LISTENER", "CORE_ANN_INTERVAL", "BEACON_INTERVAL",
-    "FED_REDUNDANCY", "TOP_MAX_REDUNDANCY",
-)  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    for name in PUBLISHED:
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch  # type: ignore[return-value]
 
 
 def loaded(
@@ -42,27 +29,6 @@ def test_defaults() -> None:
     assert edge.directory == Path(settings.federation.data)
 
 
-def test_the_published_environment() -> None:
-    settings = loaded(
-        {
-            "TOPOLOGY_MANAGER_URL": "http://manager:8080/api/v1/join",
-            "ADVERTISED_LISTENER": "tcp://broker-a:1883",
-            "CORE_ANN_INTERVAL": "2s",
-            "BEACON_INTERVAL": "1m30s",
-            "FED_REDUNDANCY": "2",
-            "TOP_MAX_REDUNDANCY": "5",
-        },
-        federation__listen="0.0.0.0:7883",
-        federation__secret_file="secret",
-    )
-    federation = settings.federation
-    assert federation.manager == "http://manager:8080"
-    assert federation.broker == "tcp://broker-a:1883"
-    assert federation.advertise == "broker-a:7883"
-    assert (federation.hello_s, federation.redundancy, federation.capacity) == (2.0, 2, 5)
-    assert settings.edge.sources.beacon_ttl_s == 270.0
-
-
 def test_the_later_wins(tmp_path: Path) -> None:
     file = tmp_path / "federator.toml"
     file.write_text(
@@ -71,7 +37,7 @@ def test_the_later_wins(tmp_path: Path) -> None:
         '[admin]\naddress = ""\n'
     )
     environ = {
-        "BEACON_INTERVAL": "7s",
+        "HOLDFAST_EDGE__BEACON_INTERVAL_S": "7",
         "HOLDFAST_FEDERATION__NAME": "other",
         "HOLDFAST_FEDERATION__DEGREE": "4",
         "HOLDFAST_EDGE__INTEREST": "a/#, b",
@@ -116,10 +82,10 @@ def test_the_manager_probes_the_broker_that_is_named() -> None:
         ({}, {"admin__address": "0.0.0.0:7884"}, "of this machine alone"),
         ({}, {"admin__address": "127.0.0.1:99999"}, "of this machine alone"),
         ({}, {"admin__address": "nonsense"}, "admin.address"),
-        ({"BEACON_INTERVAL": "soon"}, {}, "BEACON_INTERVAL"),
-        ({"CORE_ANN_INTERVAL": "-1s"}, {}, "CORE_ANN_INTERVAL"),
-        ({"FED_REDUNDANCY": "many"}, {}, "FED_REDUNDANCY"),
-        ({"TOP_MAX_REDUNDANCY": "1"}, {}, "TOP_MAX_REDUNDANCY"),
+        ({"HOLDFAST_EDGE__BEACON_INTERVAL_S": "soon"}, {}, "BEACON_INTERVAL_S"),
+        ({"HOLDFAST_FEDERATION__HELLO_S": "-1"}, {}, "FEDERATION__HELLO_S"),
+        ({"HOLDFAST_FEDERATION__REDUNDANCY": "many"}, {}, "FEDERATION__REDUNDANCY"),
+        ({"HOLDFAST_FEDERATION__CAPACITY": "1"}, {}, "FEDERATION__CAPACITY"),
         ({"HOLDFAST_EDGE__BROKERS": "x"}, {}, "HOLDFAST_EDGE__BROKERS"),
         ({"HOLDFAST_EDGE__LOG_TTL_S": "long"}, {}, "edge.log_ttl_s"),
     ],
@@ -169,11 +135,11 @@ def test_every_option_is_a_setting() -> None:
 
 
 def test_wrong_usage_ends_with_a_line(
-    capsys: pytest.CaptureFixture[str], environment: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["federation", "sidecar", "--broker", "gopher://x"]) == 2
     assert "unknown scheme" in capsys.readouterr().err
-    environment.setenv("BEACON_INTERVAL", "soon")
+    monkeypatch.setenv("HOLDFAST_EDGE__BEACON_INTERVAL_S", "soon")
     assert main(["federation", "sidecar"]) == 2
     assert "BEACON_INTERVAL" in capsys.readouterr().err
 

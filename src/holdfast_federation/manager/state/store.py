@@ -54,7 +54,7 @@ CREATE TABLE audit (
 _HINTS: Final = {
     Trouble.FULL: "the disk is full: make room",
     Trouble.IN_USE: "another program holds it",
-    Trouble.NO_DATABASE: "give another file in DB_URL",
+    Trouble.NO_DATABASE: "give another file in HOLDFAST_TOPOLOGY__DB_URL",
     Trouble.CANNOT_OPEN: "does its directory exist?",
     Trouble.READ_ONLY: "see its permissions",
 }

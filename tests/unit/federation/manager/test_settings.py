@@ -1,4 +1,4 @@
-"""The environment of the published manager, and ours."""
+"""The settings of the manager, from the environment and the command line."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.config.durations import duration_ns
 from holdfast.config.problem import ConfigError
-from holdfast_federation.manager.settings import load
+from holdfast_federation.manager.settings import PREFIX, load
 
 
 @pytest.mark.parametrize(
@@ -41,41 +41,37 @@ def test_the_longest_duration() -> None:
         duration_ns("2562048h")
 
 
-def test_the_published_names() -> None:
-    settings = load(
-        {
-            "CORE_ANN_INTERVAL": "2s", "BEACON_INTERVAL": "1m30s", "FED_REDUNDANCY": "3",
-            "TOP_MAX_REDUNDANCY": "6", "DB_URL": "sqlite:////var/lib/topology.db",
-        }
-    )  # fmt: skip
+def test_the_environment() -> None:
+    given = {
+        "CORE_ANN_INTERVAL": "2s", "BEACON_INTERVAL": "1m30s", "REDUNDANCY": "3",
+        "DEGREE_MAX": "6", "DB_URL": "sqlite:////var/lib/topology.db",
+    }  # fmt: skip
+    settings = load({f"{PREFIX}{name}": text for name, text in given.items()})
     assert settings.core_ann_interval_ns == 2_000_000_000
     assert settings.beacon_interval_ns == 90_000_000_000
     assert (settings.redundancy, settings.degree_max) == (3, 6)
     assert settings.db_url == "sqlite:////var/lib/topology.db"
 
 
-def test_ours_win_and_the_command_line_wins_over_both() -> None:
-    environ = {"TOP_MAX_REDUNDANCY": "6", "HOLDFAST_TOPOLOGY__DEGREE_MAX": "7"}
+def test_the_command_line_wins() -> None:
+    environ = {"HOLDFAST_TOPOLOGY__DEGREE_MAX": "7"}
     assert load(environ).degree_max == 7
     assert load(environ, {"degree_max": "8"}).degree_max == 8
-
-
-def test_a_mongo_url_alone_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"does not use MongoDB.*set DB_URL=sqlite:///"):
-        load({"MONGO_URL": "mongodb://root:secret@mongo:27017"})
-    assert load({"MONGO_URL": "mongodb://x", "DB_URL": "sqlite:///d"}).db_url == "sqlite:///d"
 
 
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
-        ({"TOP_MAX_REDUNDANCY": "1"}, "from 2 to 64"),
-        ({"FED_REDUNDANCY": "two"}, "FED_REDUNDANCY"),
-        ({"BEACON_INTERVAL": "10"}, "BEACON_INTERVAL.*no duration"),
-        ({"DB_URL": "mongodb://user:secret@h"}, "'mongodb': write sqlite:///"),
-        ({"DB_URL": "sqlite:///"}, "write sqlite:///"),
-        ({"DB_URL": "postgresql+psycopg://user:secret@h/d"}, "'postgresql.psycopg': write"),
-        ({"DB_URL": "topology.db"}, "'no URL': write sqlite:///"),
+        ({"HOLDFAST_TOPOLOGY__DEGREE_MAX": "1"}, "from 2 to 64"),
+        ({"HOLDFAST_TOPOLOGY__REDUNDANCY": "two"}, "TOPOLOGY__REDUNDANCY"),
+        ({"HOLDFAST_TOPOLOGY__BEACON_INTERVAL": "10"}, "BEACON_INTERVAL.*no duration"),
+        ({"HOLDFAST_TOPOLOGY__DB_URL": "mongodb://user:secret@h"}, "'mongodb': write sqlite:///"),
+        ({"HOLDFAST_TOPOLOGY__DB_URL": "sqlite:///"}, "write sqlite:///"),
+        (
+            {"HOLDFAST_TOPOLOGY__DB_URL": "postgresql+psycopg://user:secret@h/d"},
+            "'postgresql.psycopg': write",
+        ),
+        ({"HOLDFAST_TOPOLOGY__DB_URL": "topology.db"}, "'no URL': write sqlite:///"),
         ({"HOLDFAST_TOPOLOGY__PORTS": "1"}, "no such key"),
         ({"HOLDFAST_TOPOLOGY__PORT": "70000"}, "0 to 65535"),
         ({"HOLDFAST_TOPOLOGY__PROBE_INTERVAL_S": "nan"}, "from 0.05 up to 3600"),
@@ -94,7 +90,7 @@ def test_wrong_settings_are_named(environ: dict[str, str], text: str) -> None:
 
 def test_a_secret_in_a_url_is_not_shown() -> None:
     with pytest.raises(ConfigError) as raised:
-        load({"DB_URL": "mysql://user:secret@host"})
+        load({"HOLDFAST_TOPOLOGY__DB_URL": "mysql://user:secret@host"})
     assert "secret" not in str(raised.value)
 
 
