@@ -45,6 +45,7 @@ from holdfast.process.place import (
     present_processes,
 )
 from holdfast.process.service_manager import reloading, send, watchdog_s
+from holdfast.security.files import replace_file
 
 logger = logging.getLogger("holdfast")
 
@@ -210,14 +211,7 @@ class Supervisor:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         secret = folder / SECRET
         if not secret.exists():
-            made = secret.with_name(f"{SECRET}.tmp")
-            with os.fdopen(
-                os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
-            ) as file:
-                file.write(secrets.token_hex(32) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            made.replace(secret)
+            replace_file(secret, [secrets.token_hex(32).encode() + b"\n"])
         self._sockets = _sockets_directory(folder)
 
     def _is_locked(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def replace_file(
-    path: Path, chunks: Iterable[bytes], prepare: Callable[[int], None]
+    path: Path, chunks: Iterable[bytes], prepare: Callable[[int], None] | None = None
 ) -> os.stat_result:
     """Makes or replaces a file, and returns its status. Its mode is 0600, unless `prepare` gives
     its descriptor another mode or owner. Raises `OSError`."""
@@ -18,7 +18,8 @@ def replace_file(
         with open(descriptor, "wb") as file:
             file.writelines(chunks)
             file.flush()
-            prepare(descriptor)
+            if prepare is not None:
+                prepare(descriptor)
             os.fsync(descriptor)
             status = os.fstat(descriptor)
         os.replace(temporary, path)

@@ -271,11 +271,6 @@ class Rule:
             raise self._wrong(f"{text!r}: levels count from 1, or from the end with -1")
         return begin, end
 
-    def literal_prefix(self) -> str:
-        """Returns the text with which every matching topic begins."""
-        levels = re.split("[+#]", self.filter, maxsplit=1)
-        return levels[0] if len(levels) == 1 else levels[0].removesuffix("/")
-
     def pattern(self) -> str:
         """A regular expression of Java and of Python for the whole topic name.
 

@@ -109,10 +109,6 @@ class BackupManifest(msgspec.Struct, frozen=True):
     """The version of Holdfast that made it."""
     files: list[BackupFile]
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
-
 
 def write_manifest(root: Path, manifest: BackupManifest) -> None:
     """Writes the file, durably."""

@@ -35,6 +35,7 @@ from holdfast.cli.text import count_text, table
 from holdfast.client.admin_connection import AdminError, NoAnswer
 from holdfast.numbers import whole_number
 from holdfast.process.children import CHILD_POLL_S, Child, stop_all
+from holdfast.security.files import replace_file
 
 LOG_TAIL_BYTES: Final = 2000
 
@@ -117,7 +118,8 @@ def plan(
                 ports = [first, first + ADMIN_DISTANCE, first + PEER_DISTANCE]
             name = f"{'n' if role == 'data' else 'g'}{index + 1}"
             nodes.append(LocalNode(name, ports[0], ports[1], ports[2], role))
-    _write(path, json.dumps(msgspec.to_builtins(nodes), indent=1) + "\n", 0o644)
+    text = json.dumps(msgspec.to_builtins(nodes), indent=1) + "\n"
+    replace_file(path, [text.encode()], lambda descriptor: os.fchmod(descriptor, 0o644))
     return nodes
 
 
@@ -125,7 +127,7 @@ def secret_file(directory: Path) -> Path:
     """Returns the secret's file, which is created if missing. Raises `OSError`."""
     path = directory / SECRET
     if not path.exists():
-        _write(path, secrets.token_hex(32) + "\n", 0o600)
+        replace_file(path, [secrets.token_hex(32).encode() + b"\n"])
     return path
 
 
@@ -147,17 +149,6 @@ def _read(path: Path) -> list[LocalNode]:
         return []
     except msgspec.DecodeError as error:
         raise LayoutError(f"{path}: {error}: mend it, or take another directory") from None
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Writes the file completely or not at all."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 def _free_port(taken: set[int]) -> int:

@@ -76,11 +76,6 @@ class PendingConnects:
         return len(self._silent) + len(self._checking)
 
     @property
-    def silent(self) -> int:
-        """The number of connections that have sent no CONNECT."""
-        return len(self._silent)
-
-    @property
     def unproved(self) -> int:
         """The number of connections that have proved nothing, without handshakes."""
         return len(self._unproved) - self._handshakes

@@ -505,14 +505,6 @@ class FeedServer:
                 due = min(due, self._read_again_at.get(fed.name, 0.0))
         return due
 
-    def positions(self) -> dict[tuple[str, int], int]:
-        """The positions of all feeds, by node and partition."""
-        return {
-            (fed.name, partition): feed.position
-            for fed in self._nodes.values()
-            for partition, feed in fed.feeds.items()
-        }
-
     def check(self) -> None:
         """Raises `AssertionError` for an invariant that does not hold between two turns."""
         for fed in self._nodes.values():

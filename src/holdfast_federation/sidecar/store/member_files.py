@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from holdfast.security.files import replace_file
 from holdfast_federation.core.identity import Identity
 from holdfast_federation.sidecar.store.file import (
     STORE,
@@ -145,9 +145,4 @@ def write_assignment(directory: Path, data: bytes) -> None:
         path.unlink(missing_ok=True)
         return
     directory.mkdir(exist_ok=True)
-    new = path.with_suffix(".new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    replace_file(path, [data])
