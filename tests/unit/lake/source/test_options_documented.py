@@ -1,5 +1,6 @@
 """Compares docs/source.md with the options and columns of the Spark source."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_defaults_are_documented() -> None:
 def test_bounds_are_documented() -> None:
     types = {row[0].strip("`"): row[1] for row in rows("Options")}
     assert types["tasks"] == f"number, 1 to {TASKS_MAX}"
+
+
+def test_the_options_of_each_example_are_taken() -> None:
+    """A misspelled option or a time of another form would cost a reader the start of a Java."""
+    examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    reads = [dict(re.findall(r'\.option\("(\w+)", "([^"]*)"\)', each)) for each in examples]
+    lakes = [parse(options).lake for options in reads if options]
+    assert lakes == ["", "s3://bucket/plant"]
 
 
 def test_every_column_is_documented() -> None:
