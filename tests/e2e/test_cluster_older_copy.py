@@ -240,6 +240,7 @@ def test_a_node_that_is_refused_makes_no_second_cluster(tmp_path: Path) -> None:
         second.start()
         try:
             until(lambda: bool(second.cluster().get("refused_by")), "it knows who refuses it")
+            assert "cluster_awaited" in second.log_text()
             (refusal,) = second.cluster()["refused_by"]
             assert first.peer_address in refusal
             assert "another node is connected as n2" in refusal

@@ -316,8 +316,12 @@ class ClusterMembership:
         self._tasks.append(watched(self._aside.follow_kept(replacement.note_kept)))
         self._tasks.append(watched(self._follow_generation()))
         self.broker.touch()
-        is_new = not self.storage.directory.manifest.cluster_id
-        if is_new and not self.config.cluster.wait_for_init:
+        if self.storage.directory.manifest.cluster_id:
+            return
+        if self.config.cluster.wait_for_init:
+            text = "serves when it has joined a peer's cluster, or after: holdfast cluster init"
+            logger.info("cluster_awaited join=%r text=%r", self.config.cluster.join, text)
+        else:
             meta, create = self.cluster_node.meta, self.operations.init
             creation = create_when_connected(self.config, self.links, meta, create, ClusterError)
             self._tasks.append(watched(creation))
