@@ -107,8 +107,9 @@ def test_a_service_decides_and_its_connections_are_kept(
     client, reason = login(broker, "alice")
     client.socket.close()
     assert reason == 0
-    assert len(service.requests) == asked
-    assert service.connections == 1
+    # Each process remembers its own answers.
+    assert len(service.requests) < asked + broker.processes
+    assert service.connections <= broker.processes
     service.answer = lambda body: (200, b'{"result": "ignore"}')
     client, reason = login(broker, "other")
     client.socket.close()
