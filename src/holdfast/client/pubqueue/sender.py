@@ -45,32 +45,14 @@ from holdfast.client.pubqueue.messages import (
 )
 from holdfast.client.pubqueue.store import Opened
 from holdfast.client.pubqueue.writer import Put, Writer
+from holdfast.client.reconnect import Backoff, Reconnect
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Properties
 
-RETRY_FIRST_S: Final = 0.05
-"""The seconds of the first back-off range."""
 RETRY_MAX_S: Final = 5.0
-"""The seconds of the largest back-off range."""
-
-
-class QueueBackoff:
-    """Doubling delays, each drawn from the upper half of its range."""
-
-    def __init__(self, random: Callable[[], float]) -> None:
-        self._random = random
-        self._range_s = RETRY_FIRST_S
-
-    def reset(self) -> None:
-        """Begins with the first range again."""
-        self._range_s = RETRY_FIRST_S
-
-    def next_s(self) -> float:
-        """The seconds of the next delay."""
-        delay_s = self._range_s * (0.5 + 0.5 * self._random())
-        self._range_s = min(self._range_s * 2, RETRY_MAX_S)
-        return delay_s
+"""The longest delay before a refused message is sent again."""
+RETRY: Final = Reconnect(first_delay_s=0.05, delay_max_s=RETRY_MAX_S, multiplier=2.0)
 
 
 class QueueCore:
@@ -94,7 +76,7 @@ class QueueCore:
         self.overtaken = 0
         """Messages that a later one has overtaken at the server."""
         self.stopped = False
-        self._backoff = QueueBackoff(random)
+        self._backoff = Backoff(random)
         self._to_resend: list[QueueEntry] = []
         # After a refusal no message is sent before this time, and before all inflight are settled.
         self._is_resending = False
@@ -215,7 +197,7 @@ class QueueCore:
     def back_off(self, now: float) -> None:
         """Sends nothing for the next back-off delay."""
         self._is_resending = True
-        self._resume_at = now + self._backoff.next_s()
+        self._resume_at = now + self._backoff.next_s(RETRY)
 
     def oldest_put_at(self) -> float | None:
         """The time of the oldest message in seconds since 1970, or None."""
