@@ -72,6 +72,7 @@ class LeadershipChanges:
                 self._parts.alignment.lose(partition)
         if self._has_data:
             self._parts.replication.handle_metadata(metadata, changed, now)
+        self._parts.admission.voider.advance()
         has_other_nodes = before is None or before.nodes is not metadata.nodes
         is_resized = before is None or (
             before.replication,

@@ -10,6 +10,10 @@ So the leader appends void records up to the farthest position that it knows: of
 subscriptions, shared groups and queues, and of the records that are inflight. One offset then is
 one record for all of them. It refuses messages until all void records are applied.
 
+It appends none while another replica is in sync, because that one may have the records: this leader
+has lost its end, and the other takes over when it comes. Counter-example: both were killed, and the
+other starts later. Void records would take the place of what it has committed.
+
 A position that comes later, because this node had not applied its record or because another node
 was fed beyond the end, is reached in the same way. The messages between are below it.
 """
@@ -59,25 +63,32 @@ class OffsetVoider:
             self._state.note("error", "position_beyond_the_log", fields)
             return
         self._state.note("error", "offsets_voided", fields)
-        is_begun = partition in self.ends
         self.ends[partition] = offset
-        if not is_begun:
-            self._append(partition)
+        self._go_on(partition)
 
     def applied(self, partition: int) -> None:
         """Goes on, once the void records before are applied, and looks at positions that records
         have named since."""
-        if partition in self.ends:
-            end = self._context.journal.next_offset[partition]
-            if self._state.delivered[partition] >= end:
-                if end >= self.ends[partition]:
-                    del self.ends[partition]
-                else:
-                    self._append(partition)
+        self.advance()
         ahead = self._replicated.ahead
         while ahead:
             each = ahead.pop()
             self.reach(each, self._replicated.farthest[each])
+
+    def advance(self) -> None:
+        """Goes on with all partitions: records were applied, or the metadata has changed."""
+        for partition in list(self.ends):
+            self._go_on(partition)
+
+    def _go_on(self, partition: int) -> None:
+        metadata = self._context.metadata
+        end = self._context.journal.next_offset[partition]
+        if self._state.delivered[partition] < end:
+            return
+        if end >= self.ends[partition]:
+            del self.ends[partition]
+        elif metadata and metadata.partitions[partition].in_sync == (self._context.node_id,):
+            self._append(partition)
 
     def _append(self, partition: int) -> None:
         journal = self._context.journal
