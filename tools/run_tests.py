@@ -5,7 +5,7 @@ its turn says nothing about the code. What fails alone as well fails the run. Wh
 listed as flaky, to be mended: a test must not depend on what runs beside it. Many failures are no
 bad luck and are not tried again.
 
-    python tools/run_tests.py NAME --workers 4 tests -m "not spark"
+    python tools/run_tests.py NAME -n 4 tests -m "not spark"
 
 NAME names the run, so that several runs do not mistake each other's failures for theirs. Each line
 begins with it, because `make test` has three runs at a time. At the end come the files that took
@@ -52,8 +52,7 @@ def slowest_files(report: Path) -> list[str]:
 def main(name: str, arguments: list[str]) -> int:
     cache = Path("build") / f"tests-{name}"
     shutil.rmtree(cache, ignore_errors=True)
-    runner = Path(__file__).with_name("forked_workers.py")
-    pytest = [sys.executable, str(runner), "-q", "-o", f"cache_dir={cache.absolute()}"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache.absolute()}"]
     report = cache / "junit.xml"
     result = run([*pytest, f"--junitxml={report.absolute()}", *arguments], name)
     if report.exists():
@@ -67,7 +66,7 @@ def main(name: str, arguments: list[str]) -> int:
     print(
         f"\n{name}: {len(failed)} failed beside others; now alone:", *failed, sep="\n  ", flush=True
     )
-    alone = run([*pytest, *arguments, "--workers", "0", "--last-failed"], name)
+    alone = run([*pytest, *arguments, "-n", "0", "--last-failed"], name)
     if alone == 0:
         print(f"\n{name}: FLAKY, passed alone, to be mended:", *failed, sep="\n  ", flush=True)
     return alone

@@ -5,7 +5,6 @@ import os
 import random
 import socket
 from collections.abc import Iterator
-from functools import cache
 
 FIRST = 10_000
 LAST = 32_000
@@ -14,19 +13,21 @@ may hold a broker's port in the moment between its end and its next start."""
 WORKERS = 8
 
 
-@cache
-def _candidates(process: int) -> Iterator[int]:
+def _candidates() -> Iterator[int]:
     """The share of this test worker, from a random place on: so what runs at the same time does
-    not meet. The workers are forks of a process that has imported this module."""
+    not meet."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
     share = (LAST - FIRST) // WORKERS
-    start = random.Random(process).randrange(share)
+    start = random.Random(os.getpid()).randrange(share)
     return (FIRST + worker * share + at % share for at in itertools.count(start))
+
+
+_ports = _candidates()
 
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody has, and that this process gives to nobody else for long."""
-    for port in itertools.islice(_candidates(os.getpid()), LAST - FIRST):
+    for port in itertools.islice(_ports, LAST - FIRST):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
