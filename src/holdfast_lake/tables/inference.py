@@ -305,7 +305,10 @@ def _of_group(group: Sequence[TopicMessages], zone: str, present: Set[_Levels]) 
         reader, use = Reader(draft.rule), _Use()
         for topic in group:
             use.add(_read(reader, topic))
-        if len(use.devices) < TOPICS_MIN or (not draft.is_free and _is_mixed(use)):
+        if len(use.devices) < TOPICS_MIN or (
+            not draft.is_free
+            and (_is_mixed(use) or not _names_all(draft.rule, group, len(use.devices)))
+        ):
             continue
         has_several = any(len(units) > 1 for units in use.units.values())
         rank = (has_several, "prefix" in draft.arguments, len(use.devices))
@@ -348,11 +351,13 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
         has_name = (
             level == count - 1 or "metric" in base or "" in {each.levels[-1] for each in group}
         )
-        last = {} if has_name else {"metric": f"level {count}"}
+        below = {each.levels[level + 1 : -1] for each in group}
+        rest = f"level {count}" if len(below) == 1 else f"levels {level + 2}-{count}"
+        last = {} if has_name else {"metric": rest}
         if is_object:
             yield _Draft(base | {"device": device}, why)
             if last:
-                yield _Draft(base | {"device": device, "prefix": f"level {count}"}, why)
+                yield _Draft(base | {"device": device, "prefix": rest}, why)
         elif last or level == 0:
             yield _Draft(base | {"device": device} | last, why)
         else:
@@ -413,6 +418,25 @@ def _status_of(
 def _filter(topics: Sequence[TopicMessages]) -> str:
     levels = zip(*(each.levels for each in topics), strict=True)
     return "/".join(names[0] if len(set(names)) == 1 else "+" for names in levels)
+
+
+def _names_all(rule: Rule, group: Sequence[TopicMessages], devices: int) -> bool:
+    """Returns whether device and metric have each level of the topics that may vary.
+
+    The messages may not show it. Counter-example: a sensor of one value, zwave/+/+/49/0/+, has two
+    next week, and both are the metric `value` of one device. Levels above many devices, none of
+    which has the name of another, are only their places.
+    """
+    levels = rule.filter.split("/")
+    named: set[int] = set()
+    for text in filter(None, (rule.device, rule.metric, rule.prefix)):
+        begin, end = rule.level_range(text) or (1, 0)
+        places = [place if place > 0 else len(levels) + 1 + place for place in (begin, end)]
+        named |= {*range(places[0], places[1] + 1)} if end else set()
+    first = (rule.level_range() or (0, 0))[0]
+    if first > 1 and devices > 2 * len({each.levels[: first - 1] for each in group}):
+        named |= set(range(1, first))
+    return not first or all(at in named for at, each in enumerate(levels, 1) if each == "+")
 
 
 def _is_mixed(use: _Use) -> bool:

@@ -256,9 +256,10 @@ class Rule:
         begin, end = found
         return lambda topic: _some_levels(topic, begin, end)
 
-    def level_range(self) -> tuple[int, int] | None:
-        """Returns the first and last level of the device, or None if it is not made from levels."""
-        return self._levels(self.device)
+    def level_range(self, text: str = "") -> tuple[int, int] | None:
+        """Returns the first and last level of the device, or of another text of the rule, or None
+        if it is not made from levels."""
+        return self._levels(text or self.device)
 
     def _levels(self, text: str) -> tuple[int, int] | None:
         """Returns the first and last level, counted from 1, or from the end with -1."""

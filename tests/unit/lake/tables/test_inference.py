@@ -1,6 +1,7 @@
 """Rules that are proposed from messages: by convention, by levels, and safe with any topic."""
 
 import json
+import re
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from holdfast.cli.main import main
 from holdfast_lake.lake.catalog import load_tables
 from holdfast_lake.tables.inference import Proposal, infer, tables_file
 from holdfast_lake.tables.readings import ReadingsFold
-from holdfast_lake.tables.rules import Rule
+from holdfast_lake.tables.rules import Rule, with_defaults
 from holdfast_lake.tables.topics import Topics
 from tests.support.fold_log import TIME_US, Log
 from tests.support.journal_files import Journal, record
@@ -366,12 +367,35 @@ def test_lines_of_cells_and_binary_payloads() -> None:
     ]
 
 
-def test_a_rule_that_would_mix_devices_is_not_proposed() -> None:
-    # Two topics of one device have the same metric: no level tells what it is.
+def test_topics_of_a_device_that_differ_above_the_last_level_are_two_metrics() -> None:
     parts = fleet(
         ("a/dev1/x/y", "1"), ("a/dev1/z/y", "2"), ("a/dev2/x/y", "3"), ("a/dev2/z/y", "4")
     )
-    assert all("level" not in each.rule or "levels 1-3" in each.rule for each in proposed(parts))
+    (found,) = proposed(parts)
+    assert found.rule == 'Rule("a/+/+/y", device="level 2", metric="levels 3-4")'
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        # One node in each room, and one value of each node: next week there are two.
+        ("zwave/Kitchen/Sensor/49/0/Air_temperature", "zwave/Hall/Lamp/37/0/currentValue"),
+        ("solar/dtu/uptime", "solar/116180000001/rssi"),
+    ],
+)
+def test_a_rule_that_would_mix_topics_that_come_later_is_not_proposed(topics: list[str]) -> None:
+    rules = [eval(each.rule, {"Rule": Rule})
+             for each in proposed(fleet(*((topic, "#") for topic in topics)))]  # fmt: skip
+    known = Topics(with_defaults(rules))
+    later = [re.sub("Sensor|Air_temp.*|uptime", "Other", each) for each in topics]
+    later += [re.sub("Lamp|rssi", "Other", each) for each in topics]
+    found: dict[tuple[str, str], str] = {}
+    for topic in {*topics, *later}:
+        reader = known[topic].reader
+        assert reader is not None
+        assert reader.device_of is not None
+        key = reader.device_of(topic, ""), reader.metric_of(topic)
+        assert found.setdefault(key, topic) == topic
 
 
 def test_a_text_of_its_own_in_each_message_is_its_id() -> None:
