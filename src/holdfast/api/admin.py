@@ -127,10 +127,8 @@ class AdminRoutes:
     async def readyz(self, call: Call) -> Response:
         """Reports the obstacles, and the figures that explain them."""
         found = await self._processes.obstacles()
-        body: dict[str, object] = {
-            "ready": not found,
-            "reasons": {each.name: each.text for each in found},
-        }
+        reasons = {each.name: each.text for each in found}
+        body: dict[str, object] = {"ready": not found, "reasons": reasons}
         sharing = self._server.sharing
         if sharing is not None:
             body["node"] = sharing.node_id
@@ -141,7 +139,7 @@ class AdminRoutes:
         if broker is not None:
             state = broker.node.state
             body["node"] = state.config.node_id
-            body["disk_full"] = state.disk_full
+            body["disk_full"] = "disk_full" in reasons
             body["connections"] = state.connections
             body["stopped"] = state.stopped
         cluster = self._server.cluster
@@ -151,10 +149,14 @@ class AdminRoutes:
             body["initialised"] = figures.initialised
             body["majority"] = figures.has_majority
             body["lacking"] = figures.lacking
-            body["disk_stalled"] = figures.is_disk_stalled
-            body["disk_damaged"] = figures.is_damaged
-            body["removed"] = figures.is_removed
-            body["older_copy"] = figures.is_older_copy
+            for name, is_true in (
+                ("disk_stalled", figures.is_disk_stalled),
+                ("disk_damaged", figures.is_damaged),
+                ("removed", figures.is_removed),
+                ("older_copy", figures.is_older_copy),
+            ):
+                # The reasons are those of all processes.
+                body[name] = is_true or name in reasons
             body["set_aside"] = list(figures.set_aside)
         body["certificates_expired"] = ended(self.census.certificates, time.time())
         if self._server.maintenance is not None:
