@@ -116,6 +116,8 @@ class ClusterOfOne:
             if self.waits():
                 bench.commit()
             self.tick()
+            if self.node.state.work:
+                self.node.handle_timers()
             self.cluster.handle_timers(bench.now)
         raise AssertionError("the node does not become alone")
 

@@ -269,7 +269,7 @@ def _fed(data: bytes) -> object:
             each.kind,
             each.request,
             each.offset,
-            each.offsets,
+            list(each.offsets),
             each.tickets,
             [] if each.batch is None else records_of(each.batch.content()),
         )
