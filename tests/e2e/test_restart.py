@@ -1,6 +1,7 @@
 """A restart, clean or by kill -9: sessions come back as they were, packet ids included."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -337,3 +338,21 @@ def test_nothing_grows_with_idle_restarts(broker: Holdfast) -> None:
     client, connack = join(broker, "client")
     assert connack.session_present
     assert client.message().payload == b"still there"
+
+
+def test_the_first_start_may_end_between_metadata_and_manifest(broker: Holdfast) -> None:
+    """The cluster is in the log of the metadata, not known as committed, and the manifest does not
+    have its id yet. The node elects itself, and creates no second one."""
+    assert broker.stop() == 0
+    manifest = broker.data / "manifest.json"
+    content = json.loads(manifest.read_text())
+    cluster_id = content.pop("cluster_id")
+    manifest.write_text(json.dumps(content))
+    log = broker.data / "raft" / "log"
+    first, creation = [found.start() for found in re.finditer(b"HFRG", log.read_bytes())][1:3]
+    assert first < creation
+    log.write_bytes(log.read_bytes()[:creation])
+    broker.start()
+    publish_all(broker, ("a", b"1", 1))
+    assert json.loads(manifest.read_text())["cluster_id"] == cluster_id
+    assert "Traceback" not in broker.log_text()

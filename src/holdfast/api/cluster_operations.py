@@ -424,14 +424,18 @@ class ClusterOperations:
             self._presence.admin_address,
         )
         self._broker.touch()
-        request = cluster_node.meta.create_cluster(
-            secrets.token_hex(8),
-            cluster.partitions,
-            cluster.replication_factor,
-            cluster.min_insync,
-            info,
-            self._loop.time(),
-        )
+        try:
+            request = cluster_node.meta.create_cluster(
+                secrets.token_hex(8),
+                cluster.partitions,
+                cluster.replication_factor,
+                cluster.min_insync,
+                info,
+                self._loop.time(),
+            )
+        except ValueError as error:
+            # It was killed before its metadata were known as committed. A majority commits them.
+            raise ClusterError(f"{error}, and waits for its metadata") from error
         await self._outcome(request)
         return self.status()
 
