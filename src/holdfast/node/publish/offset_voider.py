@@ -10,14 +10,15 @@ So the leader appends void records up to the farthest position that it knows: of
 subscriptions, shared groups and queues, and of the records that are inflight. One offset then is
 one record for all of them. It refuses messages until all void records are applied.
 
-It appends none while another replica is in sync, because that one may have the records: this leader
-has lost its end, and the other takes over when it comes. Counter-example: both were killed, and the
-other starts later. Void records would take the place of what it has committed.
+It appends none while a replica in sync does not follow it, because that one may have the records:
+this leader has lost its end, and the other takes over when it comes. Counter-example: both were
+killed, and the other starts later. Void records would take the place of what it has committed.
 
 A position that comes later, because this node had not applied its record or because another node
 was fed beyond the end, is reached in the same way. The messages between are below it.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.log.batch import Batch
@@ -41,6 +42,8 @@ class OffsetVoider:
         self._state = state
         self._context = context
         self._replicated = replicated
+        # Whether all replicas in sync follow this leader of a partition.
+        self.is_compared: Callable[[int], bool] = lambda partition: True
         # Partition -> the offset that its log has to reach before it stores messages.
         self.ends: dict[int, int] = {}
 
@@ -76,18 +79,18 @@ class OffsetVoider:
             self.reach(each, self._replicated.farthest[each])
 
     def advance(self) -> None:
-        """Goes on with all partitions: records were applied, or the metadata has changed."""
-        for partition in list(self.ends):
-            self._go_on(partition)
+        """Goes on with all partitions: records were applied, or followers or metadata changed."""
+        if self.ends:
+            for partition in list(self.ends):
+                self._go_on(partition)
 
     def _go_on(self, partition: int) -> None:
-        metadata = self._context.metadata
         end = self._context.journal.next_offset[partition]
         if self._state.delivered[partition] < end:
             return
         if end >= self.ends[partition]:
             del self.ends[partition]
-        elif metadata and metadata.partitions[partition].in_sync == (self._context.node_id,):
+        elif self.is_compared(partition):
             self._append(partition)
 
     def _append(self, partition: int) -> None:

@@ -132,6 +132,11 @@ class LedPartition:
         # because a `del` for each would move the whole list.
         self._dropped = 0
 
+    def is_compared(self) -> bool:
+        """True if all replicas in sync follow this leader: their logs were compared with its own,
+        and have no more than it."""
+        return all(each.state != IDLE for each in self.counted)
+
     def add_recent(self, base: int, batch: bytes) -> None:
         """Keeps a batch in memory for followers that are slightly behind."""
         self._recent.append(batch)

@@ -282,14 +282,15 @@ def test_a_position_that_is_far_beyond_the_log_is_none() -> None:
 
 
 def test_a_position_that_is_applied_later_is_reached() -> None:
-    """The leader had not applied its record when it began to lead."""
+    """The leader had not applied its record when it began to lead, and others follow it by then."""
     stage, leader, _, _, topic = begin(3)
     process = process_at(stage, leader)
     end = process.cluster_node.context.journal.next_offset[0]
-    process.images.note_position(0, end + 7)
+    stage.until(lambda: len(partitions(stage)[0].in_sync) == 3)
+    process.images.note_position(0, end + 1000)
     publish_until_acknowledged(stage, leader, topic, 2)
     stage.run(0.5)
-    assert process.state.delivered[0] > end + 7
+    assert process.state.delivered[0] > end + 1000
 
 
 def test_a_start_with_marks_of_an_earlier_generation() -> None:
