@@ -106,6 +106,15 @@ class ClusterContext:
         """True if the version of a node, this one included, has a feature."""
         return node == self.node_id or feature in features_in(self.features.get(node, ""))
 
+    def nodes_ahead(self, partition: int) -> list[str]:
+        """Returns the connected replicas in sync if these commit records without this node."""
+        if self.metadata is None:
+            return []
+        in_sync = self.metadata.partitions[partition].in_sync
+        if self.node_id in in_sync or len(in_sync) < self.metadata.min_insync:
+            return []
+        return [node for node in in_sync if node in self.connected]
+
     def servers(self, nodes: Iterable[str]) -> str:
         """Returns the client addresses of the other nodes among these that are up, in
         the form of `holdfast.addresses` and in the given order."""

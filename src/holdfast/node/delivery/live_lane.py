@@ -153,14 +153,7 @@ def _send(state: NodeState, session: Session, delivery: Delivery) -> None:
     elif delivery.qos == 0:
         send_log_qos0(state, session, message, delivery.retain, delivery.additions)
     elif send_inflight(
-        state,
-        session,
-        message,
-        delivery.qos,
-        delivery.retain,
-        delivery.additions,
-        False,
-        None,
+        state, session, message, delivery.qos, delivery.retain, delivery.additions, False, None
     ):
         for entry in reversed(session.inflight.values()):
             entry.is_ahead = True

@@ -42,16 +42,8 @@ def pump(state: NodeState, session: Session) -> None:
         elif delivery.qos == 0:
             send_log_qos0(state, session, message, delivery.retain, delivery.additions)
         else:
-            send_inflight(
-                state,
-                session,
-                message,
-                delivery.qos,
-                delivery.retain,
-                delivery.additions,
-                False,
-                None,
-            )
+            qos, retain = delivery.qos, delivery.retain
+            send_inflight(state, session, message, qos, retain, delivery.additions, False, None)
     if session.waiting_qos0 is not None and not send_waiting(state, session):
         return
     if session.has_drains:

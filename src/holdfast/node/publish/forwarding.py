@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.addresses import server_reference
 from holdfast.log import record as log_record
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.record import Record
@@ -46,9 +47,9 @@ PENDING_BYTES_MAX: Final = 64 << 20
 """The size in bytes of uncommitted records above which publishers are not read."""
 WAIT_S: Final = 5.0
 """The longest time in seconds that a message waits for a leader before it is refused."""
-CHANGE_WAIT_S: Final = 10.0
-"""The longest time in seconds that a client waits for a change of its subscriptions before it is
-disconnected: this node lags in the record's partition, or the partition has no leader."""
+COMMIT_WAIT_S: Final = 10.0
+"""The longest time in seconds that a client waits for a record before it is disconnected: this node
+lags in the record's partition. For a change of its subscriptions also if there is no leader."""
 LEADS_NO_MORE: Final = Rejection("no leader any more", reasons.UNSPECIFIED_ERROR)
 AWAY_TOO_LONG: Final = Rejection("this node was away for too long", reasons.SERVER_BUSY)
 NO_LEADER: Final = Rejection("no leader for the topic's partition")
@@ -413,18 +414,32 @@ class RecordForwarder:
                 self.refuse(pending.ticket, AWAY_TOO_LONG)
 
     def _close_overdue(self, now: float) -> None:
-        """Disconnects clients whose change of subscriptions has waited too long for its record.
+        """Disconnects clients that have waited too long for a record that may be stored, so it is
+        not refused: a change of subscriptions, or any one that others commit without this node.
 
-        It may be stored, so it is not refused. The client connects again, and finds the session as
-        the log has it: at a node that has the record, if this one lags in its partition.
+        The client connects again, and finds the session as the log has it.
         """
+        overdue = now - COMMIT_WAIT_S
         changes = self._changes
-        while changes and (changes[0].done or changes[0].since <= now - CHANGE_WAIT_S):
+        while changes and (changes[0].done or changes[0].since <= overdue):
             pending = changes.popleft()
-            connection = None if pending.promise is None else pending.promise.connection
-            if connection is not None and not pending.done:
-                text = f"a change of subscriptions waits for partition {pending.partition}"
-                close_connection(self._state, connection, reasons.SERVER_BUSY, text)
+            if not pending.done:
+                self._close(pending, reasons.SERVER_BUSY, "")
+        for partition, queue in enumerate(self._queues):
+            oldest = next(iter(queue.values()), None)
+            if oldest is not None and oldest.since <= overdue and self._context.has_majority(now):
+                servers = self._context.servers(self._context.nodes_ahead(partition))
+                for pending in list(queue.values()) if servers else ():
+                    if pending.since <= overdue:
+                        self._close(pending, reasons.USE_ANOTHER_SERVER, servers)
+
+    def _close(self, pending: PendingRecord, reason: int, servers: str) -> None:
+        """Disconnects the client that waits for the record, if one does."""
+        connection = None if pending.promise is None else pending.promise.connection
+        if connection is not None:
+            text = f"its record of partition {pending.partition} is not committed at this node"
+            found = server_reference(servers, connection.listener.kind)
+            close_connection(self._state, connection, reason, text, found)
 
     def refuse_overdue(self, now: float) -> None:
         """Refuses messages that have waited too long for a leader, and later messages of the same

@@ -181,11 +181,7 @@ class FetchServer:
         self._state.effects.append(effect)
 
     def _was_fetched(
-        self,
-        node: str,
-        frame: FetchFrame,
-        refused: list[tuple[int, int, int]],
-        found: Found | None,
+        self, node: str, frame: FetchFrame, refused: list[tuple[int, int, int]], found: Found | None
     ) -> None:
         if found is None:
             self._finish_refused(node, frame, NOT_STORED)

@@ -124,18 +124,13 @@ class Barriers:
         its leader has just come, and every node that it feeds waits for it.
         """
         oldest = next(iter(self.waiting.values()), None)
-        metadata = self._context.metadata
-        if metadata is None or oldest is None or self._state.now < oldest.asked_at + BEHIND_S:
+        if oldest is None or self._state.now < oldest.asked_at + BEHIND_S:
             return []
         lacking = self.lacking(oldest.number)
         if any(self._state.now < self.fed_since(each) + BEHIND_S for each in lacking):
             return []
-        in_sync = [metadata.partitions[each].in_sync for each in lacking]
-        own = self._context.node_id
-        if not in_sync or any(own in each or len(each) < metadata.min_insync for each in in_sync):
-            return []
-        connected = sorted(self._context.connected)
-        return [node for node in connected if all(node in each for each in in_sync)]
+        ahead = [set(self._context.nodes_ahead(each)) for each in lacking]
+        return sorted(set.intersection(*ahead)) if ahead else []
 
     def handle_reply(self, question: int, entries: list[tuple[int, int, int]]) -> None:
         """Takes the log ends in a reply to `question`."""
