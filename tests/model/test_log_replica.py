@@ -111,6 +111,8 @@ def check_opened(disk: SimDisk) -> ReplicaBench:
     check_reading(bench, models, bench.journal.next_offset)
     assert not bench.opened.damage
     assert not bench.opened.damaged
+    bench.journal.check()
+    assert not any(segment.head.missing for segment in bench.journal.segments)
     return bench
 
 

@@ -176,6 +176,32 @@ def test_segments_that_are_mostly_alive_stay(node: Node) -> None:
     assert 0.25 * size_bytes < dead < 0.45 * size_bytes
 
 
+def test_a_segment_with_a_cut_gives_its_bytes_back(node: Node) -> None:
+    """The new leader's records begin below the first one that the segment has of the partition. So
+    the start in its index is below that, too, and no record is missing."""
+    journal, end = node.journal, node.journal.next_offset[MINE]
+    node.bench.append(MINE, b"uncommitted")
+    node.bench.flush()
+    journal.start_segment()
+    node.bench.append(MINE, b"uncommitted too")
+    node.bench.flush()
+    journal.truncate(MINE, end)
+    node.fill(30)
+    cut = journal.segments[-1]
+    assert cut.head.start_offsets[MINE] == end
+    node.bench.reader = node.reader
+    before = node.mine()
+    size_bytes = cut.size_bytes
+    journal.start_segment()
+    journal.forget(MOVED)
+    node.flush()
+    node.reclaim()
+    (new,) = [each for each in journal.segments if each.sequence == cut.sequence]
+    assert new.size_bytes < size_bytes / 2
+    assert node.mine() == before
+    assert Node(node.path).mine() == before
+
+
 def test_the_bytes_of_each_partition_are_estimated(node: Node) -> None:
     mine, moved = partition_bytes(node.journal.segments, 2)
     assert 0.99 * node.stored_bytes() <= mine + moved <= node.stored_bytes()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.main import main
 from holdfast.io.disk.storage import Storage, StorageError
 from holdfast.log.batch import ATTRIBUTE_RESET, Batch
 from holdfast.log.batch_builder import BatchBuilder
@@ -524,6 +525,52 @@ def test_records_before_a_mark_are_not_missing_at_the_next_start() -> None:
     sequences = [(each.sequence, each.end_sequence()) for each in bench.journal.segments[:-1]]
     assert [(each.sequence, each.end_sequence()) for each in again.segments[:-1]] == sequences
     assert not any(segment.gaps() for segment in again.segments)
+
+
+@pytest.mark.parametrize("has_later", [False, True])
+@pytest.mark.parametrize("has_index", [False, True])
+def test_void_records_at_the_start_of_the_journal_are_not_missing(
+    tmp_path: Path, has_later: bool, has_index: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The journal begins as low as the lowest batch of its oldest segment. So the first batch of a
+    partition may lie above that, without a record missing before it."""
+    bench = ReplicaBench(OsFileSystem(tmp_path), 2)
+    journal = bench.journal
+    for partition in (0, 1):
+        follow(journal, partition, 1, b"a", b"b", b"c", b"d")
+    bench.flush()
+    journal.advance(0, 2)
+    journal.start_segment()
+    for partition in (0, 1):
+        follow(journal, partition, 1, b"e")
+    bench.flush()
+    journal.truncate(0, 2)
+    follow(journal, 0, 2, b"f")
+    journal.forget(1)
+    bench.flush()
+    removed = journal.remove_oldest(1)
+    Storage(tmp_path, bench.directory, None, bench.opened).remove_segments(removed)  # type: ignore[arg-type]
+    snapshot = SnapshotEncoder(journal.sequence, journal.next_offset, 0)
+    bench.directory.replace_file(snapshot_name(journal.sequence), snapshot.finish())
+    assert (journal.start_offsets, journal.next_offset) == ([2, 0], [3, 0])
+    if has_later:
+        journal.start_segment()
+        follow(journal, 0, 2, b"g")
+        bench.flush()
+    for _ in range(2):
+        if not has_index:
+            for path in tmp_path.glob("journal/*.idx"):
+                path.unlink()
+        again = ReplicaBench(bench.directory.files)
+        assert again.journal.sequence == journal.sequence
+        assert [each.head.missing for each in again.journal.segments] == [0] * (1 + has_later)
+        again.journal.check()
+        journal = again.journal
+        journal.start_segment()
+        has_later += 1
+        follow(journal, 0, 2, b"h")
+        again.flush()
+    assert main(["log", "verify", str(tmp_path)]) == 0, capsys.readouterr().out
 
 
 def test_positions_of_a_partition_that_is_not_stored_are_in_memory_alone() -> None:

@@ -263,7 +263,8 @@ class Storage:
         half of `reserve_bytes`. The marks that `Segment.note_forgotten` was given last must be on
         the disk.
         """
-        if segment.head.missing or self.directory.read_checkpoint().segment <= segment.sequence:
+        is_missing = segment.head.missing or segment.gaps()
+        if is_missing or self.directory.read_checkpoint().segment <= segment.sequence:
             # Counter-example: a crash leaves no later segment. Then this one seems cut off.
             return None
         index = self.opened.store.load_index(segment)

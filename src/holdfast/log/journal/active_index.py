@@ -52,8 +52,14 @@ class ActiveIndex(SegmentIndex):
     readers find it is added last.
     """
 
-    def __init__(self, sequence: int, start_offsets: Sequence[int]) -> None:
+    def __init__(
+        self, sequence: int, start_offsets: Sequence[int], *, is_lowest: bool = False
+    ) -> None:
+        """`is_lowest`: an override in the segment may have lowered these offsets, as in its index
+        and in the start of a journal. Nothing is missing then below a partition's first batch, if a
+        later one begins at its start."""
         super().__init__(IndexHead(sequence, start_offsets))
+        self._is_lowest = is_lowest
         # The topics in order of arrival. A topic's postings are one int, or an array of several: an
         # array for each of a million topics with one record would more than double the memory.
         self._topics: list[bytes] = []
@@ -161,7 +167,8 @@ class ActiveIndex(SegmentIndex):
         """Voids the partition's records from `offset` on in this segment. The list is replaced, so
         a reader in another thread continues with its own. The batches stay in place."""
         head = self.head
-        head.start_offsets[partition] = min(head.start_offsets[partition], offset)
+        start = head.start_offsets[partition]
+        head.start_offsets[partition] = min(start, offset)
         numbers = self.by_partition[partition][:]
         while numbers and self.base_offsets[numbers[-1]] >= offset:
             number = numbers.pop()
@@ -180,6 +187,8 @@ class ActiveIndex(SegmentIndex):
                 kept_gaps.append(gap)
             elif gap.start < offset:
                 kept_gaps.append(DamagedOffsets(partition, gap.start, offset))
+            elif self._is_lowest and gap.start == start:
+                head.missing -= gap.end - gap.start
         head.gaps = kept_gaps
         kept_epochs: list[tuple[int, int, int]] = []
         self._last_epochs[partition] = 0

@@ -111,7 +111,7 @@ class SegmentRewrite:
         self._rewrite = rewrite
         self._source = directory.open_segment(segment.sequence)
         self._output = TemporaryFile(directory.files, segment_name(segment.sequence))
-        self._index = ActiveIndex(segment.sequence, segment.head.start_offsets)
+        self._index = ActiveIndex(segment.sequence, segment.head.start_offsets, is_lowest=True)
         self._from = 0
         self._to = 0
         self.is_complete = False

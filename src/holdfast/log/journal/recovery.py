@@ -150,6 +150,9 @@ class _Opener:
         self._known_start = start is not None or sequences[0] == 0
         for at, sequence in enumerate(sequences[:-1]):
             self._open_sealed(sequence, sequences[at + 1])
+            head = self._segments[-1].head
+            # Gaps do not show it: later batches may have overridden them.
+            head.missing = sequences[at + 1] - sequence - head.records
             self._known_start = True
         self._tag = self._find_tag(sequences[:-1])
         self._open_last(sequences[-1], vouched)
@@ -247,6 +250,7 @@ class _Opener:
             synced_bytes=self._synced_bytes(sequence),
             open_end=not self._replica,
             tag=self._tag,
+            is_lowest=self._replica and sequence > 0 and not self._segments,
         )
         self._tag = scan.tag
         self._result.scanned_bytes += size_bytes
@@ -346,7 +350,6 @@ class _Opener:
                     # A whole segment is missing between the two. Where the log begins again in
                     # this one, the records before it are void.
                     head.gaps.append(DamagedOffsets(partition, end, head.start_offsets[partition]))
-                    head.missing += head.start_offsets[partition] - end
                     head.start_offsets[partition] = end
             self._override(head)
         self._ends = list(head.end_offsets)

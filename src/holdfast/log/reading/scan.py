@@ -105,15 +105,17 @@ def scan_segment(
     synced_bytes: int | None = None,
     open_end: bool = False,
     tag: int | None = None,
+    is_lowest: bool = False,
 ) -> SegmentScan:
     """Verifies every batch of a segment up to `end` (None: of the file).
 
     `start_offsets` are the partitions' ends before it; unless `known_start`, a partition's first
     batch decides. In a `replica` a batch may override earlier ones. Damage behind `synced_bytes` is
     the torn end, even if valid batches follow; None: all was synced. With `open_end` the journal's
-    last group may be torn. `tag` is the journal's, if earlier segments show it.
+    last group may be torn. `tag` is the journal's, if earlier segments show it. `is_lowest`: see
+    `ActiveIndex`.
     """
-    index = ActiveIndex(sequence, start_offsets)
+    index = ActiveIndex(sequence, start_offsets, is_lowest=is_lowest)
     scan = SegmentScan(index, replica=replica, tag=tag)
     window = _Window(file, file.size() if end is None else end)
     seen: set[int] = set()
