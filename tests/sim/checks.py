@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 EARLY_US = 2_500_000
 """How much two right clocks may differ, and the cluster's from the true time."""
-IMPOSSIBLE = frozenset({"replica_diverged", "record_not_understood", "invariant_broken"})
+IMPOSSIBLE = frozenset(
+    {"replica_diverged", "record_not_understood", "invariant_broken", "offsets_voided"}
+)
 """Notes of a node that tell of damage."""
 
 
@@ -63,6 +65,7 @@ class Message:
 class Checks:
     def __init__(self, world: "World", partitions: int) -> None:
         self._world = world
+        self.impossible = IMPOSSIBLE
         # Per partition the committed batches, in order.
         self.committed: list[list[Batch]] = [[] for _ in range(partitions)]
         self.messages: dict[str, Message] = {}
@@ -362,7 +365,7 @@ class Checks:
             )
 
     def noted(self, process: "Process", note: Note) -> None:
-        if note.event in IMPOSSIBLE:
+        if note.event in self.impossible:
             self.fail(f"{process.host.name}: {note.event} {note.fields}")
 
     def ends(self) -> list[int]:

@@ -61,11 +61,10 @@ class OffsetVoider:
         end = self._context.journal.next_offset[partition]
         if offset <= max(end, self.ends.get(partition, 0)) or not self._context.leads(partition):
             return
-        fields: dict[str, object] = {"partition": partition, "end": end, "offset": offset}
         if offset > end + VOID_MAX:
+            fields: dict[str, object] = {"partition": partition, "end": end, "offset": offset}
             self._state.note("error", "position_beyond_the_log", fields)
             return
-        self._state.note("error", "offsets_voided", fields)
         self.ends[partition] = offset
         self._go_on(partition)
 
@@ -90,6 +89,8 @@ class OffsetVoider:
             return
         if end >= self.ends[partition]:
             del self.ends[partition]
+            # Only now, because a deposed leader that lacks what its successor commits lost nothing.
+            self._state.note("error", "offsets_voided", {"partition": partition, "offset": end})
         elif self.is_compared(partition):
             self._append(partition)
 
