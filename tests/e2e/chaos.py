@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tests.e2e.chaos_clients import Publisher, Subscriber
 from tests.e2e.chaos_parties import RECONNECT_S, Former, Party, on_loopback
 from tests.e2e.ledger import Interest, Ledger
+from tests.support.waiting import patience
 
 
 class Crowd:
@@ -45,13 +46,15 @@ class Crowd:
         for publisher in self.publishers:
             publisher.producing = False
         ledger = self.parties[0].ledger
-        self.pump(seconds, lambda: not any(one.inflight for one in self.publishers))
-        end = time.monotonic() + seconds
-        collect()
-        # `missing` walks the whole history: ask it now and then only.
-        while next(ledger.missing(), None) is not None and time.monotonic() < end:
-            self.pump(0.2)
+        for _ in patience(seconds):
+            if self.pump(0.2, lambda: not any(one.inflight for one in self.publishers)):
+                break
+        for _ in patience(seconds):
             collect()
+            # `missing` walks the whole history: ask it now and then only.
+            if next(ledger.missing(), None) is None:
+                break
+            self.pump(0.2)
         # What was sent twice is on its way behind what was missing.
         self.pump(0.3)
         collect()

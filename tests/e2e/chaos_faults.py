@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from tests.e2e.chaos_site import CLIENTS, Site, busiest
 from tests.e2e.cluster_processes import ClusterNode
+from tests.support.waiting import patience
 
 STOP_TIMEOUT_S: Final = 30.0
 SECOND_FAULT_S: Final = (0.02, 0.8)
@@ -261,11 +262,10 @@ def rolling_restart(scene: Scene) -> Iterator[float]:
         node = scene.hit(name)
         assert node.process is not None
         node.process.send_signal(signal.SIGTERM)
-        waited_s = 0.0
-        while node.process.poll() is None and waited_s < STOP_TIMEOUT_S:
+        for _ in patience(STOP_TIMEOUT_S, f"{name} does not stop"):
+            if node.process.poll() is not None:
+                break
             yield 0.1
-            waited_s += 0.1
-        assert node.process.poll() is not None, f"{name} does not stop"
         node.process = None
         node.launch()
         yield from wait_whole(scene, STOP_TIMEOUT_S)
@@ -359,9 +359,9 @@ def resize_and_kill(scene: Scene) -> Iterator[float]:
 
 def _until_accepted(scene: Scene, action: str, **parameters: str) -> Iterator[float]:
     """A change may be refused while another leader of the metadata is elected."""
-    began = time.monotonic()
-    while refused := scene.site.operate(action, **parameters):
-        assert time.monotonic() - began < STOP_TIMEOUT_S, f"{action} {parameters}: {refused}"
+    for _ in patience(STOP_TIMEOUT_S, f"{action} {parameters} is refused"):
+        if not scene.site.operate(action, **parameters):
+            break
         yield 0.2
     scene.notes.append(f"{action} {parameters}")
 
@@ -369,8 +369,9 @@ def _until_accepted(scene: Scene, action: str, **parameters: str) -> Iterator[fl
 def wait_whole(scene: Scene, timeout_s: float) -> Iterator[float]:
     """Raises AssertionError."""
     began = time.monotonic()
-    while not scene.site.whole_since(began):
-        assert time.monotonic() - began < timeout_s, f"not whole within {timeout_s:g} s"
+    for _ in patience(timeout_s, "the site is not whole"):
+        if scene.site.whole_since(began):
+            return
         yield 0.1
 
 

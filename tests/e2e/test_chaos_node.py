@@ -15,7 +15,7 @@ from tests.e2e.chaos_campaign import play
 from tests.e2e.chaos_faults import plan
 from tests.e2e.chaos_site import lonely_site
 from tests.e2e.ledger_spark import judge_again
-from tests.e2e.test_cluster_chaos import IS_CAMPAIGN, ONLY, PAUSE_MAX_S, ROUNDS
+from tests.e2e.test_cluster_chaos import IS_CAMPAIGN, ONLY, PAUSE_MAX_S, ROUNDS, TIMEOUT_S
 from tests.e2e.test_kill9 import SEED
 
 FAULTS = chaos_faults.OF_ONE_NODE | chaos_damage.OF_ONE_NODE
@@ -23,7 +23,7 @@ SECONDS = float(os.environ.get("HOLDFAST_CHAOS_SECONDS", "0"))
 
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
-@pytest.mark.timeout(540 + 60 * ROUNDS + 2 * SECONDS)
+@pytest.mark.timeout(TIMEOUT_S + 2 * SECONDS)
 def test_one_node(tmp_path: Path) -> None:
     if missing():
         pytest.skip(missing())

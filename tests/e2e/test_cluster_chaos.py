@@ -25,6 +25,7 @@ from tests.e2e.test_kill9 import SEED
 IS_CAMPAIGN = "HOLDFAST_CHAOS_ROUNDS" in os.environ
 ONLY = [name for name in os.environ.get("HOLDFAST_CHAOS_FAULTS", "").split(",") if name]
 ROUNDS = int(os.environ.get("HOLDFAST_CHAOS_ROUNDS", "0"))
+TIMEOUT_S = 1200 + 240 * ROUNDS
 PAUSE_MAX_S = 30.0
 FAULTS = chaos_faults.OF_A_CLUSTER | chaos_damage.OF_A_CLUSTER
 
@@ -66,18 +67,18 @@ def run(directory: Path, nodes: int, rounds: int, gateways: int = 0) -> None:
 
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
-@pytest.mark.timeout(480 + 60 * ROUNDS)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_three_nodes(tmp_path: Path) -> None:
     run(tmp_path, 3, ROUNDS)
 
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
-@pytest.mark.timeout(480 + 60 * ROUNDS)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_five_nodes(tmp_path: Path) -> None:
     run(tmp_path, 5, ROUNDS)
 
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
-@pytest.mark.timeout(480 + 60 * ROUNDS)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_five_nodes_and_two_gateways(tmp_path: Path) -> None:
     run(tmp_path, 5, ROUNDS, gateways=2)

@@ -1,12 +1,26 @@
 """Waiting for what other processes do."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 WAIT_S = 60.0
 POLL_S = 0.02
 POLL_MAX_S = 0.1
 REST = 4
+
+
+def patience(bound_s: float, what: str = "") -> Iterator[None]:
+    """Lets a loop go on for so many seconds of a machine with free cores. While more processes want
+    to run than there are cores, a second counts as the share of a core that one of them gets.
+    Afterwards raises AssertionError with `what`, if it is given."""
+    spent_s, before = 0.0, time.monotonic()
+    while spent_s < bound_s:
+        yield
+        share = min(1.0, (os.cpu_count() or 1) / max(os.getloadavg()[0], 1.0))
+        now = time.monotonic()
+        spent_s, before = spent_s + share * (now - before), now
+    assert not what, f"{what} within {bound_s:g} s of free cores"
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
