@@ -21,16 +21,15 @@ from holdfast_lake.lake.table import GrainFold, Table  # noqa: E402
 from holdfast_lake.tables import TABLES  # noqa: E402
 from holdfast_lake.tables.availability import (  # noqa: E402
     BURST_GAP_US,
-    INTERVALS_MIN,
     SILENCE_FACTOR,
     SILENCE_MIN_US,
-    USUAL_SHARE,
 )
 from holdfast_lake.tables.readings import COLUMNS  # noqa: E402
 from tests.support.plant_oracle import (  # noqa: E402
     FUTURE_US,
     Observed,
     Row,
+    expectation_of,
     mean_of,
     micros,
     moment,
@@ -350,9 +349,12 @@ def presence_readings(seed: int) -> list[Row]:
     for number in range(25):
         device = f"d{number}"
         pace_s = chance.choice((2, 30, 600))
+        speaks_when_it_wants = number % 5 == 4
         at = BEGIN + timedelta(seconds=chance.randrange(3600))
         for offset in range(chance.choice((1, 4, 60, 200))):
             at += timedelta(seconds=pace_s, microseconds=chance.randrange(1000))
+            if speaks_when_it_wants:
+                at += timedelta(seconds=pace_s * chance.expovariate(0.5) ** 2)
             if chance.random() < 0.05:
                 at += timedelta(seconds=pace_s * chance.randrange(200))
             if at > BEGIN + timedelta(days=3):
@@ -367,13 +369,13 @@ def presence_readings(seed: int) -> list[Row]:
 
 def expected_day(
     messages: list[tuple[int, bool]], day_us: int, as_of_us: int
-) -> tuple[list[Row], float | None]:
+) -> tuple[list[Row], tuple[float | None, float | None]]:
     """Outages of one device on a day, by its messages of that day and the one before: (time, it
-    says goodbye). And the usual interval."""
+    says goodbye). And the usual interval with the spread."""
     heard = [at for at, gone in messages if not gone]
     intervals = sorted(b - a for a, b in pairwise(heard))
     assert not intervals or intervals[0] >= BURST_GAP_US, "test_presence.py has bursts"
-    usual = percentile(intervals, USUAL_SHARE) if len(intervals) >= INTERVALS_MIN else None
+    usual, spread = expectation_of(intervals)
     limit = SILENCE_MIN_US if usual is None else max(usual * SILENCE_FACTOR, SILENCE_MIN_US)
     outages = []
     last, gone_us = None, None
@@ -394,7 +396,7 @@ def expected_day(
                 }
             )  # fmt: skip
         last, gone_us = at, None
-    return outages, usual
+    return outages, (usual, spread)
 
 
 @pytest.fixture(scope="module")
@@ -450,8 +452,15 @@ def test_availability(spark: SparkSession, presence: list[Row]) -> None:
     found = collected("availability", frame(spark, shuffled).repartition(3))
     expected = expected_days(presence)
     as_of = days_of(presence)
+
+    def reports(device: str, day_us: int) -> bool:
+        times = [micros(row["store_time"]) for row in presence
+                 if row["device"] == device and row["metric"] == "$online"]  # fmt: skip
+        return any(day_us - DAY_US <= at < day_us + DAY_US for at in times)
+
     assert len(found) == len(expected)
-    for (day_us, device), (outages, usual, times) in expected.items():
+    kinds = set()
+    for (day_us, device), (outages, (usual, spread), times) in expected.items():
         row = found[moment(day_us), device]
         lengths = [each["outage_to"] - each["outage_from"] for each in outages]
         observed = max(as_of[day_us] - max(min(times), day_us), 0)
@@ -463,9 +472,13 @@ def test_availability(spark: SparkSession, presence: list[Row]) -> None:
         assert row["outages"] == len(lengths)
         assert row["longest_s"] == max(lengths, default=0) / 1e6
         assert row["usual_interval_s"] == (None if usual is None else usual / 1e6)
-        assert row["availability"] == (
-            None if observed == 0 else (observed - sum(lengths)) / observed
-        )
+        assert (row["silence"], row["interval_spread"]) == (
+            "outage" if usual else "uneven" if spread else "few", spread
+        )  # fmt: skip
+        kinds.add(row["silence"])
+        known = observed and (usual or reports(device, day_us))
+        assert row["availability"] == ((observed - sum(lengths)) / observed if known else None)
+    assert kinds == {"outage", "uneven", "few"}
 
 
 def test_a_day_is_judged_by_itself_and_the_day_before(

@@ -5,6 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -324,11 +325,14 @@ class Expected:
     def presence(self) -> tuple[list[Row], list[Row]]:
         """outages, availability"""
         heard: dict[str, dict[tuple[int, int, int], bool]] = defaultdict(dict)
+        reported: dict[str, list[int]] = defaultdict(list)
         for row in self.readings:
             if row["metric"] == "$repeated":
                 continue
             place = (micros(row["store_time"]), row["partition"], row["offset"])
             gone = row["metric"] == "$online" and row["value_boolean"] is False
+            if row["metric"] == "$online":
+                reported[row["device"]].append(place[0])
             heard[row["device"]][place] = heard[row["device"]].get(place, False) or gone
         ends: dict[int, int] = {}
         for each in heard.values():
@@ -343,10 +347,12 @@ class Expected:
                     if day_us - DAY_US <= place[0] < day_us + DAY_US
                 ]
                 if times:
-                    found, usual_us = outages_of(times, day_us, end_us)
+                    found, usual_us, spread = outages_of(times, day_us, end_us)
+                    reports = any(day_us - DAY_US <= at < day_us + DAY_US
+                                  for at in reported[device])  # fmt: skip
+                    known = observed_of(times, day_us, end_us) and (reports or usual_us)
                     outages += [{"device": device, **dated(moment(day_us)), **o} for o in found]
-                    begin_us = max(times[0][0], day_us)
-                    observed_us = max(end_us - begin_us, 0)
+                    observed_us = observed_of(times, day_us, end_us)
                     # In whole microseconds: so that nothing is rounded twice.
                     down_us = sum(micros(o["outage_to"]) - micros(o["outage_from"]) for o in found)
                     up_us = observed_us - down_us
@@ -356,10 +362,12 @@ class Expected:
                             "messages": sum(at >= day_us for at, _ in times),
                             "observed_s": observed_us / 1e6, "down_s": down_us / 1e6,
                             "up_s": up_us / 1e6,
-                            "availability": up_us / observed_us if observed_us else None,
+                            "availability": up_us / observed_us if known else None,
                             "outages": len(found),
                             "longest_s": max((o["duration_s"] for o in found), default=0.0),
                             "usual_interval_s": None if usual_us is None else usual_us / 1e6,
+                            "silence": "outage" if usual_us else "uneven" if spread else "few",
+                            "interval_spread": spread,
                         }
                     )  # fmt: skip
         return outages, availability
@@ -503,11 +511,40 @@ def window(rows: list[Row]) -> Row:
     }  # fmt: skip
 
 
+def observed_of(times: Sequence[tuple[int, bool]], day_us: int, end_us: int) -> int:
+    return max(end_us - max(times[0][0], day_us), 0)
+
+
+def expectation_of(intervals: Sequence[int]) -> tuple[float | None, float | None]:
+    """The usual one of sorted intervals, if silence is an outage, and how uneven they are."""
+    if len(intervals) < 8:
+        return None, None
+    usual_us = percentile(intervals, 0.9)
+    normal = [each for each in intervals if each <= max(5 * usual_us, 10 * SECOND)]
+
+    def until(share: Fraction) -> int:
+        """The interval in which this share of the time has passed, shorter ones first."""
+        passed = 0
+        for each in normal:
+            passed += each
+            if passed >= share * sum(normal):
+                return each
+        raise AssertionError("no interval")
+
+    short, long = until(Fraction(1, 4)), until(Fraction(9, 10))
+    if sum(each >= Fraction(short, 2) for each in normal) < 8:
+        return None, None
+    silences = len(intervals) - len(normal)
+    uneven = long / short > 2.5 or (silences > 3 and silences > len(intervals) // 20)
+    return None if uneven else usual_us, long / short
+
+
 def outages_of(
     times: Sequence[tuple[int, bool]], day_us: int, end_us: int
-) -> tuple[list[Row], float | None]:
+) -> tuple[list[Row], float | None, float | None]:
     """Of one device on a day, by its messages of that day and the one before (when, whether it was
-    said to be gone); and its usual interval."""
+    said to be gone); its usual interval, if silence is an outage, and the spread of its
+    intervals."""
     intervals: list[int] = []
     heard = [at for at, gone in times if not gone]
     burst_us = heard[0] if heard else 0
@@ -515,8 +552,7 @@ def outages_of(
         if at - before >= 2 * SECOND or at - burst_us >= 10 * SECOND:
             intervals.append(at - before)
             burst_us = at
-    intervals.sort()
-    usual_us = percentile(intervals, 0.9) if len(intervals) >= 5 else None
+    usual_us, spread = expectation_of(sorted(intervals))
     found: list[Row] = []
 
     def note(begin_us: int | None, until_us: int | None, cause: str) -> None:
@@ -543,4 +579,4 @@ def outages_of(
         begin_us = last_us if is_long and last_us is not None else gone_us
         note(begin_us, at, "silence" if gone_us is None else "offline")
         last_us, gone_us = at, None
-    return found, usual_us
+    return found, usual_us, spread

@@ -384,7 +384,8 @@ def _rate_by_status(prefix: str, item: dict[str, Any], decoded: Decoded, first: 
 def _set_unit(prefix: str, item: dict[str, Any], decoded: Decoded, first: int) -> None:
     """Gives a number the unit that is beside it. The unit stays a reading of its own."""
     unit = next((known_unit(item[name]) for name in UNIT_FIELDS if name in item), None)
-    name = measured_field(item.keys())
+    truths = [name for name, each in item.items() if type(each) is bool]
+    name = measured_field(item.keys(), truths)
     if unit is not None and name is not None and type(item[name]) in NUMBERS:
         name = f"{prefix}{name}"
         places = [at for at in range(first, len(decoded.names)) if decoded.names[at] == name]

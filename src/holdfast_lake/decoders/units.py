@@ -20,6 +20,13 @@ NAME_FIELDS: Final = frozenset({"id", "name", "device", "device_id", "deviceId",
     "sensor", "sensor_id", "sensorId", "sensor_name", "serial", "host", "model", "type", "kind",
     "mac", "location", "room"})  # fmt: skip
 """The fields of an object that name what is measured, and have no unit."""
+STATE_FIELDS: Final = frozenset({"on", "state", "status", "active", "enabled", "online",
+    "connected", "available", "valid", "ok", "ready", "running", "alarm", "fault", "error",
+    "low_battery", "battery_low", "charging", "motion", "occupancy", "presence", "contact", "open",
+    "closed", "door", "window", "tamper", "leak", "water_leak", "smoke", "relay", "switch",
+    "output", "power", "heating", "cooling", "simulated", "success"})  # fmt: skip
+"""The fields that have no unit as long as they are true or false. A `temperature` that is false may
+be one that is missing."""
 UNITS_MAX: Final = 1000
 """The most units of metrics that the state of a stream keeps."""
 
@@ -115,16 +122,18 @@ def measured_value(
     return (value, unit) if math.isfinite(value) else None
 
 
-def measured_field(names: Collection[str]) -> str | None:
+def measured_field(names: Collection[str], truths: Collection[str]) -> str | None:
     """Returns the field of an object whose unit is beside it. None: it may be another one's.
 
-    It depends on the names alone. Counter-example: the only number of `{"temperature": null, "rpm":
-    1200, "unit": "°C"}` would be 1200 °C.
+    It depends on the names, and on which of them are true or false (`truths`). Counter-example: the
+    only number of `{"temperature": null, "rpm": 1200, "unit": "°C"}` would be 1200 °C.
     """
     value = next((name for name in VALUE_FIELDS if name in names), None)
     if value is not None:
         return value
-    others = [name for name in names if name not in UNIT_FIELDS and name not in NAME_FIELDS]
+    states = {name for name in truths if name.lower() in STATE_FIELDS}
+    no_values = states.union(UNIT_FIELDS, NAME_FIELDS)
+    others = [name for name in names if name not in no_values]
     return others[0] if len(others) == 1 else None
 
 

@@ -417,7 +417,11 @@ def _latency(page: Page, stored: Stored, span: ShortSpan | None) -> None:
 
 
 def _availability(page: Page, stored: Stored) -> None:
-    rows = stored.read("availability", ["device", "window_start", "up_s", "down_s", "outages"])
+    rows = stored.read(
+        "availability", ["device", "window_start", "up_s", "down_s", "outages", "availability"]
+    )
+    count = len(rows["device"].unique())
+    rows = rows.filter(rows["availability"].is_valid())
     part = page.part("Availability of devices", "From the table availability: all days together.")
     sums = rows.group_by("device").aggregate(
         [("up_s", "sum"), ("down_s", "sum"), ("outages", "sum")]
@@ -437,6 +441,11 @@ def _availability(page: Page, stored: Stored) -> None:
     shown = down[:OTHERS_MAX]
     title = f"Devices, longest down first: {len(shown)} of {len(found):,}"
     empty = f"Of {len(found):,} devices, none was down." if found else "No device is known yet."
+    if count > len(found):
+        part.html.append(
+            f"<p>{count - len(found):,} more devices are not judged: they report neither online "
+            "nor offline, and their messages come at uneven times, or there are few.</p>"
+        )
     part.html.append(table(headings, shown, title if shown else "Devices", empty))
 
 

@@ -1,13 +1,15 @@
 """Gold `outages` and `availability`: the times at which a device was down, by the broker's clock.
 
-A device is down if it says so, if its will says so, or if it is silent for too long. A day is
-computed from its rows and those of the day before, in which an outage may have begun. So an outage
-is cut at midnight, and each day has its part.
+A device is down if it says so, if its will says so, or if it is silent for too long. Silence
+counts only for a device whose own intervals are even. A door contact publishes on events, and its
+intervals say nothing about the next one. A day is computed from its rows and those of the day
+before, in which an outage may have begun. So an outage is cut at midnight, and each day has its
+part.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +42,17 @@ each other one would be an outage.
 BURST_MAX_US: Final = SILENCE_MIN_US
 """The longest burst in microseconds. The interval after it counts, however short, so a device that
 sends each 0.1 s has a usual interval."""
-INTERVALS_MIN: Final = 5
-"""The fewest intervals from which a usual one is computed."""
+INTERVALS_MIN: Final = 8
+"""The fewest intervals of about the usual length, from which a usual one is computed."""
+SPREAD_MAX: Final = 2.5
+"""The most times that the long intervals of a device may be longer than its short ones, see
+`_expectation`. It is 4 for messages at random times, and 2 for a device that is in time and loses
+one message in seven."""
+SILENCES_MIN: Final = 3
+SILENCES_OF: Final = 20
+"""More silences than SILENCES_MIN and than one in SILENCES_OF intervals are usual themselves."""
 DAY_US: Final = 86_400_000_000
+Flags: TypeAlias = npt.NDArray[np.bool_]
 _TIMES: Final = ("day_us", "first_us", "heard_us", "gone_us", "again_us", "messages", "as_of_us")
 """The columns of a span that are whole numbers: microseconds since 1970, except `messages`."""
 
@@ -68,12 +78,18 @@ _AVAILABILITY_COLUMNS: Final = (
            "newer, to the last message of any device on this day"),
     Column("up_s", "double", "of them not in an outage"),
     Column("down_s", "double", "of them in an outage"),
-    Column("availability", "double", "up_s / observed_s; null if nothing was observed"),
+    Column("availability", "double", "up_s / observed_s; null if nothing was observed, or if "
+           "nothing would show an outage: no silence, and no report of online or offline"),
     Column("outages", "bigint", "outages on this day"),
     Column("longest_s", "double", "the longest part of one on this day"),
     Column("usual_interval_s", "double", "nine of ten intervals between messages are not longer. "
-           "Messages less than 2 s apart are one, for up to 10 s. Null for fewer than "
-           f"{INTERVALS_MIN} intervals: then silence is no outage"),
+           "Messages less than 2 s apart are one, for up to 10 s. Null if silence is no outage"),
+    Column("silence", "string", "`outage`: a silence is one after "
+           f"{SILENCE_FACTOR} usual intervals; `uneven`: it is none, because the device publishes "
+           f"when something happens; `few`: it is none, because fewer than {INTERVALS_MIN} "
+           "intervals of its usual length are known; null in rows of older versions"),
+    Column("interval_spread", "double", "how many times longer its long intervals are than its "
+           f"short ones; above {SPREAD_MAX} they are uneven"),
 )  # fmt: skip
 
 
@@ -100,6 +116,8 @@ class PresenceFold:
             ("device", "string"),
             *((name, "bigint") for name in _TIMES),
             ("usual_us", "double"),
+            ("spread", "double"),
+            ("reports", "boolean"),
         )
 
     def spread(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
@@ -112,8 +130,8 @@ class PresenceFold:
         numbers = text_hashes(rows["device"])
         found = pa.RecordBatch.from_arrays(
             [rows["device"], rows["store_time"].cast(pa.int64()), rows["partition"],
-             rows["offset"], gone],
-            names=["device", "at_us", "partition", "offset", "gone"],
+             rows["offset"], gone, online],
+            names=["device", "at_us", "partition", "offset", "gone", "reports"],
         )  # fmt: skip
         return found.filter(wanted), numbers[wanted.to_numpy(zero_copy_only=False)]
 
@@ -127,31 +145,34 @@ class PresenceFold:
         messages = GroupedRows(rows, ("device", "at_us", "partition", "offset"))
         at = messages.key("at_us").to_numpy()
         gone = messages.count(messages.rows["gone"]).to_numpy() > 0
+        reports = messages.count(messages.rows["reports"]).to_numpy() > 0
         devices = GroupedRows(pa.table({"device": messages.key("device")}), ("device",))
         names = devices.key("device").to_pylist()
         for name, begin, end in zip(names, devices.begins, devices.ends, strict=True):
-            yield from self._of_device(name, at[begin:end], gone[begin:end])
+            part = slice(begin, end)
+            yield from self._of_device(name, at[part], gone[part], reports[part])
 
     def _of_device(
-        self, device: str, at: Integers, gone: npt.NDArray[np.bool_]
+        self, device: str, at: Integers, gone: Flags, reports: Flags
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         own = np.unique(at - at % DAY_US)
         for day_us in np.union1d(own, own + DAY_US).tolist():
             low, high = np.searchsorted(at, (day_us - DAY_US, day_us + DAY_US))
             columns = _spans(at[low:high], gone[low:high], day_us)
             devices = pa.repeat(pa.scalar(device, pa.string()), len(columns[0]))
+            columns.append(pa.repeat(pa.scalar(bool(reports[low:high].any())), len(columns[0])))
             names = [name for name, _ in self.folded]
             yield ROWS, pa.RecordBatch.from_arrays([devices, *columns], names=names)
 
 
-def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Array]:
+def _spans(at: Integers, gone: Flags, day_us: int) -> list[pa.Array]:
     """Returns the spans of a device that may be outages, and the last one, with the columns
-    `_TIMES` and `usual_us`.
+    `_TIMES`, `usual_us` and `spread`.
 
     The messages are those of a day and the one before, in order; there is at least one.
     """
     heard = ~gone
-    usual_us = _usual_us(_between_bursts(at[heard]))
+    usual_us, spread = _expectation(_between_bursts(at[heard]))
     is_start = heard.copy()
     is_start[0] = True
     starts = np.flatnonzero(is_start)
@@ -164,7 +185,7 @@ def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Ar
     is_last[-1] = True
     kept = has_gone | is_last
     if usual_us is not None:
-        kept |= again - at[starts] > max(usual_us * SILENCE_FACTOR, float(SILENCE_MIN_US))
+        kept |= again - at[starts] > _longest_us(usual_us)
     messages = np.add.reduceat((at >= day_us).astype(np.int64), starts)
     messages[-1] += messages[~kept].sum()
     first = at[starts]
@@ -180,6 +201,7 @@ def _spans(at: Integers, gone: npt.NDArray[np.bool_], day_us: int) -> list[pa.Ar
         pa.array(messages[kept]),
         pa.repeat(pa.scalar(as_of, pa.int64()), count),
         pa.repeat(pa.scalar(usual_us, pa.float64()), count),
+        pa.repeat(pa.scalar(spread, pa.float64()), count),
     ]
 
 
@@ -198,17 +220,41 @@ def _between_bursts(at: Integers) -> Integers:
     return intervals[counts]
 
 
-def _usual_us(intervals: Integers) -> float | None:
-    """Returns the interval that a share of them, USUAL_SHARE, is not longer than."""
+def _longest_us(usual_us: float) -> float:
+    """Returns the longest interval that is no silence."""
+    return max(usual_us * SILENCE_FACTOR, float(SILENCE_MIN_US))
+
+
+def _expectation(intervals: Integers) -> tuple[float | None, float | None]:
+    """Returns the usual interval, and the spread of the intervals that are no silences.
+
+    The usual interval is the one that a share of all, USUAL_SHARE, is not longer than. It is None
+    unless the intervals are even. The spread is None for too few.
+
+    A quarter of the time passes in intervals up to the short one, and nine tenths in those up to
+    the long one. Time counts, and not the number of intervals. Counter-example: a motion sensor
+    reports each motion and, 90 s later, its end. Half of its intervals are equal, and the others
+    are minutes or nights.
+    """
     if len(intervals) < INTERVALS_MIN:
-        return None
+        return None, None
     rank = (len(intervals) - 1) * USUAL_SHARE
     below = int(rank)
     part = rank - below
-    above = min(below + 1, len(intervals) - 1)
-    found = np.partition(intervals, (below, above))
-    low, high = float(found[below]), float(found[above])
-    return low if part == 0 else low * (1 - part) + high * part
+    ordered = np.sort(intervals)
+    low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
+    usual_us = low if part == 0 else low * (1 - part) + high * part
+    normal = ordered[: np.searchsorted(ordered, _longest_us(usual_us), "right")]
+    passed = np.cumsum(normal)
+    short, long = (normal[np.searchsorted(passed * of, passed[-1] * share)]
+                   for share, of in ((1, 4), (9, 10)))  # fmt: skip
+    if np.count_nonzero(2 * normal >= short) < INTERVALS_MIN:
+        return None, None
+    spread = float(long) / float(short)
+    silences = len(ordered) - len(normal)
+    are_few = silences <= max(SILENCES_MIN, len(ordered) // SILENCES_OF)
+    is_even = spread <= SPREAD_MAX and are_few
+    return usual_us if is_even else None, spread
 
 
 def finish_outages(spans: DataFrame) -> DataFrame:
@@ -239,6 +285,8 @@ def finish_availability(spans: DataFrame) -> DataFrame:
             F.greatest(F.min("first_us"), F.col("day_us")).alias("begin_us"),
             F.max("as_of_us").alias("as_of_us"),
             F.max("usual_us").alias("usual_us"),
+            F.max("spread").alias("spread"),
+            F.max("reports").alias("reports"),
             F.sum("messages").alias("messages"),
             F.count_if(F.col("down_us") > 0).alias("outages"),
             F.sum("down_us").alias("down_us"),
@@ -247,6 +295,8 @@ def finish_availability(spans: DataFrame) -> DataFrame:
         .withColumn("observed_us", F.greatest(F.col("as_of_us") - F.col("begin_us"), none))
         .withColumn("up_us", F.col("observed_us") - F.col("down_us"))
     )
+    is_even = F.col("usual_us").isNotNull()
+    is_known = (F.col("observed_us") > 0) & (is_even | F.col("reports"))
     return days.select(
         "device",
         F.timestamp_micros("day_us").alias("window_start"),
@@ -255,11 +305,14 @@ def finish_availability(spans: DataFrame) -> DataFrame:
             (F.col(f"{name}_us") / 1_000_000.0).alias(f"{name}_s")
             for name in ("observed", "up", "down", "longest")
         ),
-        F.when(F.col("observed_us") > 0, F.col("up_us") / F.col("observed_us")).alias(
-            "availability"
-        ),
+        F.when(is_known, F.col("up_us") / F.col("observed_us")).alias("availability"),
         "outages",
         (F.col("usual_us") / 1_000_000.0).alias("usual_interval_s"),
+        F.when(is_even, "outage")
+        .when(F.col("spread").isNotNull(), "uneven")
+        .otherwise("few")
+        .alias("silence"),
+        F.col("spread").alias("interval_spread"),
     )
 
 

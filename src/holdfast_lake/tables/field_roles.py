@@ -485,7 +485,7 @@ def _unit_fields(
         above, _, last = name.rpartition(".")
         holders = [_inner(document, above) if above else document for document, _ in objects]
         if last in UNIT_FIELDS and all(
-            measured_field(holder.keys())
+            measured_field(holder.keys(), [key for key in holder if type(holder[key]) is bool])
             for holder in holders
             if type(holder) is dict and last in holder
         ):

@@ -255,7 +255,7 @@ def _extract_units(columns: dict[str, Any], group: FieldGroup) -> bool:
     kinds = {name: each.kind for name, each in zip(columns, group.values, strict=True)}
     if len(fields) > 1 or None in kinds.values():
         return False
-    name = measured_field(kinds.keys())
+    name = measured_field(kinds.keys(), [name for name in kinds if kinds[name] == TRUTH])
     if name is not None and kinds[name] == NUMBER and kinds[fields[0]] == TEXT:
         group.units = list(map(known_unit, columns[fields[0]]))
         group.measured = list(columns).index(name)

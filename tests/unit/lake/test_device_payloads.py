@@ -68,7 +68,13 @@ def test_a_word_in_json_is_what_it_is_alone(together: bool) -> None:
         ({"temperature": 21.5, "unit": "°C", "rpm": "007"}, {}),
         ({"temperature": "21.5", "unit": "°C", "rssi": -70}, {}),
         ({"temperature": None, "unit": "°C", "rpm": 1200}, {}),
-        ({"state": True, "unit": "°C", "rpm": 14}, {}),
+        ({"temperature": 21.5, "on": True, "unit": "°C"}, {"temperature": "°C"}),
+        ({"temperature": 21.5, "on": None, "unit": "°C"}, {}),
+        ({"temperature": 21.5, "on": "x", "unit": "°C"}, {}),
+        ({"temperature": False, "unit": "°C", "rpm": 14}, {}),
+        ({"temperature": 21.5, "Motion": False, "ok": True, "unit": "°C"}, {"temperature": "°C"}),
+        ({"on": True, "unit": "°C"}, {}),
+        ({"value": True, "unit": "°C", "rpm": 14}, {}),
     ],
 )
 def test_a_unit_is_of_one_field_whatever_the_values(

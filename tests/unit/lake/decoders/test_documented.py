@@ -46,6 +46,9 @@ def test_bounds_are_documented() -> None:
         f"{decoded.DEPTH_MAX} levels", f"{TEXT_LENGTH_MAX:,} characters",
         f"{stream.SEEN_MAX} ids", f"{stream.GAPS_MAX} open gaps", f"{stream.REORDER_MAX:,}",
         f"{stream.JUMP_MAX:,}", f"{availability.SILENCE_FACTOR} usual intervals",
+        f"fewer than {availability.INTERVALS_MIN} are",
+        f"more than {availability.SPREAD_MAX} times",
+        f"more than {availability.SILENCES_MIN} and more than one in {availability.SILENCES_OF}",
     ):  # fmt: skip
         assert bound in PAGE, bound
 

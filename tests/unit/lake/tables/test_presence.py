@@ -176,3 +176,100 @@ def test_sensors_with_own_periods_are_one_device() -> None:
     times += [1800 * SECOND_US] * 500  # a backlog that comes at once
     assert silences(sorted(times)) == 0
     assert silences(sorted(at for at in times if not 900 < at / SECOND_US < 990)) == 1
+
+
+DAYS_S = 2 * 86_400.0
+
+
+def is_awake(at_s: float, chance: random.Random) -> bool:
+    """Nobody comes at night, with few exceptions."""
+    return 7 <= at_s / 3600 % 24 < 23 or chance.random() < 0.02
+
+
+def visits(chance: random.Random, mean_s: float) -> list[float]:
+    found, at = [], 0.0
+    while (at := at + chance.expovariate(1 / mean_s)) < DAYS_S:
+        if is_awake(at, chance):
+            found.append(at)
+    return found
+
+
+def door(chance: random.Random) -> list[float]:
+    """Opened and closed by each visitor."""
+    found = visits(chance, 1500)
+    return found + [at + chance.lognormvariate(2.3, 1) for at in found]
+
+
+def motion(chance: random.Random) -> list[float]:
+    """Motion, and its end 90 s after the last one: half of the intervals are equal."""
+    found: list[float] = []
+    for at in visits(chance, 600):
+        if not found or at > found[-1]:
+            stays = 1 + int(chance.lognormvariate(4.5, 1.5) / 90)
+            found += [at + 90 * number for number in range(stays + 1)]
+    return found
+
+
+def button(chance: random.Random) -> list[float]:
+    return visits(chance, 5000)
+
+
+def steady(chance: random.Random) -> list[float]:
+    """Every 60 s. One message in twenty is lost."""
+    return [number * 60 + chance.random() for number in range(2880) if chance.random() > 0.05]
+
+
+def changes(chance: random.Random) -> list[float]:
+    """A change of the value, or after an hour without one."""
+    found = [0.0]
+    while found[-1] < DAYS_S:
+        found.append(found[-1] + min(3600.0, chance.expovariate(1 / 3600)))
+    return found
+
+
+def slow(chance: random.Random) -> list[float]:
+    return [number * 7200 + chance.random() * 60 for number in range(24)]
+
+
+def without(times_s: list[float], begin_s: float, length_s: float) -> list[int]:
+    left = [at for at in times_s if not begin_s <= at < begin_s + length_s and at < DAYS_S]
+    return [int(at * SECOND_US) for at in sorted(left)]
+
+
+def of_second_day(times: list[int]) -> list[dict[str, Any]]:
+    """The spans by the messages of both days. The last one is open."""
+    found = spans([("d", "v", None, at, number, 0) for number, at in enumerate(times)])
+    return [row for row in found if row["day_us"] == DAY_US]
+
+
+@pytest.mark.parametrize("device", [door, motion, button])
+def test_a_device_that_publishes_on_events_is_not_silent(device: Any) -> None:
+    """By chance alone, one in thirty looks regular for two days."""
+    found = [of_second_day(without(device(random.Random(seed)), 0, 0)) for seed in range(60)]
+    assert sum(len(rows) > 1 for rows in found) <= 2
+    assert sum(rows[-1]["usual_us"] is None for rows in found) >= 54
+    if device is not button:
+        assert sum(rows[-1]["spread"] is not None for rows in found) >= 54, "the reason is there"
+
+
+@pytest.mark.parametrize(("device", "outage_s"), [(steady, 600), (changes, 18_500), (slow, 50_000)])
+def test_the_silence_of_a_regular_device_is_found(device: Any, outage_s: float) -> None:
+    times = [device(random.Random(seed)) for seed in range(40)]
+    found = [len(of_second_day(without(each, 20_000, outage_s))) for each in times]
+    assert found.count(2) >= 39
+    assert len(of_second_day(without(times[0], 0, 0))) == 1
+
+
+def test_many_silences_are_the_way_of_the_device() -> None:
+    """12 messages of each hour are in time, and then none comes."""
+    hours = [hour * 3600.0 + at * 60 for hour in range(48) for at in range(12)]
+    assert len(of_second_day(without(hours, 0, 0))) == 1
+    minutes = [float(at) for at in range(0, int(DAYS_S), 60) if at % 40_000 > 3000]
+    assert len(of_second_day(without(minutes, 0, 0))) == 1 + 4
+
+
+def test_presence_is_reported_or_not() -> None:
+    quiet = spans([("d", "v", None, number * SECOND_US, number, 0) for number in range(4)])
+    told = spans([("d", "$online", True, number * SECOND_US, number, 0) for number in range(4)])
+    assert {row["reports"] for row in quiet} == {False}
+    assert {row["reports"] for row in told} == {True}
