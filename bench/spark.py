@@ -3,10 +3,12 @@
     python -m bench.spark [--json PATH] [--records 1000000] [--rounds 4]
 
 The rows go to the `noop` sink, so reading is all that is timed. "path" reads the data directory,
-"http" the same directory through a running node; "small batches" is a journal of batches of
-a few records, as one broker under light load with fsync writes it; "subscriber" is what one would
-write without a data source, a paho client that collects rows. Best of some rounds, all columns
-unless said otherwise. About a minute. What a replay costs live clients is bench.replay.
+"http" the same directory through a running node; "lake and log" reads nine tenths of the rows in a
+lake and the others in the directory, with the source and with `read_messages`; "small batches" is
+a journal of batches of a few records, as one broker under light load with fsync writes it;
+"subscriber" is what one would write without a data source, a paho client that collects rows. Best
+of some rounds, all columns unless said otherwise. About two minutes. What a replay costs live
+clients is bench.replay.
 """
 
 import os
@@ -36,7 +38,7 @@ from holdfast.log.journal.active_index import ActiveIndex
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, Record
 from holdfast_lab.targets.target import free_port
-from holdfast_lake import spark_session
+from holdfast_lake import Lake, read_messages, spark_session
 
 PARTITIONS: Final = 16
 DEVICES: Final = 500
@@ -162,6 +164,16 @@ def measure(tables: dict[str, Callable[[], DataFrame]], records: int, rounds: in
     return {name: round(records / seconds) for name, seconds in best.items()}
 
 
+def write_lake(spark: SparkSession, folder: Path, records: int) -> Path:
+    """Writes a lake of a log's first records."""
+    place, log = folder / "lake", folder / "first"
+    write_log(log, records, BATCH_RECORDS)
+    report = Lake(place, spark=spark).run(["records"], source=str(log))
+    if report.rows != {"records": records}:
+        raise SystemExit(f"the lake has {report.rows} rows of {records}: {report.errors}")
+    return place
+
+
 def run(spark: SparkSession, folder: Path, records: int, rounds: int) -> Figures:
     large, small, parquet = folder / "large", folder / "small", str(folder / "parquet")
     write_log(large, records, BATCH_RECORDS)
@@ -171,11 +183,18 @@ def run(spark: SparkSession, folder: Path, records: int, rounds: int) -> Figures
         return lambda: spark.read.format("holdfast").options(**options).load()
 
     log(path=str(large))().write.parquet(parquet)
+    both = {"path": str(large), "lake": str(write_lake(spark, folder, records * 9 // 10))}
     tables: dict[str, Callable[[], DataFrame]] = {
         "parquet": lambda: spark.read.parquet(parquet),
         "path": log(path=str(large)),
         "path, 3 columns": log(path=str(large), columns="topic,payload,offset"),
         "path, small batches": log(path=str(small)),
+        "lake and log": log(**both),
+        "read_messages": lambda: read_messages(spark, **both),
+        "parquet, 3 columns": lambda: spark.read.parquet(parquet).select(
+            "topic", "payload", "offset"
+        ),
+        "read_messages, 3": lambda: read_messages(spark, **both, columns="topic,payload,offset"),
     }
     with node(large) as found:
         if found is None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast_lake.lake.table import expect as expect
     from holdfast_lake.properties import decode_properties as decode_properties
     from holdfast_lake.session import spark_session as spark_session
+    from holdfast_lake.source.columnar import read_messages as read_messages
     from holdfast_lake.source.source import HoldfastSource as HoldfastSource
 
 _NAMES: Final = {
@@ -23,6 +24,7 @@ _NAMES: Final = {
     "holdfast_lake.lake.table": ("Column", "Grain", "Outputs", "Table", "expect"),
     "holdfast_lake.properties": ("decode_properties",),
     "holdfast_lake.session": ("spark_session",),
+    "holdfast_lake.source.columnar": ("read_messages",),
     "holdfast_lake.source.source": ("HoldfastSource",),
 }
 """The modules of the names that are loaded when they are first used."""

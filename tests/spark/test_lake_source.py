@@ -1,6 +1,8 @@
 """The option `lake` of the source: a broker whose retention has removed the head of the log."""
 
+import json
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,16 @@ import pytest
 pytest.importorskip("pyspark.sql")
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
 from holdfast.client.log import LogClient
+from holdfast.log.record import FLAG_PRODUCER, SESSION
+from holdfast.protocol.topics.names import matches
+from holdfast_lake import read_messages
 from holdfast_lake.lake.lake import Lake
 from tests.spark.test_source import Stream, batch, publish, wait_until
+from tests.support.journal_files import TIME_US, Journal, record
 
 PAYLOAD = b"%08d" + b"x" * 400
 
@@ -66,3 +73,83 @@ def test_a_broker_that_keeps_minutes_and_a_lake_that_keeps_all(
     stream.run(failOnDataLoss="false")
     table = spark.read.parquet(str(tmp_path / "out"))
     assert sorted(bytes(row.payload) for row in table.collect()) == sorted(both)
+
+
+def test_sparks_own_reader_and_the_source_have_the_same_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """By all columns, for ranges that cut a file of the lake, leave it out, or end in the log."""
+    journal = Journal(tmp_path / "data", partitions=3, segment_bytes=4000)
+    root = tmp_path / "lake"
+    lake = Lake(root, spark=spark)
+    names = ("a", "a/b", "a/b/c", "$own/a", "b c/(d)", "a.b/x\ny")
+
+    def send(count: int) -> None:
+        for n in range(len(journal.batches), len(journal.batches) + count):
+            sent = [
+                record(
+                    names[n % len(names)],
+                    b"%d" % n,
+                    flags=1 | (FLAG_PRODUCER if n % 2 else 0),
+                    producer="p" if n % 2 else "",
+                    sequence=n,
+                    timestamp_us=TIME_US + n * 1_000_000,
+                ),
+                record(kind=SESSION),
+            ]
+            journal.append(n % 3, sent)
+
+    for _ in range(3):
+        send(40)
+        assert lake.run(["records"], source=str(journal.directory)).ok
+    send(20)
+    own = {"path": str(journal.directory), "lake": str(root), "tasks": "1"}
+
+    rows = batch(spark, own).collect()
+    assert len(rows) == 140
+    middle = TIME_US + 55_000_000
+    some = {"0": 12, "1": 61, "2": 200}
+    ends = {"0": 0, "1": 61}
+    frames: list[DataFrame] = []
+    expected: list[set[tuple[int, int]]] = []
+
+    def compare(wanted: Callable[[Row], bool], **options: str) -> None:
+        frames.append(read_messages(spark, **options).select("partition", "offset"))
+        expected.append({(row.partition, row.offset) for row in rows if wanted(row)})
+
+    def time_us(row: Row) -> int:
+        return TIME_US + int(row.payload) * 1_000_000
+
+    compare(lambda row: int(row.payload) < 120, lake=str(root))
+    compare(lambda row: True, path=own["path"])
+    compare(lambda row: False, **own, endingOffsets="earliest")
+    compare(lambda row: time_us(row) >= middle, **own, startingTimestamp=str(middle // 1000))
+    compare(lambda row: time_us(row) < middle, **own, endingTimestamp=str(middle // 1000))
+    compare(
+        lambda row: row.offset < ends.get(str(row.partition), 0),
+        **own,
+        endingOffsets=json.dumps(ends),
+    )
+    is_behind = {"startingOffsets": json.dumps(some), "failOnDataLoss": "false"}
+    compare(lambda row: row.offset >= some[str(row.partition)], **own, **is_behind)
+    for topics in ("#", "+/#", "a/#", "a/+/c,a", "$own/+", "b c/(d)", "a.b/#", "none"):
+        wanted = topics.split(",")
+        compare(
+            lambda row, wanted=wanted: any(matches(each, row.topic) for each in wanted),
+            **own,
+            topics=topics,
+        )
+    joined = reduce(
+        DataFrame.unionAll, (each.withColumn("n", F.lit(n)) for n, each in enumerate(frames))
+    ).collect()
+    for n, keys in enumerate(expected):
+        found = [(row.partition, row.offset) for row in joined if row.n == n]
+        assert sorted(found) == sorted(keys), n
+    both = read_messages(spark, **own)
+    assert "parquet" in both._jdf.queryExecution().toString().lower()
+    assert both.schema.simpleString() == batch(spark, own).schema.simpleString()
+    assert sorted(map(str, both.collect())) == sorted(map(str, rows))
+    few = read_messages(spark, **own, columns="offset,producer").collect()
+    assert sorted(map(str, few)) == sorted(
+        str(Row(offset=row.offset, producer=row.producer)) for row in rows
+    )

@@ -194,7 +194,7 @@ class LogAccess:
         wanted = narrowing.ranges(wanted, self.log.partitions(), topics)
         found, lost = offsets.divide(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss)
         coverage = Coverage((), fail_on_data_loss=options.fail_on_data_loss)
-        for missing in self._divided(found).missing:
+        for missing in self.divide(found).missing:
             coverage.note_missing(missing, IN_NEITHER)
         lost += coverage.lost
         if lost:
@@ -239,10 +239,10 @@ class LogAccess:
         generation: int | None = None,
     ) -> ReadWork:
         """Returns the input of the task that reads some ranges."""
-        parts = self._divided(ranges)
-        own, lake = self._opened
+        parts = self.divide(ranges)
+        own = self._opened[0]
         pieces = own.pieces(parts.log, topics) if isinstance(own, DirectoryLog) else []
-        of_lake = lake.lake.pieces(parts.lake) if lake is not None else []
+        of_lake = self.lake.pieces(parts.lake) if self.lake is not None else []
         return ReadWork(parts.log, pieces, servers, topics, generation, of_lake)
 
     def close(self) -> None:
@@ -250,10 +250,16 @@ class LogAccess:
         if "_opened" in self.__dict__:
             self.log.close()
 
-    def _divided(self, ranges: Sequence[OffsetRange]) -> SeamParts:
+    def divide(self, ranges: Sequence[OffsetRange]) -> SeamParts:
         """Returns the parts of some ranges that are in the lake and in the log."""
         lake = self._opened[1]
         return SeamParts([], list(ranges), []) if lake is None else lake.seam.divide(ranges)
+
+    @property
+    def lake(self) -> "LakeRecords | None":
+        """The lake that has the older part of the log, if the options name one."""
+        lake = self._opened[1]
+        return None if lake is None else lake.lake
 
     @property
     def _servers(self) -> Servers | None:
@@ -389,19 +395,7 @@ class HoldfastReader(DataSourceReader):
         options = self.options
         access = LogAccess(options)
         try:
-            bounds = access.log.bounds()
-            start = _position(
-                access, bounds, options.starting_timestamp_us, options.starting_offsets, EARLIEST
-            )
-            start = access.carried(start, options.starting_generation, bounds)
-            end = _position(
-                access, bounds, options.ending_timestamp_us, options.ending_offsets, LATEST
-            )
-            since_us = self.narrowing.starting_timestamp_us
-            if since_us is not None:
-                first = _position(access, bounds, since_us, None, EARLIEST)
-                start = {p: max(offset, first.get(p, offset)) for p, offset in start.items()}
-            ranges = access.ranges(start, end, bounds, self.narrowing)
+            ranges = batch_ranges(access, self.narrowing)
             topics = options.topics.plus(self.narrowing.topics)
             return [*access.plan_tasks(ranges, topics, whole=False)]
         finally:
@@ -516,6 +510,22 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._access is None:
             self._access = LogAccess(self.options)
         return self._access
+
+
+def batch_ranges(access: LogAccess, narrowing: PushedFilters) -> list[OffsetRange]:
+    """Returns the ranges that a batch query reads, as the log and the lake are now."""
+    options = access.options
+    bounds = access.log.bounds()
+    start = _position(
+        access, bounds, options.starting_timestamp_us, options.starting_offsets, EARLIEST
+    )
+    start = access.carried(start, options.starting_generation, bounds)
+    end = _position(access, bounds, options.ending_timestamp_us, options.ending_offsets, LATEST)
+    since_us = narrowing.starting_timestamp_us
+    if since_us is not None:
+        first = _position(access, bounds, since_us, None, EARLIEST)
+        start = {p: max(offset, first.get(p, offset)) for p, offset in start.items()}
+    return access.ranges(start, end, bounds, narrowing)
 
 
 def _position(

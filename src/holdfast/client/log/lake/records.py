@@ -275,6 +275,14 @@ class LakeRecords:
                 found.append(LakePiece(self._files[number], own))
         return _in_order(found)
 
+    def is_whole(self, piece: LakePiece) -> bool:
+        """Returns whether a piece has all rows of its file."""
+        return piece.ranges == {
+            p: (low, high)
+            for p, (low, high) in self._offsets[piece.file.path].items()
+            if low < high
+        }
+
     def _first_time(self, number: int) -> int:
         return self._files[number].times.get(TIME, (0, 0))[0]
 
