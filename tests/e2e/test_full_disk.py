@@ -39,6 +39,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
+def test_a_reserve_above_the_size_of_the_disk_is_refused(
+    small_disk: Path, start_holdfast: StartHoldfast
+) -> None:
+    """The broker would refuse QoS 1 and 2 however much is free."""
+    with pytest.raises(RuntimeError, match="log.reserve_bytes = 33554432: the disk of .* has "):
+        start_holdfast(settings(DISK_BYTES), data=small_disk / "data")
+
+
 def settings(reserve_bytes: int) -> dict[str, dict[str, object]]:
     return {"log": {"reserve_bytes": reserve_bytes, "segment_bytes": 1 << 20, "partitions": 2}}
 

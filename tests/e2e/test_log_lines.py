@@ -25,6 +25,25 @@ LOGROTATE = shutil.which("logrotate", path=f"{os.environ['PATH']}:/usr/sbin")
 LONG_ID = "i" * 60_000
 
 
+class Silent(Holdfast):
+    """A broker without standard streams."""
+
+    def command(self) -> list[str]:
+        return ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *super().command()]
+
+
+def test_a_broker_without_standard_streams_serves(tmp_path: Path) -> None:
+    broker = Silent(tmp_path)
+    broker.start()
+    try:
+        with wire.Wire(broker.port) as client:
+            client.connect("c")
+            client.ping()
+    finally:
+        broker.kill()
+    assert not broker.log_text()
+
+
 def test_one_subscribe_is_one_line(start_holdfast: StartHoldfast) -> None:
     broker = start_holdfast({"limits": {"client_id_bytes": 65_535}})
     with wire.Wire(broker.port) as client:

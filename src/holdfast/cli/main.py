@@ -171,8 +171,20 @@ def _dispatch(arguments: list[str]) -> int:
     return EXIT_USAGE
 
 
+def _replace_closed_streams() -> None:
+    """Opens the null device for each standard stream that the caller has closed (`2>&-`).
+
+    Counter-example without it: a segment of the log is the next file that is opened, gets the
+    number 2, and receives what a library writes to stderr.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code. argparse itself raises SystemExit."""
+    _replace_closed_streams()
     # Modules make no garbage while they load, and the search for it takes a seventh of a start.
     gc.set_threshold(50_000, 20, 100)
     try:

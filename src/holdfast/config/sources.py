@@ -188,7 +188,8 @@ def read_file(path: Path) -> str:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
         raise OSError(EFBIG, f"more than {FILE_BYTES_MAX} bytes", str(path))
-    return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    # Editors on Windows begin a file with a byte order mark, which TOML does not have.
+    return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _read(path: Path) -> Tree:

@@ -230,7 +230,7 @@ class ClusterMembership:
         if given_up is not None:
             made.attendance.recover(given_up)
         try:
-            self._check_role(meta.metadata)
+            self._check_directory(meta.metadata)
         except StorageError:
             self.storage.close()
             raise
@@ -250,8 +250,9 @@ class ClusterMembership:
         is_alone = metadata is not None and tuple(metadata.nodes) == (self.config.node.id,)
         return {} if is_alone else self.storage.unstored()
 
-    def _check_role(self, metadata: ClusterMetadata | None) -> None:
-        """Checks that the directory is one of this role. Raises `StorageError`."""
+    def _check_directory(self, metadata: ClusterMetadata | None) -> None:
+        """Checks that the directory is one of this role, and its disk larger than the reserve.
+        Raises `StorageError`."""
         node, root = self.config.node.id, self.config.node.data
         role = self.config.cluster.node_role()
         info = None if metadata is None else metadata.nodes.get(node)
@@ -259,6 +260,12 @@ class ClusterMembership:
             raise StorageError(f"{root}: {role_text(node, info.role, role)}")
         if role == GATEWAY and any(self.storage.journal.next_offset):
             raise StorageError(f"{root} has records, and a gateway stores none: give an empty one")
+        reserve, total = self.config.log.reserve_bytes, self.storage.total_bytes()
+        if reserve >= total:
+            raise StorageError(
+                f"log.reserve_bytes = {reserve}: the disk of {root} has {total} bytes, so all"
+                " messages of QoS 1 and 2 would be refused; 0 is a reserve by the disk's size"
+            )
 
     def _new_links(self, auth: PeerAuth, handler: PeerHandler) -> PeerLinks:
         config = self.config

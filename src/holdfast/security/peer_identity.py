@@ -134,6 +134,12 @@ class PeerIdentity:
         return STANDS_APART in self.features.split(",")
 
 
+NO_REPLY: Final = (
+    "gave no answer in time: it hangs, or the port is not a peer port (21883 by default; neither the"
+    " MQTT port nor the admin port)"
+)
+
+
 class Refusal(Exception):
     """The reason for which a connection does not become a link. `reason` is a word for counters.
     `quiet`: it is no fault, so it needs no line in the log."""

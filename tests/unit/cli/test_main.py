@@ -95,6 +95,28 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
     assert (finished.returncode, finished.stderr) == (cli.EXIT_PIPE, b"")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_standard_stream_is_the_null_device(closed: str) -> None:
+    program = "import os, sys; from holdfast.cli import main; code = main.main(['--version'])"
+    program += "; [os.fstat(each.fileno()) for each in (sys.stdin, sys.stdout, sys.stderr)]"
+    finished = subprocess.run(
+        [
+            "sh",
+            "-c",
+            f'exec "$@" {closed}',
+            "sh",
+            sys.executable,
+            "-c",
+            f"{program}; sys.exit(code)",
+        ],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, b"")
+
+
 def test_publishing_does_not_load_what_it_does_not_need() -> None:
     """Starting fast is part of being usable in a shell loop."""
     heavy = ["msgspec", "uvicorn", "starlette", "prometheus_client", "stringprep"]

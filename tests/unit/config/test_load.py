@@ -243,6 +243,13 @@ def test_unreadable_files(tmp_path: Path) -> None:
     assert "not UTF-8 text" in complaint(path, {}, {})
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    path = tmp_path / "windows.toml"
+    path.write_bytes(b'\xef\xbb\xbf[node]\r\nid = "n9"\r\n')
+    assert load(path, {}, {}).node.id == "n9"
+
+
 def test_a_wrong_value_names_the_source_that_set_it(tmp_path: Path) -> None:
     path = write(tmp_path, "[limits]\nqos_max = 2\n")
     environ = {"HOLDFAST_LIMITS__QOS_MAX": "many"}

@@ -12,7 +12,7 @@ from holdfast.io.peers.dialer import connect
 from holdfast.io.peers.link import PeerLink, PeerMetrics, failure
 from holdfast.io.peers.links import BOUNDS
 from holdfast.security.peer_handshake import CLUSTER, INQUIRY
-from holdfast.security.peer_identity import PeerIdentity, Refusal
+from holdfast.security.peer_identity import NO_REPLY, PeerIdentity, Refusal
 
 
 class _Inquiry:
@@ -60,7 +60,7 @@ async def ask_identity(address: str, own: PeerIdentity, auth: PeerAuth) -> PeerI
             await link.settled
     except TimeoutError:
         link.abort()
-        raise Refusal("timeout", "gave no answer in time") from None
+        raise Refusal("timeout", NO_REPLY) from None
     except OSError as error:
         raise failure(error) from None
     if owner.found is not None:

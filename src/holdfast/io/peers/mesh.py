@@ -22,7 +22,7 @@ from holdfast.io.peers.dialer import connect
 from holdfast.io.peers.link import CLOSE_TIMEOUT_S, LinkBounds, PeerLink, PeerMetrics, failure
 from holdfast.io.sockets.bound_sockets import reserve_tcp, reserve_unix
 from holdfast.security.peer_handshake import Realm
-from holdfast.security.peer_identity import PeerIdentity, Refusal
+from holdfast.security.peer_identity import NO_REPLY, PeerIdentity, Refusal
 
 BACKLOG: Final = 128
 GREETINGS_MAX: Final = 64
@@ -355,7 +355,7 @@ class PeerMesh:
                 await connecting
                 await link.settled
         except TimeoutError:
-            self._give_up(link, Refusal("timeout", "gave no answer in time"))
+            self._give_up(link, Refusal("timeout", NO_REPLY))
         except OSError as error:
             self._give_up(link, failure(error))
         except asyncio.CancelledError:

@@ -15,10 +15,11 @@ import pytest
 import trustme
 
 from holdfast.config.schema import Cluster
+from holdfast.io.peers import inquiry
 from holdfast.io.peers.authentication import PeerAuth
 from holdfast.io.peers.mesh import GREETINGS_MAX
 from holdfast.security.peer_handshake import MAGIC, Handshake
-from holdfast.security.peer_identity import PeerIdentity
+from holdfast.security.peer_identity import PeerIdentity, Refusal
 from holdfast.security.tls import TlsError
 from tests.support.peer_mesh import BAD_KIND, SECRET, Mesh, PeerNode, run, until
 from tests.support.ports import free_port
@@ -37,6 +38,20 @@ async def linked_pair(mesh: Mesh, **changes: Any) -> tuple[PeerNode, PeerNode]:
     one.links.set_peers({"n2": two.address})
     await until(lambda: one.linked() and two.linked())
     return one, two
+
+
+def test_a_port_that_does_not_reply_may_be_no_peer_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An HTTP server waits for the rest of a line."""
+    monkeypatch.setattr(inquiry, "BOUNDS", replace(inquiry.BOUNDS, handshake_timeout_s=0.2))
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", free_port())) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            auth = PeerAuth.load(Cluster())
+            with pytest.raises(Refusal, match="not a peer port"):
+                await inquiry.ask_identity(address, PeerIdentity("n1", "0", ""), auth)
+
+    run(test)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
