@@ -43,7 +43,7 @@ def test_a_reserve_above_the_size_of_the_disk_is_refused(
     small_disk: Path, start_holdfast: StartHoldfast
 ) -> None:
     """The broker would refuse QoS 1 and 2 however much is free."""
-    with pytest.raises(RuntimeError, match="log.reserve_bytes = 33554432: the disk of .* has "):
+    with pytest.raises(RuntimeError, match=r"reserve_bytes = 33554432: the disk of .* has "):
         start_holdfast(settings(DISK_BYTES), data=small_disk / "data")
 
 

@@ -135,8 +135,8 @@ class PeerIdentity:
 
 
 NO_REPLY: Final = (
-    "gave no answer in time: it hangs, or the port is not a peer port (21883 by default; neither the"
-    " MQTT port nor the admin port)"
+    "gave no answer in time: it hangs, or the port is not a peer port (21883 by default), but that"
+    " of MQTT or of the admin port"
 )
 
 
