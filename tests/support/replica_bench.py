@@ -389,10 +389,11 @@ class RandomReplica:
                 for model, start in zip(self.models, journal.start_offsets, strict=True):
                     model.begin_later(start)
         offsets = list(journal.high_watermark)
-        # As of a snapshot, which waits until what it has is durable, marks included.
-        is_drained = not journal.pending_bytes and self.bench.in_flight is None
-        is_durable = is_drained or all(model.is_stored for model in self.models)
-        if is_durable and journal.checkpoint().offsets == journal.logged(offsets):
+        if self.begun_again or not all(model.is_stored for model in self.models):
+            # A snapshot waits until the marks are durable.
+            self.bench.flush()
+            self.open_base.clear()
+        if journal.checkpoint().offsets == journal.logged(offsets):
             self.snapshot = journal.snapshot_sequence(offsets), offsets
             self.begun_again.clear()
 

@@ -1,6 +1,7 @@
 """What a replica's journal does beyond a single node's, step by step."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from holdfast.log.files.layout import snapshot_name
 from holdfast.log.journal.epoch_table import EpochTable
 from holdfast.log.journal.journal import Journal
 from holdfast.log.journal.retention import RetentionPolicy
-from holdfast.log.journal.segment import WriteGroup
+from holdfast.log.journal.segment import Segment, WriteGroup
 from holdfast.log.journal.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
 from holdfast.log.record import Record
 from holdfast.log.snapshot import SnapshotEncoder
@@ -42,6 +43,10 @@ def take(journal: Journal) -> WriteGroup:
 def finish(journal: Journal, group: WriteGroup) -> None:
     journal.wrote(group)
     journal.commit(group)
+
+
+def remove_files(bench: ReplicaBench, removed: list[Segment]) -> None:
+    Storage(Path(), bench.directory, cast(Any, None), bench.opened).remove_segments(removed)
 
 
 def batches(group: WriteGroup) -> list[tuple[int, int, int, int]]:
@@ -329,6 +334,33 @@ def test_a_lost_checkpoint_says_that_nothing_is_committed() -> None:
     assert bench.directory.read_watermarks() == [0, 0, 0]
 
 
+def test_a_checkpoint_older_than_the_journal_commits_nothing() -> None:
+    """A removed segment may have the mark with which a partition began again below it."""
+    bench = ReplicaBench(SimDisk(), 2)
+    journal = bench.journal
+    follow(journal, 0, 1, *[b"old"] * 7)
+    bench.flush()
+    journal.advance(0, 7)
+    bench.directory.write_watermarks(journal.checkpoint())
+    journal.start_segment()
+    journal.reset(0, 3)
+    follow(journal, 0, 2, b"committed")
+    bench.flush()
+    journal.advance(0, 4)
+    journal.start_segment()
+    follow(journal, 0, 2, b"uncommitted")
+    bench.flush()
+    removed = journal.remove_oldest(2)
+    assert len(removed) == 2
+    before = ReplicaBench(bench.directory.files.copy()).journal  # type: ignore[attr-defined]
+    assert (before.high_watermark, before.next_offset) == ([3, 0], [5, 0])
+    remove_files(bench, removed)
+    again = ReplicaBench(bench.directory.files).journal
+    assert (again.start_offsets, again.next_offset) == ([4, 0], [5, 0])
+    assert again.high_watermark == [4, 0]
+    again.truncate(0, 4)
+
+
 @pytest.mark.parametrize("survival", ["none", "all", "torn", "sectors"])
 def test_a_power_cut_leaves_a_checkpoint_that_was_written(survival: str) -> None:
     """Not an empty or a missing file, whatever of the replacement has reached the disk."""
@@ -549,7 +581,7 @@ def test_void_records_at_the_start_of_the_journal_are_not_missing(
     journal.forget(1)
     bench.flush()
     removed = journal.remove_oldest(1)
-    Storage(tmp_path, bench.directory, None, bench.opened).remove_segments(removed)  # type: ignore[arg-type]
+    remove_files(bench, removed)
     snapshot = SnapshotEncoder(journal.sequence, journal.next_offset, 0)
     bench.directory.replace_file(snapshot_name(journal.sequence), snapshot.finish())
     assert (journal.start_offsets, journal.next_offset) == ([2, 0], [3, 0])

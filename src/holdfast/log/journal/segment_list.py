@@ -92,7 +92,10 @@ def forgotten(segments: list[Segment]) -> dict[int, int]:
 def claims(segments: list[Segment], checkpoint: Checkpoint) -> list[int]:
     """The committed offsets by the checkpoint, 0 for each partition that may have begun again after
     it was made. Smallest counter-example: a partition was committed up to 7, began again at 3, and
-    has the uncommitted record 3. It would count as committed."""
+    has the uncommitted record 3. It would count as committed. If the segment of the checkpoint was
+    removed, the marks behind it may have gone, too."""
+    if segments and checkpoint.segment < segments[0].sequence:
+        return [0] * len(checkpoint.offsets)
     offsets = list(checkpoint.offsets)
     for segment in segments:
         if segment.sequence < checkpoint.segment:
