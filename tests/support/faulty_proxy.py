@@ -1,4 +1,5 @@
-"""A proxy before an S3 server, which answers for it with 500 and 503, is slow and cuts connections.
+"""A proxy before an S3 server, which answers for it with 500 and 503, is slow, cuts connections
+and ends them in the middle of a response.
 
 Requests pass as they are, so their signatures stay valid.
 """
@@ -32,6 +33,7 @@ class FaultyProxy:
         "slow",
         "cut before",
         "cut after",
+        "half after",
     )
 
     def __init__(self, target: str, share: float, seed: int) -> None:
@@ -74,11 +76,13 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "cut":
             self.close_connection = True
             return
-        if when:
+        if what == "half":
+            self.close_connection = True
+        elif when:
             code = "SlowDown" if what == "503" else "InternalError"
             status, headers = int(what), []
             data = f"<Error><Code>{code}</Code></Error>".encode()
-        self._respond(status, headers, data)
+        self._respond(status, headers, data, len(data) // 2 if what == "half" else None)
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_one
 
@@ -101,14 +105,17 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             server.close()
 
-    def _respond(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
+    def _respond(
+        self, status: int, headers: list[tuple[str, str]], data: bytes, part: int | None
+    ) -> None:
+        """`part`: the bytes of the body that are sent, if not all are."""
         self.send_response_only(status)
         for name, value in headers:
             self.send_header(name, value)
         if not any(name.lower() == "content-length" for name, _ in headers):
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(data[:part])
 
 
 class _Server(ThreadingHTTPServer):

@@ -1,6 +1,8 @@
 """The lake's protocol in an object store: no rename, no lock, a store that fails and drivers that
 die at any request."""
 
+import io
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,11 +23,18 @@ from holdfast.client.log.lake.errors import (
     ObjectStoreError,
     RaceError,
 )
-from holdfast.client.log.lake.objects import ObjectPath, check_object_store, location
+from holdfast.client.log.lake.objects import (
+    PART_BYTES,
+    ObjectPath,
+    check_object_store,
+    location,
+    remove_objects,
+)
 from holdfast.client.log.lake.parquet import PartitionedWriter, WriteSpec, write_files
 from holdfast_lake.lake.engine import Engine, Step, do_nothing
 from holdfast_lake.lake.settings import LakeSettings, read_settings, write_settings
 from holdfast_lake.lake.stores.store import ParquetStore
+from tests.support.faulty_proxy import faulty_proxy
 from tests.support.ports import free_port
 from tests.support.small_s3 import BUCKET, Refusal, SmallS3, small_s3
 
@@ -325,3 +334,47 @@ def test_a_store_that_cannot_be_reached_is_named_with_the_cause(
                     call()
                 text = f"the object store does not serve {LAKE}: {url}, {cause}"
                 assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("request_number", [1, 2, 3, 4])
+def test_a_response_that_ends_within_its_body(
+    s3: SmallS3, monkeypatch: pytest.MonkeyPatch, request_number: int
+) -> None:
+    """Each kind of request has its effect and its result. Listings have several pages."""
+    monkeypatch.setattr(objects, "PAGE", 2)
+    place = location(LAKE)
+    assert isinstance(place, ObjectPath)
+    names = [f"{number}" for number in range(5)]
+    for name in names:
+        (place / name).write_bytes(name.encode())
+    large = bytes(PART_BYTES + 1)
+    sent = 0
+
+    def fault() -> str:
+        nonlocal sent
+        sent += 1
+        return "half after" if sent == request_number else ""
+
+    def cut(call: Callable[[], Any]) -> Any:
+        nonlocal sent
+        sent = 0
+        return call()
+
+    with faulty_proxy(os.environ["AWS_ENDPOINT_URL"], 1.0, 1) as (proxy, endpoint):
+        monkeypatch.setattr(proxy, "fault", fault)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        objects.client.cache_clear()
+        assert cut(lambda: [each.path.name for each in place.objects()]) == names
+        assert cut(lambda: sorted(each.name for each in place.iterdir())) == names
+        assert cut((place / "3").read_bytes) == b"3"
+        assert not cut((place / "none").exists)
+        with pytest.raises(FileExistsError):
+            cut(lambda: (place / "3").create(b"other"))
+        cut(lambda: (place / "3").copy_to(place / "copy"))
+        cut(lambda: (place / "new").create(b"new"))
+        cut(lambda: (place / "large").upload(io.BytesIO(large)))
+        assert (place / "large").read_bytes() == large
+        cut(lambda: remove_objects([place / "0", place / "1"]))
+    there = [key.removeprefix(place.key + "/") for key in s3.objects]
+    assert sorted(there) == ["2", "3", "4", "copy", "large", "new"]
+    assert s3.objects[f"{place.key}/copy"] == b"3"

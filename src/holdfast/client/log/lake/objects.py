@@ -7,7 +7,7 @@ none of that name, and it can copy one. The lake needs no more:
 - A file is *copied* from its staged name to its final one, and then its staged name is removed.
 
 Requests that fail with 5xx, 429 or no response are repeated for at most RETRY_S, or SHORT_RETRY_S
-after `shorten_retries`.
+after `shorten_retries`. Those whose response ends within its body are sent up to CUT_MAX times.
 
 A store that lets two writers create one object is refused. Counter-example: OpenStack Swift checks
 the condition before it writes. Two drivers that create the same commit at the same time both
@@ -18,21 +18,23 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.client.log.lake.errors import CredentialsError, LakeError, ObjectStoreError
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
 
+Response = TypeVar("Response")
 SCHEMES: Final = ("s3", "gs", "abfss", "az")
 RETRY_S: Final = 120.0
 """The seconds for which a request is repeated."""
@@ -48,6 +50,12 @@ PART_BYTES: Final = 8 << 20
 """The bytes of a part of a large file. A part of 8 MiB needs 280 KB/s to be sent in REQUEST_S."""
 AT_ONCE: Final = 8
 """The most copies that are made at the same time."""
+CUT_MAX: Final = 5
+"""The most times that a request is sent whose response ends within its body."""
+PAGE: Final = 1000
+"""The most objects that a store lists in one response."""
+_CUT: Final = re.compile("request or response body error|NoSuchUpload")
+"""The error of such a response. It may have completed an upload, whose end obstore then misses."""
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]+)(?:/(.*))?", re.DOTALL)
 _ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]+(/\S*)?")
 _JOINED: Final = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -108,9 +116,8 @@ class ObjectPath:
         """
         import obstore
 
-        with _errors(self):
-            found = obstore.get(client(self.root), self.key, options={"range": (0, 1)})
-            return found.meta["size"]
+        get = partial(obstore.get, client(self.root), self.key, options={"range": (0, 1)})
+        return _send(self, get).meta["size"]
 
     def is_dir(self) -> bool:
         """Returns whether there is an object below this name."""
@@ -120,15 +127,14 @@ class ObjectPath:
         """Returns the content. Raises FileNotFoundError."""
         import obstore
 
-        with _errors(self):
-            return bytes(obstore.get(client(self.root), self.key).bytes())
+        return _send(self, lambda: bytes(obstore.get(client(self.root), self.key).bytes()))
 
     def write_bytes(self, data: bytes) -> None:
         """Writes an object, in place of one that is there. Readers see the old or the new one."""
         import obstore
 
-        with _errors(self):
-            obstore.put(client(self.root), self.key, data, use_multipart=False)
+        put = partial(obstore.put, client(self.root), self.key, data, use_multipart=False)
+        _send(self, put)
 
     def create(self, data: bytes) -> None:
         """Writes an object if there is none of this name. Raises FileExistsError.
@@ -138,9 +144,9 @@ class ObjectPath:
         """
         import obstore
 
+        put = partial(obstore.put, client(self.root), self.key, data, use_multipart=False)
         try:
-            with _errors(self):
-                obstore.put(client(self.root), self.key, data, mode="create", use_multipart=False)
+            _send(self, partial(put, mode="create"))
         except (FileExistsError, ObjectStoreError) as error:
             try:
                 there = self.read_bytes()
@@ -155,36 +161,44 @@ class ObjectPath:
         """Writes the content of a local file, from its beginning. The object appears complete."""
         import obstore
 
-        file.seek(0)
-        with _errors(self):
+        def put() -> None:
+            """Sends the file from its beginning."""
+            file.seek(0)
             obstore.put(client(self.root), self.key, file, chunk_size=PART_BYTES)
+
+        _send(self, put)
 
     def copy_to(self, target: "ObjectPath") -> None:
         """Copies the object inside the store. Raises FileNotFoundError."""
         import obstore
 
-        with _errors(self):
-            obstore.copy(client(self.root), self.key, target.key)
+        _send(self, partial(obstore.copy, client(self.root), self.key, target.key))
 
     def objects(self) -> "Iterator[ListedObject]":
         """Yields the objects below this name in the order of their names, as far as they go."""
         import obstore
 
-        with _errors(self):
-            for page in obstore.list(client(self.root), f"{self.key}/" if self.key else None):
-                for each in page:
-                    yield ListedObject(
-                        ObjectPath(self.root, each["path"]), each["size"], each["last_modified"]
-                    )
+        prefix = f"{self.key}/" if self.key else None
+        last: str | None = None
+
+        def page() -> "Sequence[ObjectMeta]":
+            """Requests the objects after the last one."""
+            found = obstore.list(client(self.root), prefix, offset=last, chunk_size=PAGE)
+            return next(iter(found), ())
+
+        while found := _send(self, page):
+            for each in found:
+                last = each["path"]
+                yield ListedObject(ObjectPath(self.root, last), each["size"], each["last_modified"])
+            if len(found) < PAGE:
+                return
 
     def iterdir(self) -> "Iterator[ObjectPath]":
         """Yields the next parts of the names below this one."""
         import obstore
 
-        with _errors(self):
-            found = obstore.list_with_delimiter(
-                client(self.root), f"{self.key}/" if self.key else None
-            )
+        prefix = f"{self.key}/" if self.key else None
+        found = _send(self, lambda: obstore.list_with_delimiter(client(self.root), prefix))
         for name in [*found["common_prefixes"], *(each["path"] for each in found["objects"])]:
             yield ObjectPath(self.root, name)
 
@@ -240,10 +254,9 @@ class ObjectReader(io.RawIOBase):
         length = min(len(buffer), self._size - self._at)
         if length <= 0:
             return 0
-        with _errors(self._path):
-            data = obstore.get_range(
-                client(self._path.root), self._path.key, start=self._at, length=length
-            )
+        store, key = client(self._path.root), self._path.key
+        get = partial(obstore.get_range, store, key, start=self._at, length=length)
+        data = _send(self._path, get)
         buffer[:length] = data
         self._at += length
         return length
@@ -299,13 +312,12 @@ def remove_objects(paths: Iterable[ObjectPath]) -> None:
         by_root.setdefault(path.root, []).append(path)
     for root, found in by_root.items():
         try:
-            with _errors(found[0]):
-                obstore.delete(client(root), [each.key for each in found])
+            keys = [each.key for each in found]
+            _send(found[0], partial(obstore.delete, client(root), keys))
         except FileNotFoundError:  # Azure and Google report it for any of them
             for each in found:
                 try:
-                    with _errors(each):
-                        obstore.delete(client(root), each.key)
+                    _send(each, partial(obstore.delete, client(root), each.key))
                 except FileNotFoundError:
                     continue
 
@@ -380,6 +392,21 @@ def client(root: str) -> "ObjectStore":
         },
         **more,
     )
+
+
+def _send(path: ObjectPath, request: Callable[[], Response]) -> Response:
+    """Sends a request, and again if its response ends within its body. obstore does so for the
+    content of an object only, not for listings, copies, uploads and errors."""
+    from obstore import exceptions
+
+    for left in reversed(range(CUT_MAX)):
+        with _errors(path):
+            try:
+                return request()
+            except (exceptions.BaseError, FileNotFoundError) as error:
+                if not left or not _CUT.search(str(error)):
+                    raise
+    raise AssertionError
 
 
 @contextmanager
