@@ -34,7 +34,7 @@ from holdfast.node.position_reports import PositionReports
 from holdfast.node.publish.forward_frames import decode_forward, decode_result
 from holdfast.node.publish.forwarding import PENDING_BYTES_MAX
 from holdfast.node.publish.producer_dedup import note_refused
-from holdfast.node.reads.read_barrier import ALIGNMENT, decode_barrier, encode_log_ends
+from holdfast.node.reads.read_barrier import ALIGNMENT, decode_barrier
 from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
@@ -193,7 +193,7 @@ class ClusterNode(Parts):
         elif kind == kinds.QOS0:
             self.interest.handle_qos0(payload)
         elif kind == kinds.BARRIER:
-            self.context.send(node, kinds.BARRIER_RESULT, encode_log_ends(self.context, payload))
+            self.alignment.tell(node, payload)
             self.feeds.hurry(node)
         elif kind == kinds.BARRIER_RESULT:
             question, entries = decode_barrier(payload)

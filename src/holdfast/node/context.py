@@ -35,6 +35,9 @@ class ClusterContext:
         self.outgoing: list[tuple[str, int, bytes | list[bytes]]] = []
         # Per partition: the epoch in which this node may append. 0: it does not lead.
         self.leading: list[int] = [0] * journal.partitions
+        # Those of the led partitions with a replica in sync that has not followed in this epoch.
+        # It may have records that this node lacks, and lead next.
+        self.uncompared: set[int] = set()
         # Whether this node is in contact with a majority of the voters at a time, directly or
         # through their leader. Parts sets it.
         self.reaches_majority: Callable[[float], bool] = lambda now: False

@@ -26,13 +26,26 @@ class LeadershipChanges:
         that admission recognises repetitions among them.
         """
         self._context.leading[partition] = epoch
+        self._context.uncompared.add(partition)
         self._parts.feeds.receiver.partitions[partition].generation = self._context.generation
         self._parts.admission.start_leading(partition, list(self._parts.log.uncommitted[partition]))
-        self._parts.alignment.lead(partition, epoch, self._parts.applier.tickets(partition))
+        self._parts.alignment.lead(partition)
+        self.compare()
         self._parts.session_coordinator.start_leading(partition)
         self._parts.groups.start_leading(partition, epoch)
         self._won.append(partition)
         self._parts.acquisition.leader_changed(partition)
+
+    def compare(self) -> None:
+        """Lets records come to the partitions that all replicas in sync follow now."""
+        if not self._context.uncompared:
+            return
+        for partition in self._parts.alignment.compare():
+            epoch = self._context.leading[partition]
+            known = self._parts.applier.tickets(partition)
+            self._parts.forwarding.aligned(partition, self._node_id, epoch, known)
+            self._parts.feeds.server.align(partition)
+        self._parts.admission.voider.advance()
 
     def report_won(self) -> None:
         """Reports this node's sessions to itself, for all partitions of one turn together. A
@@ -46,6 +59,7 @@ class LeadershipChanges:
         """Ends the leadership of a partition. From here on this node appends nothing to it."""
         assert not self._context.is_alone
         self._context.leading[partition] = 0
+        self._context.uncompared.discard(partition)
         self._parts.admission.stop_leading(partition)
         self._parts.feeds.server.stop_leading(partition)
         self._parts.session_coordinator.stop_leading(partition)
@@ -72,7 +86,7 @@ class LeadershipChanges:
                 self._parts.alignment.lose(partition)
         if self._has_data:
             self._parts.replication.handle_metadata(metadata, changed, now)
-        self._parts.admission.voider.advance()
+        self.compare()
         has_other_nodes = before is None or before.nodes is not metadata.nodes
         is_resized = before is None or (
             before.replication,

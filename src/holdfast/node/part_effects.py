@@ -64,7 +64,6 @@ class PartEffects:
         parts.replication.commits.needing = parts.feeds.needing
         parts.feeds.receiver.on_lacks = self._lacks
         parts.feeds.server.void = parts.admission.voider.reach
-        parts.admission.voider.is_compared = self._is_compared
         parts.applier.on_broken = parts.replication.break_off
         self._proposer = proposer
         self._leadership = leadership
@@ -115,10 +114,6 @@ class PartEffects:
                 self._may_lead = may_lead
                 self._parts.meta.set_stalled(not may_lead, now)
 
-    def _is_compared(self, partition: int) -> bool:
-        led = self._parts.replication.leading.led[partition]
-        return led is not None and led.is_compared()
-
     def run(self) -> None:
         """Carries out the effects of the parts until none is left."""
         now = self._state.now
@@ -137,7 +132,7 @@ class PartEffects:
                 for asked in replication:
                     self._carry_out_replication(asked, now)
                 self._proposer.propose_in_sync(now)
-                self._parts.admission.voider.advance()
+                self._leadership.compare()
             if detector:
                 self._parts.detector.effects = []
                 for seen in detector:

@@ -264,13 +264,22 @@ class FeedServer:
         if feed.position >= self._state.delivered[feed.partition]:
             feed.is_live = True
             self.live.setdefault(feed.partition, []).append(feed)
-            if not feed.is_aligned:
-                feed.is_aligned = True
-                feed.tail_end = self._closed_end(feed.partition)
-                self._mark(feed)
-                self._add(feed.node, aligned_part(feed.request, self._uncommitted(feed)))
+            if feed.partition not in self._context.uncompared:
+                self._align(feed)
         else:
             feed.node.behind.append(feed)
+
+    def align(self, partition: int) -> None:
+        """Lets the nodes with a feed of the partition send records: see `LeaderSync`."""
+        for feed in self.live.get(partition, ()):
+            self._align(feed)
+
+    def _align(self, feed: Feed) -> None:
+        if not feed.is_aligned:
+            feed.is_aligned = True
+            feed.tail_end = self._closed_end(feed.partition)
+            self._mark(feed)
+            self._add(feed.node, aligned_part(feed.request, self._uncommitted(feed)))
 
     def _uncommitted(self, feed: Feed) -> Tickets:
         """The pending records of the node that are in the log here and not applied."""

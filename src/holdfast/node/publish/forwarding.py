@@ -396,9 +396,10 @@ class RecordForwarder:
         ]
 
     def refuse_unresolved(self, partition: int) -> None:
-        """Refuses plain messages that a leader may have, and later messages of the same clients.
+        """Ends plain messages that a leader may have, and later messages of the same clients.
 
-        This node's log now begins after the records that would show whether they are stored.
+        This node's log now begins after the records that would show whether they are stored. So the
+        clients are disconnected and told nothing of them: a refused message is not stored.
         Messages with a packet id or sequence alone need no refusal: their leader recognises them
         when they are sent again. Counter-example without the later ones: the leader has neither,
         the client sends the refused message again, and its next one of QoS 2 is stored before.
@@ -411,6 +412,10 @@ class RecordForwarder:
             follows = client_id in refused and pending.is_refusable()
             if ((pending.in_doubt and is_plain) or follows) and not is_due(record):
                 refused.add(client_id)
+                promise = pending.promise
+                if promise is not None and promise.connection is not None:
+                    reason, text = AWAY_TOO_LONG.reason, AWAY_TOO_LONG.text
+                    close_connection(self._state, promise.connection, reason, text)
                 self.refuse(pending.ticket, AWAY_TOO_LONG)
 
     def _close_overdue(self, now: float) -> None:

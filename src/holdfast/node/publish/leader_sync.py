@@ -8,6 +8,11 @@ same link as the records, behind them.
 Counter-example: the link breaks after a FORWARD, and the records are sent again at once. The leader
 has stored them already, and plain QoS 1 messages are stored twice.
 
+Nor does a leader receive records before all replicas in sync follow it, so that none of them has
+more than it. Counter-example: n2 has appended a message and is deposed. n3 leads, has not received
+it, and refuses it because its disk is full. n2, in sync, leads again and commits it. The client
+sends it once more as another message.
+
 A partition that this node does not store is aligned by its feed (`feeds`).
 """
 
@@ -15,9 +20,9 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.node.context import ClusterContext
-from holdfast.node.frame_kinds import BARRIER
+from holdfast.node.frame_kinds import BARRIER, BARRIER_RESULT
 from holdfast.node.publish.forwarding import RecordForwarder
-from holdfast.node.reads.read_barrier import ALIGNMENT, barrier_request
+from holdfast.node.reads.read_barrier import ALIGNMENT, barrier_request, encode_log_ends
 from holdfast.node.replicate.replication import Replication
 
 ASK_AGAIN_S: Final = 0.03
@@ -41,6 +46,8 @@ class LeaderSync:
         # Per partition the reply of its leader: leader, epoch, end of its log.
         self._ends: dict[int, tuple[str, int, int]] = {}
         self._asked_at = -1.0
+        # The nodes that this leader has not told all of its ends.
+        self._untold: set[str] = set()
 
     def lose(self, partition: int) -> None:
         """Stops sending to the partition: its leader, the epoch or the link has changed."""
@@ -55,15 +62,39 @@ class LeaderSync:
 
     def lose_node(self, node: str) -> None:
         """Stops sending to the partitions that `node` leads."""
+        self._untold.discard(node)
         for partition in range(len(self._context.leading)):
             if self._context.leader(partition) == node:
                 self.lose(partition)
 
-    def lead(self, partition: int, epoch: int, known: set[tuple[int, bytes]]) -> None:
-        """Aligns the partition at once because this node leads it."""
+    def lead(self, partition: int) -> None:
+        """Waits no longer for the leader of a partition: this node leads it."""
         self._waiting.discard(partition)
         self._ends.pop(partition, None)
-        self._forwarding.aligned(partition, self._context.node_id, epoch, known)
+
+    def compare(self) -> list[int]:
+        """Returns the led partitions whose replicas in sync all follow now, for the first time in
+        this epoch, and tells their ends to the nodes that have asked."""
+        uncompared = self._context.uncompared
+        found: list[int] = []
+        for partition in sorted(uncompared):
+            led = self._replication.leading.led[partition]
+            if led is not None and led.is_compared():
+                found.append(partition)
+        uncompared.difference_update(found)
+        if found:
+            for node in sorted(self._untold):
+                self.tell(node, barrier_request(ALIGNMENT))
+        return found
+
+    def tell(self, node: str, request: bytes) -> None:
+        """Replies to a BARRIER of another node. Raises BadFrame when it is malformed."""
+        ends = encode_log_ends(self._context, request)
+        self._context.send(node, BARRIER_RESULT, ends)
+        if self._context.uncompared:
+            self._untold.add(node)
+        else:
+            self._untold.discard(node)
 
     def answered(self, node: str, entries: list[tuple[int, int, int]]) -> None:
         """Takes the log ends of the partitions that `node` leads."""

@@ -18,7 +18,6 @@ A position that comes later, because this node had not applied its record or bec
 was fed beyond the end, is reached in the same way. The messages between are below it.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from holdfast.log.batch import Batch
@@ -42,8 +41,6 @@ class OffsetVoider:
         self._state = state
         self._context = context
         self._replicated = replicated
-        # Whether all replicas in sync follow this leader of a partition.
-        self.is_compared: Callable[[int], bool] = lambda partition: True
         # Partition -> the offset that its log has to reach before it stores messages.
         self.ends: dict[int, int] = {}
 
@@ -91,7 +88,7 @@ class OffsetVoider:
             del self.ends[partition]
             # Only now, because a deposed leader that lacks what its successor commits lost nothing.
             self._state.note("error", "offsets_voided", {"partition": partition, "offset": end})
-        elif self.is_compared(partition):
+        elif partition not in self._context.uncompared:
             self._append(partition)
 
     def _append(self, partition: int) -> None:

@@ -211,13 +211,14 @@ def barrier_request(question: int) -> bytes:
 
 
 def encode_log_ends(context: ClusterContext, payload: bytes) -> bytes:
-    """Encodes the log ends of the partitions that this node leads. Raises BadFrame when the request
-    is malformed."""
+    """Encodes the log ends of the partitions that this node leads, or that it has compared if the
+    question is ALIGNMENT. Raises BadFrame when the request is malformed."""
     if len(payload) != _REQUEST.size:
         raise BadFrame(f"barrier of {len(payload)} bytes")
     parts = [payload]
+    left = context.uncompared if payload == barrier_request(ALIGNMENT) else ()
     for partition, epoch in enumerate(context.leading):
-        if epoch:
+        if epoch and partition not in left:
             parts.append(_RESULT.pack(partition, epoch, context.journal.next_offset[partition]))
     return b"".join(parts)
 

@@ -108,6 +108,7 @@ class Pair:
 
         gateway.applier.deliver_plain = note  # type: ignore[method-assign]
         self.number = 0
+        self.is_compared_at_once = True
         self.lead()
         self.connect()
 
@@ -117,7 +118,13 @@ class Pair:
         self.leader.context.led = self.gateway.context.led
         self.server.stop_leading(0)
         self.leader.context.leading[0] = self.leader.context.led
+        self.leader.context.uncompared = set() if self.is_compared_at_once else {0}
         self.leader.log.lead(0, self.leader.context.led)
+
+    def compare(self) -> None:
+        """All replicas in sync follow the leader."""
+        self.leader.context.uncompared = set()
+        self.server.align(0)
 
     def learn(self) -> None:
         """The gateway learns of the next epoch, before the leader does."""
@@ -230,6 +237,7 @@ class Pair:
         elif kind == FORWARD:
             for epoch, _, batch in decode_forward(payload):
                 if epoch == self.leader.context.led:
+                    assert not self.leader.context.uncompared, "a replica may have it already"
                     begin = self.leader.journal.extend(batch)
                     self.server.forwarded("g1", 0, begin)
         elif node == "n1":
@@ -252,6 +260,7 @@ class Pair:
     def settle(self) -> None:
         if self.gateway.context.led > self.leader.context.led:
             self.lead()
+        self.compare()
         for _ in range(2000):
             self.close()
             end = self.leader.journal.next_offset[0]
@@ -302,8 +311,9 @@ ACTIONS: tuple[Callable[[Pair, random.Random], None], ...] = (
     lambda pair, chance: pair.lead(),
     lambda pair, chance: pair.cut_tail(),
     lambda pair, chance: pair.learn(),
+    lambda pair, chance: pair.compare(),
 )
-WEIGHTS = (12, 12, 8, 4, 14, 14, 20, 2, 5, 5, 2, 1, 1, 1)
+WEIGHTS = (12, 12, 8, 4, 14, 14, 20, 2, 5, 5, 2, 1, 1, 1, 5)
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -322,6 +332,7 @@ def play(seed: int) -> int:
     """One run; the number of its reads from the disk. Raises `AssertionError`."""
     chance = random.Random(seed)
     pair = Pair()
+    pair.is_compared_at_once = chance.random() < 0.6
     pair.gateway.state.steps_at_once = chance.choice((1, 10, 1000))
     reads = 0
     for _ in range(chance.randrange(50, 300)):

@@ -1,0 +1,52 @@
+"""Records go to a leader once no replica in sync has more than it."""
+
+from holdfast.log.journal.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.context import ClusterContext
+from holdfast.node.publish.forwarding import RecordForwarder
+from holdfast.node.publish.leader_sync import LeaderSync
+from holdfast.node.publish.pending_records import Appender
+from holdfast.node.reads.read_barrier import ALIGNMENT, barrier_request, decode_barrier
+from tests.support.journal_port import new_state
+from tests.support.replica_cores import Cores
+
+
+def test_a_leader_tells_its_end_when_all_replicas_in_sync_follow() -> None:
+    """a has a record that b, the next leader, lacks, and is in sync. Until a follows it may lead
+    again with that record, so a refusal by b would not last."""
+    cores = Cores()
+    cores.cut("a", "b")
+    cores.cut("a", "c")
+    cores.append("a", 1)
+    cores.change(leader="b", epoch=2)
+    cores.tell("b", "c")
+    cores.run()
+    journal = Journal(1, replicated=True)
+    context = ClusterContext("b", journal)
+    context.connected.add("c")
+    context.leading[0] = 2
+    context.uncompared.add(0)
+    forwarding = RecordForwarder(new_state(NodeConfig(partitions=1), journal), context, Appender())
+    sync = LeaderSync(context, forwarding, cores["b"].core)
+    sync.lead(0)
+
+    def told() -> list[tuple[str, int, list[tuple[int, int, int]]]]:
+        found = [(node, *decode_barrier(bytes(payload))) for node, _, payload in context.outgoing]  # type: ignore[arg-type]
+        context.outgoing.clear()
+        return found
+
+    assert sync.compare() == []
+    sync.tell("c", barrier_request(ALIGNMENT))
+    sync.tell("c", barrier_request(7))
+    # A read barrier waits for the commit of what this log has, whoever follows.
+    assert told() == [("c", ALIGNMENT, []), ("c", 7, [(0, 2, 0)])]
+    cores.tell("a")
+    cores.connect("ab")
+    assert cores.numbers("a") == []
+    assert sync.compare() == [0]
+    assert told() == [("c", ALIGNMENT, [(0, 2, 0)])]
+    # Once in an epoch is enough: whoever comes into the set has followed this leader.
+    cores.cut("a", "b")
+    assert sync.compare() == []
+    sync.tell("c", barrier_request(ALIGNMENT))
+    assert told() == [("c", ALIGNMENT, [(0, 2, 0)])]
