@@ -32,6 +32,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "mqtt_replay": (),
     "pipeline": ("--quick",),
     "pipeline_day": ("--hours", "1"),
+    "lake_history": ("--gigabytes", "1"),
     "federation": ("--quick",),
 }
 """Other benchmarks with their options here: each is a module of this package that knows
