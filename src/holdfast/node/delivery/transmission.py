@@ -93,15 +93,7 @@ def special_frame(
             alias = aliases.add(topic)
             is_introduced = True
     frame = message.frame_special(
-        connection.version,
-        qos,
-        retain,
-        dup,
-        packet_id,
-        state.wall_us,
-        additions,
-        topic,
-        alias,
+        connection.version, qos, retain, dup, packet_id, state.wall_us, additions, topic, alias
     )
     if is_introduced and not 0 < len(frame) <= connection.packet_bytes_max:
         # The frame will not be sent, so the client would never receive the alias.
@@ -196,11 +188,7 @@ def withhold(state: NodeState, session: Session, connection: Connection, packet_
 
 
 def send_log_qos0(
-    state: NodeState,
-    session: Session,
-    message: Message,
-    retain: bool,
-    additions: Additions | None,
+    state: NodeState, session: Session, message: Message, retain: bool, additions: Additions | None
 ) -> None:
     """Sends at QoS 0 to a subscription that reads the log; needs can_send(), so none is dropped for
     a full socket. It waits behind QoS 2 packets that wait for the log."""

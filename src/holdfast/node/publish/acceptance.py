@@ -5,17 +5,8 @@ from holdfast.log.record import Record
 from holdfast.node.admission.throttle import refusal_of
 from holdfast.node.connections.client_notes import note_publish_denied
 from holdfast.node.node_state import NodeState, ReplyPromise
-from holdfast.node.publish.completion import (
-    RefusalPromise,
-    acknowledgement,
-    encode_refusal,
-)
-from holdfast.node.publish.producer_dedup import (
-    REPLY,
-    STORE,
-    admit,
-    sequencer_of,
-)
+from holdfast.node.publish.completion import RefusalPromise, acknowledgement, encode_refusal
+from holdfast.node.publish.producer_dedup import REPLY, STORE, admit, sequencer_of
 from holdfast.node.publish.producers import PROPERTY_HEAD
 from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection

@@ -130,6 +130,18 @@ class Fitness:
         siblings = frozenset() if usage is None else usage.siblings
         return context.servers(sorted(context.connected - siblings))
 
+    def has_last_copy(self) -> bool:
+        """Whether all other replicas in sync of a partition are down."""
+        metadata = self._cluster_node.context.metadata
+        own = self._cluster_node.meta.node_id
+        return metadata is not None and any(
+            own in info.in_sync
+            and all(
+                node == own or metadata.nodes[node].state == NodePhase.DOWN for node in info.in_sync
+            )
+            for info in metadata.partitions
+        )
+
     def has_other_replicas(self) -> bool:
         """Whether another data node exists, so that this node's log is not the only copy."""
         metadata = self._cluster_node.context.metadata

@@ -259,7 +259,8 @@ class Runtime:
             self._has_stopped_partition = self.state.has_stopped_partition
             self._act_on_news()
         fitness = self.fitness
-        if fitness.is_undecided or (effects.has_diverged and not fitness.is_damaged):
+        has_diverged = effects.has_diverged and not fitness.is_damaged
+        if fitness.is_undecided or (has_diverged and not fitness.has_last_copy()):
             self.distrust_disk()
         self._probes.step()
         if self._is_incomplete and not cluster_node.positions.own_incomplete:

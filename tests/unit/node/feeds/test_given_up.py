@@ -117,7 +117,7 @@ def suspend_others(stage: Stage, leader: str) -> None:
             process_at(stage, node).cluster_node.replication.suspend(0)
 
 
-def give_up(stage: Stage, leader: str, heir: str) -> None:
+def give_up(stage: Stage, leader: str, heir: str, *, wipes: bool = True) -> None:
     """Loses the leader with its disk, and lets the other replica go on without its records."""
     stage.run(0.5)
     assert partitions(stage)[0].in_sync == (leader,)
@@ -128,7 +128,8 @@ def give_up(stage: Stage, leader: str, heir: str) -> None:
     world.checks.committed[0].clear()
     world.images_watch._views.clear()
     stage.world.hosts[leader].kill(power=False)
-    stage.world.hosts[leader].wipe()
+    if wipes:
+        stage.world.hosts[leader].wipe()
     stage.until(lambda: newest(stage).nodes[leader].state == NodePhase.DOWN)
     for node in stage.world.hosts:
         if node != leader:
@@ -136,7 +137,8 @@ def give_up(stage: Stage, leader: str, heir: str) -> None:
             if process.cluster_node.context.is_stored(0):
                 process.cluster_node.replication.resume(0, process.state.now)
     generation = (newest(stage).generation or NOT_RESTORED).number + 1
-    command = operations.unsafe_recover(newest(stage), heir, None, (leader,), generation)
+    lost = (leader,) if wipes else ()
+    command = operations.unsafe_recover(newest(stage), heir, None, lost, generation)
     propose(stage, heir, command)
     stage.until(lambda: partitions(stage)[0].leader == heir)
 
@@ -271,6 +273,34 @@ def test_a_node_that_was_fed_lost_records(is_away: bool) -> None:
     order = [each for each in reader.payloads if each in after]
     assert list(dict.fromkeys(order)) == after
     assert not process.cluster_node.effects.has_diverged
+
+
+def test_a_node_with_records_that_were_given_up_keeps_the_last_copy_of_others() -> None:
+    """It has the only complete log of another partition, so it leads that one until another replica
+    has it, and begins with an empty directory only then."""
+    stage, leader, heir, third, topic = begin(2)
+    infos = partitions(stage)
+    kept = next(
+        number for number, info in enumerate(infos) if set(info.replicas) == {leader, third}
+    )
+    reader = stage.login(heir, "alice", home_apart(stage), expiry_s=6000)
+    stage.subscribe(reader, name_in(stage, kept, 1), 1)
+    process_at(stage, heir).cluster_node.replication.suspend(0)
+    process_at(stage, third).cluster_node.replication.suspend(kept)
+    writer = stage.login(leader, "alice", "writer")
+    stage.publish(writer, topic, 5, 1)
+    texts = stage.publish(writer, name_in(stage, kept, 1), 5, 1)
+    stage.until(lambda: sum(isinstance(each, m.Ack) for each in writer.packets) == 10)
+    stage.until(lambda: [partitions(stage)[each].in_sync for each in (0, kept)] == [(leader,)] * 2)
+    give_up(stage, leader, heir, wipes=False)
+    process = process_at(stage, third)
+    process.cluster_node.replication.resume(kept, process.state.now)
+    publish_until_acknowledged(stage, heir, topic, 3)
+    assert not partitions(stage)[kept].leader
+    stage.world.checks.impossible -= {"replica_diverged"}
+    stage.world.hosts[leader].start()
+    stage.until(lambda: set(partitions(stage)[kept].in_sync) >= {third}, 60.0)
+    stage.until(lambda: set(texts) <= set(reader.payloads), 60.0)
 
 
 def test_a_leader_that_does_not_know_its_successor_reports_no_loss() -> None:
