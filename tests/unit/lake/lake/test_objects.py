@@ -378,3 +378,18 @@ def test_a_response_that_ends_within_its_body(
     there = [key.removeprefix(place.key + "/") for key in s3.objects]
     assert sorted(there) == ["2", "3", "4", "copy", "large", "new"]
     assert s3.objects[f"{place.key}/copy"] == b"3"
+
+
+def test_a_bucket_that_is_not_there(s3: SmallS3) -> None:
+    """Each kind of request reports it with what to do."""
+    s3.refuse = lambda method, key: Refusal(404, "NoSuchBucket")
+    place = location(LAKE)
+    assert isinstance(place, ObjectPath)
+    calls: list[Callable[[], Any]] = [
+        place.read_bytes, place.exists, lambda: place.create(b"1"), lambda: list(place.objects()),
+        lambda: list(place.iterdir()), lambda: place.copy_to(place / "copy"),
+        lambda: check_object_store(place),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(LakeError, match=f"no bucket s3://{BUCKET}: make it first"):
+            call()

@@ -416,13 +416,14 @@ def _errors(path: ObjectPath) -> Iterator[None]:
 
     try:
         yield
-    except exceptions.NotFoundError as error:
-        if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
-            raise LakeError(f"there is no bucket {path.root}: make it first") from None
-        raise FileNotFoundError(f"{path} is missing") from None
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
         raise FileExistsError(f"{path} exists") from None
-    except exceptions.BaseError as error:
+    except (exceptions.BaseError, FileNotFoundError) as error:
+        # Of a bucket that is not there, a listing raises neither of the errors of objects.
+        if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+            raise LakeError(f"there is no bucket {path.root}: make it first") from None
+        if isinstance(error, exceptions.NotFoundError | FileNotFoundError):
+            raise FileNotFoundError(f"{path} is missing") from None
         raise _told(path, str(error), error) from None
 
 
