@@ -24,7 +24,7 @@ from holdfast.log.columns.decode import decode_rows
 from holdfast.log.reading.byte_ranges import Extent
 from holdfast.log.reading.topic_filter import Clause, TopicFilter
 from holdfast.log.record import MESSAGE, SESSION, Record
-from tests.e2e.brokers import Holdfast
+from tests.e2e.brokers import Holdfast, one_process
 from tests.e2e.conftest import StartHoldfast
 from tests.support.journal_files import TIME_US, Journal, record
 
@@ -269,6 +269,7 @@ BAD = [
 ]
 
 
+@one_process("the partition has to be at the one with the port")
 def test_requests_that_make_no_sense(node: Holdfast) -> None:
     for body in BAD:
         status, answer = ask(node, body)
@@ -278,6 +279,7 @@ def test_requests_that_make_no_sense(node: Holdfast) -> None:
     assert ask(node, b'{"ranges": []}') == (200, {"bytes": 0})
 
 
+@one_process("the partition has to be at the one with the port")
 def test_the_request_may_come_in_pieces(node: Holdfast) -> None:
     body = b'{"ranges": [[0, 0, 10]]}'
     whole = ask(node, body)
@@ -343,6 +345,7 @@ def large(tmp_path: Path) -> Iterator[Holdfast]:
     node.kill()
 
 
+@one_process("the permits are those of one")
 def test_a_task_waits_for_a_permit(large: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others have all of them for longer than a reader waits for a server that is away."""
     monkeypatch.setattr(reader_http, "PATIENCE_S", 0.5)

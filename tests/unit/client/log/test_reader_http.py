@@ -154,6 +154,18 @@ def test_the_next_server_is_tried(server: Server) -> None:
     log.close()
 
 
+def test_the_servers_that_a_refusal_names_are_read(server: Server, tmp_path: Path) -> None:
+    with serving(Journal(tmp_path / "other", partitions=2)) as other:
+        other.sends_to = [server.port]
+        assert len(read(other, OffsetRange(0, 0, 45))) == 45
+        # Of a list without an end, only some are asked.
+        other.sends_to = list(range(1000, 1000 + 2 * servers.SERVERS_MAX))
+        with pytest.raises(AdminError, match=r"store the log|nothing listens") as failure:
+            read(other, OffsetRange(0, 0, 45))
+        listed = str(failure.value).split(" for ")[0]
+        assert listed.count("127.0.0.1:") == servers.SERVERS_MAX
+
+
 def test_nobody_listens() -> None:
     with pytest.raises(AdminError, match="is the node running"):
         Servers([("127.0.0.1", unused_port())]).bounds()

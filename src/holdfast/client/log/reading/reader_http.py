@@ -1,7 +1,8 @@
 """Reads a Spark task's ranges from nodes, for `option("servers", ...)`.
 
 It reads from one node. If that node dies, lags or lacks the wanted records, it continues
-at another one, at the exact offset. The interface is `holdfast.api.log_sender`. The next response
+at another one, at the exact offset. A node that stores none of the wanted partitions names others,
+and these are read, too. The interface is `holdfast.api.log_sender`. The next response
 is already under way while one is decoded.
 """
 
@@ -14,15 +15,19 @@ from typing import Final
 
 from holdfast.client.admin_access import NO_ACCESS, AdminAccess
 from holdfast.client.admin_connection import (
+    LOG_SERVERS,
     MISDIRECTED,
     AdminConnection,
     AdminError,
     Busy,
+    Misdirected,
     NoAnswer,
     Server,
+    addresses_in,
 )
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange
 from holdfast.client.log.reading.scan import Coverage, find_batch_in
+from holdfast.client.log.reading.servers import SERVERS_MAX
 from holdfast.log.batch import BATCH_BYTES_MAX
 from holdfast.log.columns.chunk import Chunk
 from holdfast.log.reading.topic_filter import TopicFilter
@@ -143,7 +148,8 @@ class LogStream:
     def _refusal(self, response: HTTPResponse) -> Exception:
         body = self._connection.text_of(response)
         if response.status == MISDIRECTED:
-            return StoredElsewhere(self._connection.complaint(PATH, response.status, body))
+            text = self._connection.complaint(PATH, response.status, body)
+            return Misdirected(text, addresses_in(response.headers.get(LOG_SERVERS, "")))
         if response.status == 410:
             try:
                 return LogMovedError({int(p): int(o) for p, o in json.loads(body)["first_offsets"]})
@@ -155,10 +161,6 @@ class LogStream:
                 " begin the read again"
             )
         return AdminError(self._connection.complaint(PATH, response.status, body))
-
-
-class StoredElsewhere(NoAnswer):
-    """The server stores none of the wanted partitions."""
 
 
 def read_ranges(
@@ -252,8 +254,17 @@ class RangeReader:
                     # Other readers have the permits of this server. They get done, so waiting for
                     # one has no end, and a job with many tasks does not fail.
                     self._silent_since = time.monotonic()
-                if isinstance(error, StoredElsewhere):
-                    self._refused[self._at] = str(error)
+                self._turn(str(error))
+                continue
+            except Misdirected as error:
+                # Counter-example: the nodes that store the partition now joined after the reader
+                # had begun.
+                new = [each for each in error.servers if each not in self._servers]
+                new = new[: max(0, SERVERS_MAX - len(self._servers))]
+                if new:
+                    self._servers += new
+                    self._silent_since = time.monotonic()
+                self._refused[self._at] = str(error)
                 self._turn(str(error))
                 continue
             if coverage.next != before:
