@@ -18,7 +18,7 @@ from holdfast.addresses import UNIX, join_address, split_address
 from holdfast.config.listener import Listener
 from holdfast.config.problem import ConfigError
 from holdfast.config.schema import Admin, Cluster, Config, Log, Node, ScopeRates
-from holdfast.log.files.data_directory import DataDirectoryError, read_manifest
+from holdfast.log.files.data_directory import DataDirectoryError, present_processes, read_manifest
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import MANIFEST, PROCESSES, Manifest
 
@@ -169,15 +169,6 @@ def count_of(config: Config) -> int:
 def is_supervised(config: Config) -> bool:
     """Whether several processes serve the data directory, or did and are to be one."""
     return count_of(config) > 1 or bool(present_processes(Path(config.node.data)))
-
-
-def present_processes(data: Path) -> list[int]:
-    """The numbers of the processes, besides 0, that have a directory."""
-    try:
-        names = os.listdir(data / PROCESSES)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(int(name) for name in names if name.isdecimal() and int(name) > 0)
 
 
 def with_directory(config: Config) -> Config:

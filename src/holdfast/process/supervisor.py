@@ -31,6 +31,7 @@ from typing import Final
 
 from holdfast.config.schema import Config
 from holdfast.io.sockets.bound_sockets import identity, remove_unix, reserve_tcp, reserve_unix
+from holdfast.log.files.data_directory import present_processes
 from holdfast.log.files.layout import PROCESSES
 from holdfast.process.children import ForkedChild, end_text
 from holdfast.process.place import (
@@ -42,7 +43,6 @@ from holdfast.process.place import (
     STOP,
     ProcessPlace,
     count_of,
-    present_processes,
 )
 from holdfast.process.service_manager import reloading, send, watchdog_s
 from holdfast.security.files import replace_file

@@ -44,7 +44,7 @@ from holdfast.cli.backup.manifest import (
     write_manifest,
 )
 from holdfast.io.disk.older_copy import REMEMBERED
-from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.data_directory import open_to_read, present_processes
 from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
 from holdfast.log.files.layout import (
     ASIDE,
@@ -59,7 +59,6 @@ from holdfast.log.files.layout import (
 )
 from holdfast.log.journal.epoch_folders import EPOCHS, FOLDERS, LEASE
 from holdfast.log.journal.watermarks import NAME as WATERMARKS
-from holdfast.process.place import present_processes
 
 COPY_BYTES: Final = 1 << 20
 """The bytes that are copied at a time."""

@@ -43,7 +43,7 @@ from holdfast.io.conversion.raft_metadata import read_metadata
 from holdfast.io.disk.raft_files import FOLDER as RAFT
 from holdfast.io.disk.raft_files import DamagedRaft, RaftFiles
 from holdfast.log.batch import ATTRIBUTE_MORE, ATTRIBUTE_RESET
-from holdfast.log.files.data_directory import open_to_read
+from holdfast.log.files.data_directory import open_to_read, present_processes
 from holdfast.log.files.filesystem import TEMPORARY, OsFileSystem
 from holdfast.log.files.layout import (
     FORMER_MAX,
@@ -60,7 +60,6 @@ from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.index import SegmentIndex
 from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 from holdfast.node.metadata.state_machine import peer_id
-from holdfast.process.place import present_processes
 from holdfast_federation.core.identity import RESTORED_STARTS, BadIdentity
 from holdfast_federation.sidecar.store.identity import IDENTITY, skip_starts
 from holdfast_federation.sidecar.store.identity import IN_A_BROKER as FEDERATION

@@ -19,7 +19,8 @@ from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
 from holdfast.log.columns.chunk import Chunk
-from holdfast.log.files.data_directory import DataDirectoryError
+from holdfast.log.files.data_directory import DataDirectoryError, present_processes
+from holdfast.log.files.layout import MANIFEST, PROCESSES
 from holdfast.log.reading.topic_filter import TopicFilter
 from holdfast.log.reading.topic_postings import TopicChoice
 
@@ -182,7 +183,10 @@ class ServedLog:
 
 
 class DirectoryLog:
-    """The log in a data directory that this machine can read, also while a broker serves it."""
+    """The log in a data directory that this machine can read, also while a broker serves it.
+
+    If a broker of several processes serves it, each has a journal with some of the partitions. Of
+    a partition that has moved, the journal counts in which it ends last."""
 
     def __init__(self, path: str) -> None:
         """`path`: the directory. Raises DataDirectoryError when it has no log."""
@@ -191,12 +195,40 @@ class DirectoryLog:
                 f"{path} is no directory: a log in an object store is a lake, so give lake={path}"
             )
         self.map = JournalMap(path)
+        self._others: dict[int, JournalMap] = {}
+        # The journal of each partition, as of the last `bounds`.
+        self._journals: dict[int, JournalMap] = {}
         self._closed = False
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
         """See ReadableLog. Raises DataDirectoryError."""
+        found = self._look()
+        if any(p not in found or found[p].end < end for p, end in (at_least or {}).items()):
+            # A partition has moved to a journal that was looked at before.
+            found = self._look()
+        return found
+
+    def _look(self) -> Bounds:
         self.map.refresh()
-        return self.map.bounds()
+        others: dict[int, JournalMap] = {}
+        for number in present_processes(self.map.path):
+            path = self.map.path / PROCESSES / str(number)
+            try:
+                others[number] = self._others.get(number) or JournalMap(str(path))
+                others[number].refresh()
+            except DataDirectoryError:
+                if (path / MANIFEST).exists():
+                    raise
+                others.pop(number, None)
+        self._others = others
+        found = self.map.bounds()
+        self._journals = dict.fromkeys(found, self.map)
+        for journal in others.values():
+            for partition, bound in journal.bounds().items():
+                if partition not in found or bound.end > found[partition].end:
+                    found[partition] = bound
+                    self._journals[partition] = journal
+        return found
 
     def generation(self) -> LogGeneration:
         """See ReadableLog."""
@@ -212,7 +244,12 @@ class DirectoryLog:
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """See ReadableLog."""
-        return self.map.offsets_at(timestamp_us)
+        found = self.map.offsets_at(timestamp_us)
+        for journal in self._others.values():
+            for partition, offset in journal.offsets_at(timestamp_us).items():
+                if self._journals.get(partition) is journal:
+                    found[partition] = offset
+        return found
 
     def read(
         self,
@@ -233,7 +270,12 @@ class DirectoryLog:
         if topics:
             clause = topics.narrowest()
             choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
-        return self.map.pieces(ranges, choice)
+        found: list[Piece] = []
+        for journal in (self.map, *self._others.values()):
+            own = [each for each in ranges if self._journals.get(each.partition) is journal]
+            if own:
+                found += journal.pieces(own, choice)
+        return found
 
     def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
         """Raises LogOptionError, because nothing announces that files have grown."""

@@ -199,6 +199,15 @@ def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
     return directory
 
 
+def present_processes(data: Path) -> list[int]:
+    """The numbers of the processes, besides 0, that have a directory."""
+    try:
+        names = os.listdir(data / PROCESSES)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(name) for name in names if name.isdecimal() and int(name) > 0)
+
+
 def open_to_read(path: Path) -> DataDirectory:
     """Opens any data directory without its lock, served or not. In a shared one it is the newest
     epoch that counts.

@@ -114,6 +114,25 @@ def test_every_message_once_wherever_a_read_is_cut(
         assert sorted(rows) == sorted(expected)
 
 
+def test_a_directory_of_several_processes(tmp_path: Path) -> None:
+    """Each partition is read from the journal in which it ends last: partition 1 has moved, and the
+    copy that it left has no more of its records."""
+    first = Journal(tmp_path / "data", partitions=3)
+    second = Journal(tmp_path / "data/processes/1", partitions=3)
+    (tmp_path / "data/processes/2").mkdir()
+    for number in range(4):
+        later = TIME_US + number
+        first.append(0, [record("a", b"%d" % number, timestamp_us=later)])
+        second.append(1, [record("b", b"%d" % number, timestamp_us=later)])
+        if number < 2:
+            first.append(1, [record("b", b"%d" % number, timestamp_us=later)])
+    log = LogClient.offline(first.directory)
+    found = sorted((each.topic, each.payload) for each in log.read())
+    assert found == [(topic, b"%d" % number) for topic in "ab" for number in range(4)]
+    after = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=TIME_US + 3)
+    assert sorted(each.topic for each in log.read(start=after)) == ["a", "b"]
+
+
 def test_a_message_has_what_was_published(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "data")
     block = encode_block({CONTENT_TYPE: "text/plain"})
