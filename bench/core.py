@@ -3,7 +3,9 @@
     python -m bench.core [--rows qos1,shared] [--forms one,three] [--rounds 300]
 
 Each row runs in every form at once, in alternation: `one` is a cluster of one node, `three` a
-cluster of three nodes whose clients are spread over them. Every round
+cluster of three nodes whose clients are spread over them. `processes` is one of two nodes that
+store half of the partitions each, as `holdfast serve --processes 2`; half of the subscribers are at
+the other node than their publisher. Every round
 publishes 20 messages of 64 bytes from each publisher, and ends when all of them are delivered and
 acknowledged. A round of a row of connects disconnects each subscriber and connects it again, which
 counts as a message. The clock advances by 10 ms a round.
@@ -50,7 +52,7 @@ from holdfast.node.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.encode import encode
 from holdfast.protocol.mqtt.publish import Publish
-from holdfast.security.peer_identity import PeerIdentity
+from holdfast.security.peer_identity import PeerIdentity, level_word
 
 PARTITIONS: Final = 16
 MESSAGES: Final = 20
@@ -64,8 +66,8 @@ AWAY_S: Final = 0.1
 START_S: Final = 5.0
 """The time in which a cluster must have begun to serve."""
 WALL_US: Final = 1_700_000_000_000_000
-FORMS: Final = {"one": 1, "three": 3}
-"""The nodes of each form."""
+FORMS: Final = {"one": (1, 1), "three": (3, 3), "processes": (2, 1)}
+"""The nodes of each form, and the replicas of a partition."""
 REPLIES: Final = {m.PUBREC: b"\x62\x02", m.PUBREL: b"\x70\x02"}
 
 
@@ -171,13 +173,13 @@ class Machine:
         self.groups = 0
         self.group_bytes = 0
         self.node.tick(core.now, WALL_US)
-        self.runtime = self._join(core.nodes)
+        self.runtime = self._join()
 
-    def _join(self, nodes: int) -> Runtime:
+    def _join(self) -> Runtime:
         """Make this machine a node of the cluster, and return its runtime. The first one founds
         the cluster."""
         node, core, name = self.node, self.core, self.name
-        features = ",".join((*RECORD_FEATURES, releases.FEATURE))
+        features = ",".join((*RECORD_FEATURES, releases.FEATURE, level_word()))
         self.identity = PeerIdentity(
             name, name, peer_address=f"{name}:1", client_address=f"{name}:2", features=features
         )
@@ -189,7 +191,7 @@ class Machine:
             meta,
             self.presence,
             ClusterNodeConfig(DetectorConfig(), ControllerConfig(), ReplicationConfig(name)),
-            lambda: 0.5,
+            lambda: 0.5 + len(core.machines) / 16,
             core.now,
         )
         ports = RuntimePorts(self.disk, Reads(self), self, _Raft(self), _Links(self), self)
@@ -198,8 +200,8 @@ class Machine:
         runtime.begin(core.now, WALL_US)
         if not core.machines:
             info = NodeInfo(name, name, f"{name}:1", f"{name}:2", "")
-            replicas, insync = min(nodes, 3), min(nodes, 2)
-            meta.create_cluster("bench", PARTITIONS, replicas, insync, info, core.now)
+            replicas = core.replicas
+            meta.create_cluster("bench", PARTITIONS, replicas, min(replicas, 2), info, core.now)
         self.is_touched = True
         return runtime
 
@@ -336,7 +338,7 @@ class Core:
     def __init__(self, row: Row, form: str = "one") -> None:
         self.row = row
         self.now = NOW_S
-        self.nodes = FORMS[form]
+        self.nodes, self.replicas = FORMS[form]
         self.has_begun = False
         self.took_ns = 0
         self.frames = 0
@@ -369,8 +371,10 @@ class Core:
         self.frames = self.frame_bytes = 0
 
     def _subscriber(self, number: int) -> _Client:
-        """Connect it, to another node than the publisher of its topic where there is one."""
-        return _Client(self, 1 + number, f"s{number}", self.row.is_durable)
+        """Connect it. Where there are replicas, it is at another node than the publisher of its
+        topic, otherwise every other time."""
+        at = 1 + number if self.replicas > 1 else number // self.nodes
+        return _Client(self, at, f"s{number}", self.row.is_durable)
 
     def machine(self, name: str) -> Machine:
         return self.machines[int(name[1:]) - 1]
@@ -379,13 +383,12 @@ class Core:
         """Whether every node serves, and every partition has all its replicas in sync."""
         metadata = self.machines[0].runtime.cluster_node.context.metadata
         assert metadata is not None
-        wanted = min(self.nodes, 3)
         leaders = {info.leader for info in metadata.partitions}
         is_spread = len(leaders) == self.nodes
         return (
             is_spread
             and all(machine.is_ready for machine in self.machines)
-            and all(len(info.in_sync) == wanted for info in metadata.partitions)
+            and all(len(info.in_sync) == self.replicas for info in metadata.partitions)
         )
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
