@@ -47,6 +47,12 @@ _HEAD_SUMMARY: Final = struct.Struct("<IH4xB9xI16x")
 _HEAD_APPLY: Final = struct.Struct("<10xBB16xI8x")
 # body_start, topic_len, client_id_len.
 _HEAD_CLIENT: Final = struct.Struct("<IHH32x")
+# With these types compiled code computes with machine integers, and not with objects.
+HeadFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
+_HeadSummary = tuple[int, int, int, int]
+_unpack_head: Final = HEAD.unpack_from
+_unpack_summary: Final = _HEAD_SUMMARY.unpack_from
+_unpack_client: Final = _HEAD_CLIENT.unpack_from
 # The same layout for numpy; a tuple list so that this module needs no numpy.
 HEAD_FIELDS: Final = [
     ("body_start", "<u4"),
@@ -119,6 +125,7 @@ class Batch:
         self.data = data
         self._topics: list[bytes] | None = None
         self._newest_us = 0
+        self._heads: list[tuple[int, int, int]] | None = None
         self.known: list[Record | None] | None = None
         """The records that are still in memory as they were appended; None: no record is."""
         damage = header_damage(fields[0], self.length, fields[3], self.count, self.body_bytes)
@@ -146,39 +153,28 @@ class Batch:
     def record(self, index: int, topic: bytes | None = None) -> Record:
         """The record at `index` of this batch. `topic`: its topic, if the caller has it."""
         data = self.data
-        (
-            body_start,
-            topic_len,
-            client_id_len,
-            producer_len,
-            kind,
-            flags,
-            properties_len,
-            payload_len,
-            delta,
-            producer_epoch,
-            ticket,
-            sequence,
-        ) = HEAD.unpack_from(data, self.start + HEADER_BYTES + index * HEAD_BYTES)
-        a = self.start + HEADER_BYTES + self.count * HEAD_BYTES + body_start
-        b = a + topic_len
-        c = b + client_id_len
-        d = c + producer_len
-        e = d + properties_len
-        f = e + payload_len
+        heads = self.start + HEADER_BYTES
+        fields: HeadFields = _unpack_head(data, heads + index * HEAD_BYTES)
+        a = heads + self.count * HEAD_BYTES + fields[0]
+        b = a + fields[1]
+        c = b + fields[2]
+        d = c + fields[3]
+        e = d + fields[6]
+        f = e + fields[7]
+        flags = fields[5]
         return Record(
             self.partition,
-            kind,
+            fields[4],
             flags,
-            self.base_timestamp_us + delta,
+            self.base_timestamp_us + fields[8],
             data[a:b] if topic is None else topic,
             data[b:c],
-            data[d:e] if properties_len else b"",
+            data[d:e] if e > d else b"",
             data[e:f],
-            producer=data[c:d] if producer_len else b"",
-            producer_epoch=producer_epoch,
-            sequence=sequence,
-            ticket=ticket,
+            producer=data[c:d] if d > c else b"",
+            producer_epoch=fields[9],
+            sequence=fields[11],
+            ticket=fields[10],
             offset=self.base_offset + index,
             audience=data[f : self.body_end(index)] if flags & FLAG_AUDIENCE else b"",
         )
@@ -189,18 +185,17 @@ class Batch:
         body: int = heads + self.count * HEAD_BYTES
         if index + 1 == self.count:
             return body + self.body_bytes
-        next_start: int = _HEAD_SUMMARY.unpack_from(self.data, heads + (index + 1) * HEAD_BYTES)[0]
-        return body + next_start
+        fields: _HeadSummary = _unpack_summary(self.data, heads + (index + 1) * HEAD_BYTES)
+        return body + fields[0]
 
     def topic(self, index: int) -> bytes:
         """The topic of the record at `index`; b"" if it is not a message."""
-        body_start, topic_len, kind, _ = _HEAD_SUMMARY.unpack_from(
-            self.data, self.start + HEADER_BYTES + index * HEAD_BYTES
-        )
-        if kind != MESSAGE:
+        heads = self.start + HEADER_BYTES
+        fields: _HeadSummary = _unpack_summary(self.data, heads + index * HEAD_BYTES)
+        if fields[2] != MESSAGE:
             return b""
-        start: int = self.start + HEADER_BYTES + self.count * HEAD_BYTES + body_start
-        return self.data[start : start + topic_len]
+        start = heads + self.count * HEAD_BYTES + fields[0]
+        return self.data[start : start + fields[1]]
 
     def topics(self) -> tuple[list[bytes], int]:
         """The topic of each record (b"": no message), and the newest's µs after the first."""
@@ -211,12 +206,12 @@ class Batch:
         body = self.start + HEADER_BYTES + self.count * HEAD_BYTES
         newest_us = 0
         topics: list[bytes] = []
-        for body_start, topic_len, kind, delta_us in _HEAD_SUMMARY.iter_unpack(self.raw_heads()):
-            if delta_us > newest_us:
-                newest_us = delta_us
-            if kind == MESSAGE:
-                start = body + body_start
-                topics.append(data[start : start + topic_len])
+        for each in _HEAD_SUMMARY.iter_unpack(self.raw_heads()):
+            fields: _HeadSummary = each
+            newest_us = max(newest_us, fields[3])
+            if fields[2] == MESSAGE:
+                start = body + fields[0]
+                topics.append(data[start : start + fields[1]])
             else:
                 topics.append(b"")
         self._topics = topics
@@ -231,11 +226,9 @@ class Batch:
     def client_id(self, index: int) -> bytes:
         """The client id of the record at `index`."""
         heads = self.start + HEADER_BYTES
-        body_start, topic_len, length = _HEAD_CLIENT.unpack_from(
-            self.data, heads + index * HEAD_BYTES
-        )
-        start: int = heads + self.count * HEAD_BYTES + body_start + topic_len
-        return self.data[start : start + length]
+        fields: tuple[int, int, int] = _unpack_client(self.data, heads + index * HEAD_BYTES)
+        start = heads + self.count * HEAD_BYTES + fields[0] + fields[1]
+        return self.data[start : start + fields[2]]
 
     def raw_heads(self) -> memoryview:
         """The encoded heads of all records (see HEAD)."""
@@ -243,12 +236,11 @@ class Batch:
         return memoryview(self.data)[start : start + self.count * HEAD_BYTES]
 
     def heads(self) -> list[tuple[int, int, int]]:
-        """Kind, flags and ticket of each record."""
-        return list(_HEAD_APPLY.iter_unpack(self.raw_heads()))
-
-    def tickets(self) -> list[int]:
-        """The ticket of each record; 0: it has none."""
-        return [fields[10] for fields in HEAD.iter_unpack(self.raw_heads())]
+        """Kind, flags and ticket of each record; ticket 0: it has none."""
+        heads = self._heads
+        if heads is None:
+            heads = self._heads = list(_HEAD_APPLY.iter_unpack(self.raw_heads()))
+        return heads
 
     def records(self) -> list[Record]:
         """All records of the batch."""

@@ -1,5 +1,6 @@
 """Gathers the records of one partition into a batch."""
 
+from struct import Struct
 from typing import Final
 from zlib import crc32
 
@@ -13,11 +14,15 @@ from holdfast.log.batch import (
     HEADER_BYTES,
     MAGIC,
     Batch,
+    HeadFields,
     batch_bytes,
 )
 from holdfast.log.record import CONTROL, FLAG_AUDIENCE, MESSAGE, STATE_FLAGS, Record
 
 _pack_head: Final = HEAD.pack
+_unpack_head: Final = HEAD.unpack_from
+# The fields of a head that depend on the other records: body_start, timestamp_delta_us.
+_HEAD_MOVED: Final = Struct("<I16xI16x")
 
 
 def _delta_us(timestamp_us: int, base_us: int) -> int:
@@ -174,26 +179,26 @@ class BatchBuilder:
         """Adds one record of another batch, with its time there. `is_stub`: only its ticket and
         client id, as a CONTROL record."""
         heads = batch.start + HEADER_BYTES
-        fields = HEAD.unpack_from(batch.data, heads + index * HEAD_BYTES)
-        kind: int = fields[4]
-        flags: int = fields[5]
+        at = heads + index * HEAD_BYTES
+        fields: HeadFields = _unpack_head(batch.data, at)
+        kind = fields[4]
         topic = b""
         if is_stub:
             body = batch.client_id(index)
-            kind, flags = CONTROL, 0
             lengths = (0, len(body), 0, CONTROL, 0, 0, 0, fields[8], 0, fields[10], 0)
             self._heads.append(_pack_head(self.body_bytes, *lengths))
         else:
-            start: int = heads + batch.count * HEAD_BYTES + fields[0]
+            start = heads + batch.count * HEAD_BYTES + fields[0]
             body = batch.data[start : batch.body_end(index)]
-            self._heads.append(_pack_head(self.body_bytes, *fields[1:]))
+            # All but its place in the body stays.
+            rest = batch.data[at + 4 : at + HEAD_BYTES]
+            self._heads.append(self.body_bytes.to_bytes(4, "little") + rest)
             if kind == MESSAGE:
                 topic = body[: fields[1]]
-        if (kind != MESSAGE or flags & STATE_FLAGS) and kind != CONTROL:
-            self.attributes |= ATTRIBUTE_STATE
+            if (kind != MESSAGE or fields[5] & STATE_FLAGS) and kind != CONTROL:
+                self.attributes |= ATTRIBUTE_STATE
         self.base_timestamp_us = batch.base_timestamp_us
-        delta_us: int = fields[8]
-        self.last_delta_us = max(self.last_delta_us, delta_us)
+        self.last_delta_us = max(self.last_delta_us, fields[8])
         self._body.append(body)
         self.topics.append(topic)
         self.body_bytes += len(body)
@@ -203,17 +208,15 @@ class BatchBuilder:
         """Adds the heads, with positions and times relative to this batch."""
         moved_by = self.body_bytes
         later_by = batch.base_timestamp_us - self.base_timestamp_us
-        for fields in HEAD.iter_unpack(batch.raw_heads()):
-            body_start: int = fields[0]
-            delta_us: int = fields[8]
-            self._heads.append(
-                _pack_head(
-                    body_start + moved_by,
-                    *fields[1:8],
-                    _delta_us(delta_us + later_by, 0),
-                    *fields[9:],
-                )
-            )
+        heads = bytes(batch.raw_heads())
+        at = 0
+        for each in _HEAD_MOVED.iter_unpack(heads):
+            fields: tuple[int, int] = each
+            start = (fields[0] + moved_by).to_bytes(4, "little")
+            delta = _delta_us(fields[1] + later_by, 0).to_bytes(4, "little")
+            end = at + HEAD_BYTES
+            self._heads.append(start + heads[at + 4 : at + 20] + delta + heads[at + 24 : end])
+            at = end
 
     @property
     def size_bytes(self) -> int:

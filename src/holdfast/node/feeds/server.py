@@ -289,7 +289,7 @@ class FeedServer:
         return [
             (ticket, feed.tickets[ticket])
             for batch in self._log.uncommitted[feed.partition]
-            for index, ticket in enumerate(batch.tickets())
+            for index, (_, _, ticket) in enumerate(batch.heads())
             if ticket in feed.tickets
             and batch.base_offset + index >= applied
             and batch.client_id(index) == feed.tickets[ticket]
@@ -338,14 +338,14 @@ class FeedServer:
         base = batch.base_offset
         name = feed.node.name
         waits = bool(feed.own or feed.tickets)
-        tickets = batch.tickets() if waits else []
+        heads = batch.heads() if waits else []
         picked: list[tuple[int, bool]] = []
         stubs = 0
         for index in range(max(begin, feed.position) - base, end - base):
             nodes = wanted[base + index - begin]
             if nodes is None or name in nodes:
                 picked.append((index, False))
-            elif waits and tickets[index] and feed.is_own(batch, index, tickets[index]):
+            elif waits and heads[index][2] and feed.is_own(batch, index, heads[index][2]):
                 picked.append((index, True))
                 stubs += 1
         feed.position = end

@@ -441,6 +441,6 @@ class Applier(Work):
         return {
             (ticket, batch.client_id(index))
             for batch in self._log.uncommitted[partition]
-            for index, ticket in enumerate(batch.tickets())
+            for index, (_, _, ticket) in enumerate(batch.heads())
             if ticket and batch.base_offset + index >= applied
         }
