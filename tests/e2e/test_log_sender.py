@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -426,14 +427,44 @@ def test_old_segments_leave_the_cache_once_they_are_sent(
         log_sender.os, "posix_fadvise", lambda _, at, size, how: dropped.append((at, size, how))
     )
     here, there = socket.socketpair()
-    with here, there, path.open("rb") as file:
+    turn = log_sender.Turn()
+    with here, there, path.open("rb") as file, turn:
         pace = Pace(lambda: 0)
         extent = Extent(file, 1000, 50_000, is_cold)  # type: ignore[arg-type]
-        assert log_sender._send(here, extent, time.monotonic() + 10, pace) == 0.0
+        assert log_sender._send(here, extent, time.monotonic() + 10, pace, turn) == 0.0
         here.close()
         data = b"".join(iter(lambda: there.recv(1 << 16), b""))
     assert data == path.read_bytes()[1000:51_000]
     assert dropped == ([(1000, 50_000, log_sender.os.POSIX_FADV_DONTNEED)] if is_cold else [])
+
+
+def test_one_thread_at_a_time_runs_python() -> None:
+    """Those that begin together, and one whose request never ends, which keeps none of them."""
+    inside = most = 0
+
+    def find_broker() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.002)
+        inside -= 1
+
+    checks: Any = SimpleNamespace(check=lambda headers, remote: None)
+    sender = log_sender.LogSender(find_broker, checks)
+    head = log_sender.FIRST_BYTES + b"HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
+    clients: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        try:
+            for received in (head, *[head + b"{}"] * 20):
+                clients.append(socket.create_connection(server.getsockname(), timeout=20))
+                sender.take_over(server.accept()[0], received)
+            for client in clients[1:]:
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 503")
+        finally:
+            sender.close()
+            for client in clients:
+                client.close()
+    assert most == 1
 
 
 def test_a_rate_is_shared_in_turns() -> None:

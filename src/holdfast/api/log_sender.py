@@ -12,6 +12,10 @@
 Such a connection leaves the event loop with its first request.
 A thread of its own plans the response by bisection in the indexes, and the kernel sends it
 (sendfile). Large reads therefore cost the node's clients neither copies nor turns of the loop.
+
+Invariant: of these threads, one at a time runs Python (`Turn`). So the event loop waits for the
+interpreter behind one of them. Counter-example: 64 Spark tasks begin together, and the loop waits
+behind 64 threads, for 0.1 ms each, before it can acknowledge a publish.
 """
 
 import asyncio
@@ -23,7 +27,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.message import Message
 from functools import partial
 from http.server import BaseHTTPRequestHandler
@@ -87,6 +91,28 @@ class KernelFile(Protocol):
     def fileno(self) -> int: ...
 
 
+class Turn:
+    """The right to run Python, which the threads of a sender have one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Leaves the turn to others during a system call that may wait."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+
+
 class LogSender:
     """The threads that send the log, from the start of the admin port to its end."""
 
@@ -100,6 +126,7 @@ class LogSender:
         self._find_broker = find_broker
         self._checks = checks
         self._pace = Pace(bytes_per_s)
+        self._turn = Turn()
         self._readers_max = descriptors.share(READERS_MAX)
         self._bodies = Budget(BODIES_BYTES_MAX)
         self._lock = threading.Lock()
@@ -175,12 +202,14 @@ class LogSender:
 
     def _serve(self, connection: socket.socket, received: bytes) -> None:
         try:
-            with connection:
+            with connection, self._turn:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
                 LogRequests(
                     connection,
-                    _Received(received, connection, partial(self._note_idle, connection)),
+                    _Received(
+                        received, connection, self._turn, partial(self._note_idle, connection)
+                    ),
                     self._find_broker,
                     self._checks,
                     self._bodies,
@@ -238,12 +267,17 @@ class _Received(io.RawIOBase):
     """A connection with bytes read before. Until `rest`, a request has REQUEST_S to arrive."""
 
     def __init__(
-        self, received: bytes, connection: socket.socket, note_idle: Callable[[bool], None]
+        self,
+        received: bytes,
+        connection: socket.socket,
+        turn: Turn,
+        note_idle: Callable[[bool], None],
     ) -> None:
         """`note_idle` is called before and after each wait for the next request."""
         self._note_idle = note_idle
         self._received = received
         self._connection = connection
+        self.turn = turn
         self._deadline = time.monotonic() + REQUEST_S
 
     def rest(self) -> None:
@@ -264,7 +298,8 @@ class _Received(io.RawIOBase):
             self._connection.settimeout(wait_s)
             if not self._deadline:
                 self._note_idle(True)
-            count = self._connection.recv_into(buffer)
+            with self.turn.left():
+                count = self._connection.recv_into(buffer)
             if not self._deadline:
                 self._note_idle(False)
                 self._deadline = time.monotonic() + REQUEST_S
@@ -273,6 +308,22 @@ class _Received(io.RawIOBase):
         buffer[:count] = self._received[:count]
         self._received = self._received[count:]
         return count
+
+
+class _Sent(io.BufferedIOBase):
+    """The heads and refusals of a connection. Its thread leaves the turn while it sends them."""
+
+    def __init__(self, connection: socket.socket, turn: Turn) -> None:
+        self._connection = connection
+        self._turn = turn
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with self._turn.left():
+            self._connection.sendall(data)
+        return len(data)
 
 
 class LogRequests(BaseHTTPRequestHandler):
@@ -294,6 +345,7 @@ class LogRequests(BaseHTTPRequestHandler):
     ) -> None:
         """`note_proof` is called when a request has passed the checks."""
         self._input = received
+        self._turn = received.turn
         self._pace = pace
         self._find_broker = find_broker
         self._checks = checks
@@ -307,6 +359,7 @@ class LogRequests(BaseHTTPRequestHandler):
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(self._input)
+        self.wfile = _Sent(self.connection, self._turn)
 
     def log_message(self, format: str, *args: object) -> None:
         """Does nothing: requests are not logged."""
@@ -368,7 +421,7 @@ class LogRequests(BaseHTTPRequestHandler):
         self.end_headers()
         deadline = time.monotonic() + IDLE_S + plan.size_bytes / RATE_BYTES_PER_S
         for extent in plan.extents:
-            deadline += _send(self.connection, extent, deadline, self._pace)
+            deadline += _send(self.connection, extent, deadline, self._pace, self._turn)
 
     def _answer(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
@@ -384,26 +437,32 @@ class LogRequests(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _send(connection: socket.socket, extent: Extent, deadline: float, pace: Pace) -> float:
+def _send(
+    connection: socket.socket, extent: Extent, deadline: float, pace: Pace, turn: Turn
+) -> float:
     """Sends a range of a file, and returns the seconds that the pace has taken. Raises `OSError`,
     also when the deadline has passed, which does not count these seconds."""
     file, position, left = extent.file, extent.position, extent.length
     paced_s = 0.0
     opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, KernelFile) else None
     while left:
-        turn_s = pace.take(min(left, STRETCH_BYTES if opened is not None else PIECE_BYTES))
-        time.sleep(turn_s)
-        paced_s += turn_s
+        pause_s = pace.take(min(left, STRETCH_BYTES if opened is not None else PIECE_BYTES))
+        if pause_s:
+            with turn.left():
+                time.sleep(pause_s)
+        paced_s += pause_s
         wait_s = deadline + paced_s - time.monotonic()
         if wait_s <= 0:
             raise TimeoutError("the reader is too slow")
         connection.settimeout(min(wait_s, IDLE_S))
         if opened is not None:
             # Sent in stretches of two system calls each, so that the deadline is checked.
-            sent = connection.sendfile(opened, position, min(left, STRETCH_BYTES))
+            with turn.left():
+                sent = connection.sendfile(opened, position, min(left, STRETCH_BYTES))
         else:
             data = file.read(position, min(left, PIECE_BYTES))
-            connection.sendall(data)
+            with turn.left():
+                connection.sendall(data)
             sent = len(data)
         if not sent:
             raise OSError("the segment became shorter")
