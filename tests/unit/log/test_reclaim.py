@@ -3,6 +3,7 @@ rewritten, while records are appended and read."""
 
 import asyncio
 import errno
+from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,7 @@ from holdfast.io.disk.maintenance import Maintenance
 from holdfast.io.disk.storage import Storage
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.journal.journal import Journal
-from holdfast.log.journal.retention import RetentionPolicy, decide
+from holdfast.log.journal.retention import RetentionDecision, RetentionPolicy, decide
 from holdfast.log.journal.segment_list import partition_bytes
 from holdfast.log.reading.cursor import LogReader
 from holdfast.node.state.maintenance_plan import MaintenancePlan
@@ -200,6 +201,35 @@ def test_a_segment_with_a_cut_gives_its_bytes_back(node: Node) -> None:
     assert new.size_bytes < size_bytes / 2
     assert node.mine() == before
     assert Node(node.path).mine() == before
+
+
+def test_removed_segments_give_their_bytes_back_after_a_full_disk(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal has dropped them when the disk refuses its new start."""
+    last = node.journal.segments[-1]
+    decision = RetentionDecision(len(node.journal.segments) - 1, 0, 0, 0)
+
+    def full(self: object, *content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def run(work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        finally:
+            await node.maintenance.stop()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node.bench.directory, "write_start", full)
+        with pytest.raises(OSError, match="No space"):
+            asyncio.run(run(node.maintenance._remove(decision)))
+    assert node.journal.segments == [last]
+    assert node.stored_bytes() > last.size_bytes
+    asyncio.run(run(node.maintenance._retain()))
+    assert node.stored_bytes() == last.size_bytes
+    again = Node(node.path).journal
+    assert again.start_offsets == node.journal.start_offsets
+    assert again.next_offset == node.journal.next_offset
 
 
 def test_the_bytes_of_each_partition_are_estimated(node: Node) -> None:

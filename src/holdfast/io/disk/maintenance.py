@@ -72,6 +72,8 @@ class Maintenance:
         """The records that retention has removed before a registered lake had read them."""
         self.reclaimed_bytes = 0
         """The bytes of forgotten partitions that this process has given back to the disk."""
+        # The segments that the journal has dropped, until their files are removed.
+        self._dropped: list[Segment] = []
         # Rewriting a segment must not meet its removal.
         self._segments_lock = asyncio.Lock()
         self._files: Worker | None = None
@@ -242,6 +244,8 @@ class Maintenance:
 
     async def _retain(self) -> None:
         journal = self._storage.journal
+        if self._dropped:
+            await self._remove_files()
         if len(journal.segments) < 2:
             return
         summaries = self._plan.summaries()
@@ -298,8 +302,17 @@ class Maintenance:
         async with self._segments_lock:
             removed = self._storage.journal.remove_oldest(decision.remove)
             self._plan.removed(sum(segment.size_bytes for segment in removed))
-            await self._in_thread(partial(self._storage.remove_segments, removed))
+            self._dropped += removed
+        await self._remove_files()
         logger.info("retention segments=%d bytes=%d", len(removed), decision.bytes_freed)
+
+    async def _remove_files(self) -> None:
+        """Removes the files of dropped segments. Those of an attempt that failed are removed by the
+        next one: a full disk may refuse the new start of the journal, and needs their room."""
+        async with self._segments_lock:
+            dropped = self._dropped
+            await self._in_thread(partial(self._storage.remove_segments, dropped))
+            self._dropped = []
 
     async def _reclaim(self) -> None:
         """Rewrites the segments of which more than half are batches of forgotten partitions."""
