@@ -105,6 +105,8 @@ class Fitness:
             return "the disk of this node is an older copy"
         if self.is_damaged:
             return "the disk of this node is damaged"
+        if self._cluster_node.effects.has_diverged and self.has_other_replicas():
+            return "the others have gone on without records of this node"
         if self._cluster_node.state.has_stopped_partition and self.has_other_replicas():
             return "an invariant of a partition does not hold at this node"
         if self._disk.is_stalled and not self.shares_disk:

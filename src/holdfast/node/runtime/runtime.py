@@ -259,9 +259,10 @@ class Runtime:
             self._has_stopped_partition = self.state.has_stopped_partition
             self._act_on_news()
         fitness = self.fitness
-        has_diverged = effects.has_diverged and not fitness.is_damaged
-        if fitness.is_undecided or (has_diverged and not fitness.has_last_copy()):
+        if fitness.is_undecided:
             self.distrust_disk()
+        elif effects.has_diverged and not fitness.is_damaged:
+            self._leave()
         self._probes.step()
         if self._is_incomplete and not cluster_node.positions.own_incomplete:
             self._is_incomplete = False
@@ -598,7 +599,9 @@ class Runtime:
             handle_starts(self.state, effect, found)
 
     def _batches_read(self, effect: ReadBatches, batches: list[bytes]) -> None:
-        if self.believes_disk:
+        # The disk of a node that has diverged is right, but not its state.
+        has_diverged = self.cluster_node.effects.has_diverged and not self.fitness.is_damaged
+        if self.believes_disk or has_diverged:
             self.cluster_node.handle_batches(effect.request, batches, self.state.now)
 
     # Fitness
@@ -619,6 +622,20 @@ class Runtime:
         text = "it gives up its leaderships and serves no client"
         self.state.note("error", "node_damaged", {"text": text})
         self.cluster_node.handle_damage(self.state.now)
+
+    def _leave(self) -> None:
+        """Distrusts the disk, because the others have gone on without records of this node. Before,
+        it leads the partitions of which it has the last copy, and serves no client and no reader.
+
+        Counter-example of a reader: a session of another node resumes here at an offset that two
+        records have, and is sent the one that was given up.
+        """
+        if not self.fitness.has_last_copy():
+            self.distrust_disk()
+        elif self.believes_disk and self.fitness.has_other_replicas():
+            self.clients.touch()
+            self._has_news = True
+            self.believes_disk = False
 
     def report_removed(self) -> None:
         """Notes that the other nodes have removed this one for good."""

@@ -293,12 +293,18 @@ def test_a_node_with_records_that_were_given_up_keeps_the_last_copy_of_others() 
     stage.until(lambda: sum(isinstance(each, m.Ack) for each in writer.packets) == 10)
     stage.until(lambda: [partitions(stage)[each].in_sync for each in (0, kept)] == [(leader,)] * 2)
     give_up(stage, leader, heir, wipes=False)
-    process = process_at(stage, third)
-    process.cluster_node.replication.resume(kept, process.state.now)
     publish_until_acknowledged(stage, heir, topic, 3)
     assert not partitions(stage)[kept].leader
     stage.world.checks.impossible -= {"replica_diverged"}
     stage.world.hosts[leader].start()
+    stage.until(lambda: partitions(stage)[kept].leader == leader, 60.0)
+    process = process_at(stage, leader)
+    stage.until(lambda: process.cluster_node.effects.has_diverged)
+    stage.run(0.5)
+    assert partitions(stage)[kept].leader == leader
+    assert not process.runtime.believes_disk, "given-up records would be read"
+    process = process_at(stage, third)
+    process.cluster_node.replication.resume(kept, process.state.now)
     stage.until(lambda: set(partitions(stage)[kept].in_sync) >= {third}, 60.0)
     stage.until(lambda: set(texts) <= set(reader.payloads), 60.0)
 
