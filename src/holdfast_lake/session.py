@@ -5,6 +5,7 @@ the module `jdk.incubator.vector`, on which Spark's launcher insists although on
 algebra uses it. The launcher made here leaves that one option out.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from pyspark import java_gateway
+from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -258,7 +259,9 @@ LOG_BYTES_MAX: Final = 1 << 20
 class SparkLog:
     """A file that gets the output of Spark's processes. A command then prints its own lines only.
 
-    Java warns at each start, and its Python processes print a stack when they are stopped.
+    Java warns at each start, and its Python processes print a stack when they are stopped. So does
+    py4j, by Python's root logger, when a command is interrupted while it waits for Java, or when
+    Java has ended.
     """
 
     def __init__(self) -> None:
@@ -283,6 +286,27 @@ class SparkLog:
         finally:
             os.dup2(saved, 2)
             os.close(saved)
+
+    @contextmanager
+    def catching_py4j(self) -> Iterator[None]:
+        """Takes the records of py4j in this context. Its own loggers repeat what is raised."""
+
+        def is_of_others(record: logging.LogRecord) -> bool:
+            """Filters the records of the root logger."""
+            is_py4j = Path(record.pathname).parent.name == "py4j"
+            if is_py4j:
+                text = logging.Formatter().format(record)
+                os.write(self._file.fileno(), f"{text}\n".encode(errors="replace"))
+            return not is_py4j
+
+        root, own = logging.getLogger(), logging.getLogger("py4j")
+        root.addFilter(is_of_others)
+        own.propagate, before = False, own.propagate
+        try:
+            yield
+        finally:
+            root.removeFilter(is_of_others)
+            own.propagate = before
 
     def keep(self) -> Path:
         """Copies the output to a file for the user, and returns its path."""
@@ -360,6 +384,14 @@ def java_of_command() -> Iterator[None]:
         gateway.Popen = original
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def kill_java() -> None:
+    """Kills the Java that this process has started. The steps in progress fail, and change
+    nothing."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
 
 
 def end_session(session: SparkSession) -> None:

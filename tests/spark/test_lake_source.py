@@ -1,6 +1,10 @@
 """The option `lake` of the source: a broker whose retention has removed the head of the log."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -21,8 +25,22 @@ from holdfast_lake import read_messages
 from holdfast_lake.lake.lake import Lake
 from tests.spark.test_source import Stream, batch, publish, wait_until
 from tests.support.journal_files import TIME_US, Journal, record
+from tests.support.small_s3 import BUCKET, small_s3
 
 PAYLOAD = b"%08d" + b"x" * 400
+PAGE = Path(__file__).parents[2] / "docs" / "source.md"
+EXAMPLE_S = 300.0
+PROGRAM = """
+from holdfast_lake import Lake, spark_session
+from tests.spark.test_source import publish
+
+spark = spark_session("example")
+assert Lake("s3://bucket/plant", spark=spark).run(["records"], source="127.0.0.1:18083").ok
+publish({port}, [("site/c", b"3", 1, False)])
+{example}
+print(sorted((row.topic, bytes(row.payload)) for row in records.collect()))
+spark.stop()
+"""
 
 
 def test_a_broker_that_keeps_minutes_and_a_lake_that_keeps_all(
@@ -153,3 +171,31 @@ def test_sparks_own_reader_and_the_source_have_the_same_rows(
     assert sorted(map(str, few)) == sorted(
         str(Row(offset=row.offset, producer=row.producer)) for row in rows
     )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_example_with_a_lake_in_an_object_store(
+    start_holdfast: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the page has it, but for the ports and the bucket. Spark's workers have the variables."""
+    (example,) = re.findall(
+        r"```python\n(records = .*?s3://bucket/plant.*?)```", PAGE.read_text(), re.S
+    )
+    broker = start_holdfast()
+    publish(broker.port, [("site/a", b"1", 1, False), ("site/b", b"2", 1, False)])
+    text = PROGRAM.format(port=broker.port, example=example)
+    text = text.replace("18083", str(broker.admin_port)).replace("bucket/", f"{BUCKET}/")
+    with small_s3(monkeypatch) as s3:
+        done = subprocess.run(
+            [sys.executable, "-c", text],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=EXAMPLE_S,
+            check=False,
+        )
+        assert any(name.startswith("plant/records/") for name in s3.objects)
+    found = [("site/a", b"1"), ("site/b", b"2"), ("site/c", b"3")]
+    assert done.stdout.splitlines()[-1:] == [str(found)], done.stderr[-3000:]

@@ -58,6 +58,23 @@ def has_session(process: PipelineProcess) -> bool:
     return ports(process) > 1
 
 
+SLOW = """
+import time
+from pathlib import Path
+from holdfast_lake.lake.table import Column, Table
+
+def wait(batches):
+    Path(__file__).with_suffix(".began").touch()
+    time.sleep(600)
+    yield from batches
+
+def build(records):
+    return records.select("topic").mapInArrow(wait, "topic string")
+
+TABLES = [Table(name="slow", layer="silver", source="records", description="A slow one.",
+                columns=(Column("topic", "string", "the topic"),), build=build)]
+"""
+"""A table whose step takes ten minutes."""
 STOPS = [
     # Each pair of two of them; the rest is long.
     pytest.param(
@@ -105,6 +122,30 @@ def test_a_start_that_is_stopped(
     else:
         assert moment is has_session  # it was ready meanwhile
         assert code == 0
+
+
+@pytest.mark.parametrize("how", ["--once", "--continuous"])
+def test_a_second_ctrl_c_ends_the_steps_in_progress(tmp_path: Path, how: str) -> None:
+    """A step that would take a minute is not waited for."""
+    tables = tmp_path / "slow.py"
+    tables.write_text(SLOW)
+    journal = Journal(tmp_path / "data", partitions=1)
+    journal.append(0, [record("t/a", b"1", timestamp_us=TIME_US)])
+    words = ["records", "slow", "--from", str(journal.directory), "--tables", str(tables), how]
+    process = PipelineProcess(tmp_path / "lake", tmp_path / "run.log", words)
+    try:
+        process.wait_for((tmp_path / "slow.began").exists, "the step")
+        family = children(process)
+        os.kill(process.process.pid, signal.SIGINT)
+        process.wait_for(lambda: "stopping after" in process.log_text(), "the first signal")
+        os.kill(process.process.pid, signal.SIGINT)
+        code = process.process.wait(END_S)
+        _, left = psutil.wait_procs(family, timeout=END_S)
+    finally:
+        process.kill9()
+    assert left == []
+    assert "Traceback" not in process.log_text()
+    assert code == 130
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def spark_of(
             file=sys.stderr,
         )
     is_shown = submitted() or "spark.log.level" in conf
-    with closing(log), java_of_command():
+    with closing(log), log.catching_py4j(), java_of_command():
         try:
             with nullcontext() if is_shown else log.catching():
                 lake.spark = lake_session(args.master, backlog=backlog, **conf)

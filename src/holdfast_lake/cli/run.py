@@ -159,10 +159,15 @@ def _metrics(address: tuple[str, int], lake: "Lake") -> AbstractContextManager[i
 
 
 def stop_on_signals(runner: "Runner") -> None:
-    """Lets the runner finish its steps at the first signal. A second SIGINT interrupts it."""
+    """Lets the runner finish its steps at the first signal. A second SIGINT interrupts it.
+
+    Its threads wait for Java, and the run for its threads, so Java is killed then.
+    """
+    from holdfast_lake.session import kill_java
 
     def stop(number: int, _frame: FrameType | None) -> None:
         if runner.stopping and number == signal.SIGINT:
+            kill_java()
             raise KeyboardInterrupt
         runner.stop()
         print("stopping after the steps that are being made", file=sys.stderr, flush=True)

@@ -51,7 +51,7 @@ from holdfast_lake.lake.settings import (
     store_name,
     write_settings,
 )
-from holdfast_lake.lake.status import LakeStatus, lake_status
+from holdfast_lake.lake.status import READINGS, LakeStatus, lake_status
 from holdfast_lake.lake.stores.store import (
     WORK,
     ParquetStore,
@@ -59,6 +59,7 @@ from holdfast_lake.lake.stores.store import (
     check_lake_path,
 )
 from holdfast_lake.lake.table import QUARANTINE, RECORDS, Table
+from holdfast_lake.tables.rules import default_mark
 
 
 def open_store(name: str, lake: LakePath, session: Callable[[], SparkSession]) -> TableStore:
@@ -448,8 +449,9 @@ class Lake:
         if unfinished is None:
             unfinished = before.unfinished
         settings = LakeSettings(
-            LAKE_FORMAT, self.store_name, kept, self._declarations, before.catalogs, unfinished
-        )
+            LAKE_FORMAT, self.store_name, kept, self._declarations, before.catalogs, unfinished,
+            default_mark() if not self._has_read(READINGS) else before.defaults,
+        )  # fmt: skip
         if settings != self.settings:
             keep(self.path, self._files, self._declarations if self._files else [])
             write_settings(self.path, settings, is_new=self.settings is None)

@@ -20,7 +20,7 @@ from typing import Final, TextIO
 
 from holdfast.client.admin_connection import NoAnswer
 from holdfast.client.log.lake.commits import Commit, CommitLog, Skipped, newly_skipped
-from holdfast.client.log.lake.files import LakeError, note_failure
+from holdfast.client.log.lake.files import LakeError, note_failure, noted_failures
 from holdfast.client.log.lake.objects import LakePath
 from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import DataLossError, OffsetError, Offsets
@@ -179,6 +179,8 @@ class Runner:
         """The number of small files per table that the last compaction left."""
         self._uncertain: set[str] = set()
         """Tables whose last step failed. Its commit may be recorded and not applied."""
+        self._noted = set(noted_failures(engine.lake))
+        """Tables whose error is in the lake. An object store is not asked after each step."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
@@ -242,9 +244,12 @@ class Runner:
                 for thread in threads:
                     thread.join()
             except KeyboardInterrupt:
+                is_second = self.stopping
                 self.stop()
-                for thread in threads:
+                for thread in (*threads, updates):
                     thread.join()
+                if is_second:
+                    raise
             self.stop()
             updates.join()
         self._update_catalogs(None)
@@ -329,7 +334,7 @@ class Runner:
         try:
             work()
             if not self.stopping:
-                note_failure(self.engine.lake, name, "")
+                self._note(name, "")
         except Exception as error:  # noqa: BLE001 - Spark's, the user's: reported by table
             self._failed(name, error, None)
 
@@ -346,7 +351,7 @@ class Runner:
                 if bronze is None:
                     bronze = Bronze(engine, self.source)
                 more = self._bronze_step(bronze, None) and bronze.lag() > 0
-                note_failure(self.engine.lake, RECORDS, "")
+                self._note(RECORDS, "")
                 retry_s = RETRY_S
             except FATAL as error:
                 self._failed(RECORDS, error, None)
@@ -388,7 +393,7 @@ class Runner:
         next failure."""
         try:
             self._table_step(self.engine, self.catalog.table(name))
-            note_failure(self.engine.lake, name, "")
+            self._note(name, "")
         except FATAL as error:
             self._failed(name, error, None)
         except Exception as error:  # noqa: BLE001 - tried again
@@ -409,7 +414,13 @@ class Runner:
             with self._lock:
                 self.report.errors[name] = error
         self.listener.failed(name, error, retry_s)
-        note_failure(self.engine.lake, name, error_text(error))
+        self._note(name, error_text(error))
+
+    def _note(self, name: str, error: str) -> None:
+        """Notes the error of a table's last step. Without one, a note of an earlier step goes."""
+        if error or name in self._noted:
+            note_failure(self.engine.lake, name, error)
+            (self._noted.add if error else self._noted.discard)(name)
 
 
 def _fair_share(engine: Engine, pool: str) -> None:

@@ -280,6 +280,9 @@ class LakeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The catalogs in which tables are registered."""
     unfinished: str = ""
     """The command of a backfill by other declarations, which has begun and not ended."""
+    defaults: str = ""
+    """The mark of the default rules that made all readings (rules.default_mark). Empty: those of a
+    version without marks."""
 
 
 def read_settings(lake: LakePath) -> LakeSettings | None:

@@ -19,14 +19,16 @@ from holdfast.client.log.lake.commits import (
     Skipped,
     unseen_replacement,
 )
-from holdfast.client.log.lake.files import LakeError, noted_failure, readable
+from holdfast.client.log.lake.files import LakeError, noted_failures, readable
 from holdfast.client.log.lake.objects import LakePath
 from holdfast.client.log.reading import offsets
 from holdfast.protocol.topics.names import matches
 from holdfast_lake.lake.catalog import DECLARED_BY, Catalog
+from holdfast_lake.lake.settings import read_settings
 from holdfast_lake.lake.table import RECORDS
 from holdfast_lake.source.options import parse
 from holdfast_lake.source.source import LogAccess
+from holdfast_lake.tables.rules import DEFAULT_RULES, UNMARKED_LEVELS, default_mark
 
 QUALITY: Final = "quality"
 """The table of repetitions and missing messages of each device (holdfast_lake.tables)."""
@@ -56,6 +58,12 @@ DEVICE_HINTS_MAX: Final = 5
 """The most devices with a hint of their own of each kind."""
 QUARTER_MS: Final = 900_000
 """The step of the offsets of time zones."""
+AHEAD_MS: Final = 2_000
+"""The least milliseconds that a clock is ahead in all messages of a minute, for a hint. Messages
+are never stored before they are published."""
+LEAP_MS: Final = (16_500, 18_500)
+"""The milliseconds that GPS time without its 18 leap seconds is ahead of the broker, less the
+latency of messages."""
 DAY_QUARTERS: Final = 96
 """The quarters of an hour of a day. No zone is more apart."""
 GPS_QUARTERS: Final = 351_072
@@ -87,7 +95,7 @@ class TableStatus:
     counts: dict[str, int] = field(default_factory=dict)
     """The counts of all steps besides rows, such as repetitions."""
     error: str = ""
-    """The error of the last step, if it failed. Lakes in object stores have none."""
+    """The error of the last step, if it failed."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,8 @@ def lake_status(
         lag = _lag(last[name], last[table.source])
         lag_s = _lag_s(lag, last[name], logs[table.source])
         tables.append(_table(name, table.layer, table.source, last[name], lag, lag_s))
-    tables = [replace(table, error=noted_failure(lake, table.name)) for table in tables]
+    errors = noted_failures(lake)
+    tables = [replace(table, error=errors.get(table.name, "")) for table in tables]
     return LakeStatus(
         lake=str(lake),
         source=dict(source),
@@ -184,7 +193,7 @@ def _stored(lake: LakePath) -> set[str]:
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns what looks wrong in the tables of a lake, and what may mend it."""
-    found = (_number_hints, _clock_hints, _unit_hints, _text_hints, _topic_hints)
+    found = (_number_hints, _clock_hints, _unit_hints, _text_hints, _topic_hints, _default_hints)
     return [hint for hints_of in found for hint in hints_of(lake, catalog)]
 
 
@@ -234,9 +243,33 @@ def _topic_hints(lake: LakePath, catalog: Catalog) -> list[str]:
     return hints
 
 
+def _default_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Returns a line if topics are read by default rules that are not those of the older rows."""
+    build = catalog.tables[READINGS].build if READINGS in catalog.tables else None
+    rules: Sequence[Any] = getattr(build, "rules", ())
+    topics: dict[str, Any] = {}
+    for row in _newest_rows(lake, catalog, TOPICS, ("topic",)):
+        topic = row["topic"]
+        if topic not in topics and len(topics) < HINT_TOPICS_MAX:
+            topics[topic] = next((each for each in rules if matches(each.filter, topic)), None)
+    read = {topic: rule for topic, rule in topics.items() if rule in DEFAULT_RULES[:-1]}
+    settings = read_settings(lake) if read else None
+    if settings is None or settings.defaults == default_mark():
+        return []
+    changed = [topic for topic, rule in read.items()
+               if settings.defaults or rule.filter.endswith(UNMARKED_LEVELS)]  # fmt: skip
+    return [
+        f"{READINGS}: topics such as {min(changed)} have another default rule than in the version "
+        "that made the older rows: `holdfast pipeline rebuild readings` makes all rows by the "
+        "rules of this one"
+    ] if changed else []  # fmt: skip
+
+
 def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:
-    """Returns the devices that are a constant number of quarters of an hour off: a local time."""
+    """Returns the devices that are a constant number of quarters of an hour off, which is a local
+    time, and those that are some seconds ahead."""
     minutes: dict[str, list[tuple[int, int]]] = {}
+    ahead_ms: dict[str, list[float]] = defaultdict(list)
     names = ("device", "messages", "offset_min_ms", "offset_max_ms")
     for row in _newest_rows(lake, catalog, LATENCY, names):
         low, high = (row[name] for name in names[2:])
@@ -246,6 +279,8 @@ def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:
         )
         found = minutes.setdefault(row["device"], [])
         found.append((step if is_near else 0, row["messages"]))
+        if step == 0 and high is not None and high <= -AHEAD_MS:
+            ahead_ms[row["device"]].append(-high)
     hints = []
     for device, steps in sorted(minutes.items()):
         step, same = Counter(each for each, _ in steps).most_common(1)[0]
@@ -259,6 +294,16 @@ def _clock_hints(lake: LakePath, catalog: Catalog) -> list[str]:
                 why = "GPS time, from 1980" if step == GPS_QUARTERS else "a wrong date"
                 why += "? A rule with time=None uses the broker's time"
             hints.append(f"device {device} is {off} {way} the broker in {count:,} messages: {why}")
+        early = sorted(ahead_ms[device])
+        if len(early) >= max(CLOCK_MINUTES_MIN, CLOCK_SHARE * len(steps)):
+            usual_ms = early[len(early) // 2]
+            is_gps = LEAP_MS[0] <= usual_ms <= LEAP_MS[1]
+            why = "GPS time without its 18 leap seconds" if is_gps else "is its clock set"
+            hints.append(
+                f"device {device} is {usual_ms / 1000:.1f} s ahead of the broker in "
+                f"{len(early):,} of {len(steps):,} minutes: {why}? A rule with time=None uses the "
+                "broker's time"
+            )
     return _some(hints, "devices")
 
 

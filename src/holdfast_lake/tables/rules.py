@@ -12,6 +12,7 @@ The first rule whose filter matches applies. DEFAULT_RULES follow a user's rules
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -350,6 +351,20 @@ DEFAULT_RULES: Final = (
 They read Sparkplug B, and online or offline on topics that end in one of STATUS_LEVELS.
 They read everything else by its look. Topics that begin with `$` are left out.
 """
+
+
+UNMARKED_LEVELS: Final = ("Status", "available", "lwt", "$state")
+"""The last levels with a default rule that the first version without marks did not have."""
+
+
+def default_mark() -> str:
+    """Returns a text that differs for other default rules. A new field of Rule does not count."""
+    fields = Rule("#").__dict__
+    told = [
+        [(name, each) for name, each in rule.__dict__.items() if each != fields[name]]
+        for rule in DEFAULT_RULES
+    ]
+    return sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def with_defaults(rules: Sequence[Rule]) -> tuple[Rule, ...]:

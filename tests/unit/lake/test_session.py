@@ -1,5 +1,8 @@
 import os
+import signal
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,36 @@ def test_the_cause_of_a_java_that_ends_is_told_with_its_file() -> None:
     assert "at a.b.C.main" in Path(path).read_text()
     Path(path).unlink()
     log.close()
+
+
+def test_py4j_reports_to_the_file_of_spark(
+    capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """It writes a stack to Python's root logger when a command is stopped during a call."""
+    from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
+
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, former))
+    spark_log = SparkLog()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def stop_in_the_call() -> None:
+            link, _ = server.accept()
+            with link:
+                link.recv(4096)
+                os.kill(os.getpid(), signal.SIGINT)
+                link.recv(4096)  # until the caller has closed it
+
+        java = threading.Thread(target=stop_in_the_call)
+        java.start()
+        port = server.getsockname()[1]
+        gateway = ClientServer(JavaParameters(port=port), PythonParameters(port=0))
+        with spark_log.catching_py4j(), pytest.raises(KeyboardInterrupt):
+            gateway.jvm.java.lang.System.currentTimeMillis()
+        gateway.shutdown()
+        java.join()
+    path = spark_log.keep()
+    assert "KeyboardInterrupt while sending command" in path.read_text()
+    path.unlink()
+    assert "Traceback" not in capfd.readouterr().err
+    spark_log.close()

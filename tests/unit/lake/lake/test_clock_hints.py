@@ -12,7 +12,10 @@ pytest.importorskip("pyspark")
 
 from holdfast_lake.lake import status
 from holdfast_lake.lake.catalog import load_catalog
+from holdfast_lake.lake.lake import Lake
+from holdfast_lake.lake.settings import LakeSettings, write_settings
 from holdfast_lake.tables import Rule, readings_table
+from holdfast_lake.tables.rules import default_mark
 
 HOUR_MS = 3_600_000.0
 
@@ -29,6 +32,11 @@ class OneFile:
 
     def live(self, version: int) -> list[Any]:
         return [type("File", (), {"path": f"{self.name}.parquet"})()]
+
+
+@pytest.fixture(autouse=True)
+def made_by_this_version(tmp_path: Path) -> None:
+    write_settings(tmp_path, LakeSettings(1, "parquet", defaults=default_mark()))
 
 
 def told(lake: Path, offsets: dict[str, list[tuple[float, float]]]) -> list[str]:
@@ -70,6 +78,33 @@ def test_constant_offsets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     many = {f"d{number}": [(HOUR_MS, HOUR_MS)] * 5 for number in range(8)}
     assert told(tmp_path, many)[-1] == "and 3 more devices like it"
     assert len(told(tmp_path, many)) == status.DEVICE_HINTS_MAX + 1
+
+
+def test_clocks_that_are_seconds_ahead_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message is stored before it is published. Behind, it may be the latency."""
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    leap = [(-17_990.0, -17_300.0 - second) for second in range(10)]
+    found = told(
+        tmp_path,
+        {
+            "leap": [*leap, (100.0, 200.0)],
+            "early": [(-40_000.0, -39_000.0)] * 10,
+            "behind": [(18_000.0, 18_300.0)] * 10,
+            "jitters": [(-18_000.0, 300.0)] * 10,
+            "nearly right": [(-1500.0, -900.0)] * 10,
+            "seldom": [(-18_000.0, -17_500.0)] * 8 + [(100.0, 300.0)] * 2,
+            "new": leap[:4],
+        },
+    )
+    mends = "A rule with time=None uses the broker's time"
+    assert found == [
+        "device early is 39.0 s ahead of the broker in 10 of 10 minutes: is its clock set? "
+        f"{mends}",
+        "device leap is 17.3 s ahead of the broker in 10 of 11 minutes: GPS time without its 18 "
+        f"leap seconds? {mends}",
+    ]
 
 
 def test_metrics_of_several_units_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,3 +152,47 @@ def test_topics_that_no_rule_of_the_user_matches_are_told(
     for rule in (Rule("+/tele/+", device="level 1"), Rule("#")):
         table = readings_table((rule,))
         assert status.hints(tmp_path, load_catalog(tables=[table])) == []
+
+
+def test_changed_default_rules_are_told_where_they_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of one topic before and after an update are not of one device."""
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    monkeypatch.setattr(status, "TOPICS_MIN", 100)
+
+    def hints_of(topic: str, defaults: str, *rules: Rule) -> list[str]:
+        write_settings(tmp_path, LakeSettings(1, "parquet", defaults=defaults))
+        rows = [{"topic": each, "messages": 1} for each in ("a/b", topic)]
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "topics.parquet")
+        return status.hints(tmp_path, load_catalog((), [readings_table(rules)]))
+
+    (told,) = hints_of("plug/lwt", "")
+    assert told == (
+        "readings: topics such as plug/lwt have another default rule than in the version that made "
+        "the older rows: `holdfast pipeline rebuild readings` makes all rows by the rules of this "
+        "one"
+    )
+    assert hints_of("plug/LWT", "") == [], "that rule has not changed"
+    assert len(hints_of("plug/LWT", "of another version")) == 1
+    assert hints_of("plug/lwt", "", Rule("plug/#")) == [], "a rule of the user applies"
+    assert hints_of("plug/lwt", default_mark()) == []
+
+
+def test_a_lake_keeps_the_mark_of_its_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"path": "/data"}
+
+    def mark() -> str:
+        lake = Lake(tmp_path)
+        lake.remember(source)
+        settings = status.read_settings(tmp_path)
+        assert settings is not None
+        return settings.defaults
+
+    write_settings(tmp_path, LakeSettings(1, "parquet"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "_has_read", lambda *_: True)
+        assert mark() == "", "its rows are those of an older version"
+    assert mark() == default_mark(), "it has no rows, or they are just made again"

@@ -23,6 +23,7 @@ from holdfast.client.log.lake.errors import (
     ObjectStoreError,
     RaceError,
 )
+from holdfast.client.log.lake.files import note_failure, noted_failures
 from holdfast.client.log.lake.objects import (
     PART_BYTES,
     ObjectPath,
@@ -393,3 +394,18 @@ def test_a_bucket_that_is_not_there(s3: SmallS3) -> None:
     for call in calls:
         with pytest.raises(LakeError, match=f"no bucket s3://{BUCKET}: make it first"):
             call()
+
+
+def test_the_error_of_a_step_is_noted_in_the_store(s3: SmallS3) -> None:
+    lake = location(LAKE)
+    asked = s3.requests
+    assert noted_failures(lake) == {}
+    assert s3.requests - asked <= 2, "a status does not ask for each table"
+    note_failure(lake, "latency", "out of range")
+    note_failure(lake, "readings", "no such column")
+    assert noted_failures(lake) == {"latency": "out of range", "readings": "no such column"}
+    note_failure(lake, "latency", "")
+    note_failure(lake, "gaps", "")  # none was there
+    assert noted_failures(lake) == {"readings": "no such column"}
+    s3.refuse = lambda method, key: Refusal(500)
+    note_failure(lake, "readings", "the store is the cause, and the run goes on")

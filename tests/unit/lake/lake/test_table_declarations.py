@@ -289,7 +289,10 @@ def test_durations(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
 
 
-def test_signals_end_a_run_politely() -> None:
+def test_signals_end_a_run_politely(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[None] = []
+    monkeypatch.setattr("holdfast_lake.session.kill_java", lambda: killed.append(None))
+
     class Fake:
         stopping = False
 
@@ -303,8 +306,10 @@ def test_signals_end_a_run_politely() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert runner.stopping
         signal.raise_signal(signal.SIGTERM)  # once more changes nothing
+        assert killed == []
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+        assert killed == [None]
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -34,26 +34,31 @@ def write_atomically(path: LakePath, data: bytes) -> None:
 
 
 FAILURES: Final = "_failed"
-"""The folder with the errors of tables, for a lake in a directory."""
+"""The folder with the errors of tables."""
 
 
 def note_failure(lake: LakePath, table: str, error: str) -> None:
     """Writes the error of a table's last step. An empty one means that the step has succeeded."""
-    if isinstance(lake, ObjectPath):
-        return
     path = lake / FAILURES / table
-    with suppress(OSError):  # the disk may be the cause, and the run has printed the error
+    # The disk or the store may be the cause, and the run has printed the error.
+    with suppress(OSError, LakeError):
         if error:
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, error.encode())
+        elif isinstance(path, ObjectPath):
+            remove_objects([path])
         else:
             path.unlink(missing_ok=True)
 
 
-def noted_failure(lake: LakePath, table: str) -> str:
-    """Returns the error of a table's last step, or an empty text."""
-    path = lake / FAILURES / table
-    return path.read_bytes().decode() if isinstance(path, Path) and path.exists() else ""
+def noted_failures(lake: LakePath) -> dict[str, str]:
+    """Returns the errors of the tables whose last step has failed."""
+    folder = lake / FAILURES
+    found = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with suppress(FileNotFoundError):  # a step has succeeded meanwhile
+            found[path.name] = path.read_bytes().decode()
+    return found
 
 
 def write_new(path: LakePath, data: bytes) -> None:
