@@ -372,6 +372,7 @@ class OwnersWatch:
         ]
         return (
             cluster_node.session_coordinator.decisions.decides(partition)
+            and partition not in cluster_node.context.uncompared
             and cluster_node.context.epoch(partition) == max(epochs)
             and journal.high_watermark[partition] >= end
             and cluster_node.meta.has_majority(process.state.now)

@@ -29,7 +29,8 @@ class LeadershipChanges:
         self._context.uncompared.add(partition)
         self._parts.feeds.receiver.partitions[partition].generation = self._context.generation
         self._parts.admission.start_leading(partition, list(self._parts.log.uncommitted[partition]))
-        self._parts.alignment.lead(partition)
+        if self._parts.alignment.lead(partition):
+            self._align(partition)
         self.compare()
         self._parts.session_coordinator.start_leading(partition)
         self._parts.groups.start_leading(partition, epoch)
@@ -41,11 +42,16 @@ class LeadershipChanges:
         if not self._context.uncompared:
             return
         for partition in self._parts.alignment.compare():
-            epoch = self._context.leading[partition]
-            known = self._parts.applier.tickets(partition)
-            self._parts.forwarding.aligned(partition, self._node_id, epoch, known)
+            if not self._parts.forwarding.target(partition):
+                self._align(partition)
             self._parts.feeds.server.align(partition)
         self._parts.admission.voider.advance()
+
+    def _align(self, partition: int) -> None:
+        """Lets this node's records come to a partition that it leads."""
+        epoch = self._context.leading[partition]
+        known = self._parts.applier.tickets(partition)
+        self._parts.forwarding.aligned(partition, self._node_id, epoch, known)
 
     def report_won(self) -> None:
         """Reports this node's sessions to itself, for all partitions of one turn together. A

@@ -264,7 +264,7 @@ class FeedServer:
         if feed.position >= self._state.delivered[feed.partition]:
             feed.is_live = True
             self.live.setdefault(feed.partition, []).append(feed)
-            if feed.partition not in self._context.uncompared:
+            if not feed.tickets or feed.partition not in self._context.uncompared:
                 self._align(feed)
         else:
             feed.node.behind.append(feed)

@@ -8,10 +8,12 @@ same link as the records, behind them.
 Counter-example: the link breaks after a FORWARD, and the records are sent again at once. The leader
 has stored them already, and plain QoS 1 messages are stored twice.
 
-Nor does a leader receive records before all replicas in sync follow it, so that none of them has
+Nor does such a record leave before all replicas in sync follow the leader, so that none of them has
 more than it. Counter-example: n2 has appended a message and is deposed. n3 leads, has not received
 it, and refuses it because its disk is full. n2, in sync, leads again and commits it. The client
 sends it once more as another message.
+
+Where no pending record was sent before, there is nothing to find, and records leave at once.
 
 A partition that this node does not store is aligned by its feed (`feeds`).
 """
@@ -67,10 +69,12 @@ class LeaderSync:
             if self._context.leader(partition) == node:
                 self.lose(partition)
 
-    def lead(self, partition: int) -> None:
-        """Waits no longer for the leader of a partition: this node leads it."""
+    def lead(self, partition: int) -> bool:
+        """Begins with a partition that this node leads now. True if its records need not wait."""
         self._waiting.discard(partition)
         self._ends.pop(partition, None)
+        self._forwarding.stop(partition)
+        return not self._forwarding.in_doubt(partition)
 
     def compare(self) -> list[int]:
         """Returns the led partitions whose replicas in sync all follow now, for the first time in
@@ -109,18 +113,16 @@ class LeaderSync:
         found: list[tuple[int, str, int]] = []
         journal = self._context.journal
         for partition in list(self._waiting):
-            answer = self._ends.get(partition)
-            if answer is None:
+            leader, epoch = self._context.leader(partition), self._context.epoch(partition)
+            if self._replication.followed_epoch(partition) != epoch or not epoch:
                 continue
-            leader, epoch, end = answer
-            if (
-                leader == self._context.leader(partition)
-                and epoch == self._context.epoch(partition)
-                and self._replication.followed_epoch(partition) == epoch
-                and journal.next_offset[partition] >= end
+            told, epoch_told, end = self._ends.get(partition, ("", 0, 0))
+            is_told = (told, epoch_told) == (leader, epoch)
+            if (is_told and journal.next_offset[partition] >= end) or not self._forwarding.in_doubt(
+                partition
             ):
                 self._waiting.discard(partition)
-                del self._ends[partition]
+                self._ends.pop(partition, None)
                 found.append((partition, leader, epoch))
         return found
 

@@ -1,14 +1,20 @@
 """Records go to a leader once no replica in sync has more than it."""
 
 from holdfast.log.journal.journal import Journal
+from holdfast.log.record import MESSAGE, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.context import ClusterContext
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.leader_sync import LeaderSync
-from holdfast.node.publish.pending_records import Appender
+from holdfast.node.publish.pending_records import Appender, PendingRecord
 from holdfast.node.reads.read_barrier import ALIGNMENT, barrier_request, decode_barrier
 from tests.support.journal_port import new_state
 from tests.support.replica_cores import Cores
+
+
+class Taking(Appender):
+    def append(self, pending: PendingRecord) -> None:
+        """It is in this node's own log."""
 
 
 def test_a_leader_tells_its_end_when_all_replicas_in_sync_follow() -> None:
@@ -26,9 +32,13 @@ def test_a_leader_tells_its_end_when_all_replicas_in_sync_follow() -> None:
     context.connected.add("c")
     context.leading[0] = 2
     context.uncompared.add(0)
-    forwarding = RecordForwarder(new_state(NodeConfig(partitions=1), journal), context, Appender())
+    forwarding = RecordForwarder(new_state(NodeConfig(partitions=1), journal), context, Taking())
     sync = LeaderSync(context, forwarding, cores["b"].core)
-    sync.lead(0)
+    forwarding.append(Record(0, MESSAGE, flags=1, topic=b"new", client_id=b"c"))
+    assert sync.lead(0), "a record that no leader has had need not wait"
+    forwarding.aligned(0, "b", 2, set())
+    assert not sync.lead(0)
+    assert not forwarding.target(0)
 
     def told() -> list[tuple[str, int, list[tuple[int, int, int]]]]:
         found = [(node, *decode_barrier(bytes(payload))) for node, _, payload in context.outgoing]  # type: ignore[arg-type]
