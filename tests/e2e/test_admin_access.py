@@ -92,7 +92,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     directory = tmp_path_factory.mktemp("access")
     broker = Holdfast(directory)
     broker.start()
-    # Before there is a token, a local process needs none.
+    # Before there is a token, a local process needs none. Until the processes have agreed on the
+    # generation of the log, the reply is 503 with Retry-After.
+    until(lambda: ask(broker.admin_port, "GET", "/api/v1/log").status != 503, "no log")
     assert ask(broker.admin_port, "GET", "/api/v1/log").status == 200
     tokens = {
         role: made_token(broker.data, role) for role in ("viewer", "reader", "operator", "admin")
