@@ -70,14 +70,15 @@ class Probe:
         sink_port: int | None = None,
         topics: int = 1,
         name: str = "bench",
+        transport: str = "tcp",
     ) -> None:
         self.frames = [Frame(f"{name}/{topic:04}", 1, PAYLOAD_BYTES) for topic in range(topics)]
         self.frame = self.frames[0]
         """All are of one size."""
         self.rate = rate
-        self.sink = Connection(sink_port or port, f"{name}-sub")
+        self.sink = Connection(sink_port or port, f"{name}-sub", transport)
         self.sink.subscribe(f"{name}/0000" if topics == 1 else f"{name}/+", 1)
-        self.source = Connection(port, f"{name}-pub")
+        self.source = Connection(port, f"{name}-pub", transport)
         self.sent = 0
         self.acked = 0
         self.sent_ns: dict[bytes, int] = {}
@@ -96,7 +97,7 @@ class Probe:
         packet = frame.batch(wire.Ids(packet_id[:1], packet_id[1:]))
         now_ns = time.monotonic_ns()
         _TIME.pack_into(packet, self.frame.payload_at, now_ns)
-        if self.source.socket.send(packet) != len(packet):
+        if self.source.channel.write(packet) != len(packet):
             raise ValueError("the publisher's socket is full: the broker does not keep up")
         self.sent_ns[packet_id] = now_ns
         self.late_ms.append((now_ns - due_ns) / 1e6)

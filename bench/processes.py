@@ -140,10 +140,12 @@ class Served:
 class Timed:
     """A load with timed messages beside it."""
 
-    def __init__(self, made: list[Flow], loop: Loop, port: int) -> None:
+    def __init__(self, made: list[Flow], loop: Loop, port: int, transport: str) -> None:
         self._flows = made
         self._loop = loop
-        self.probes = [Probe(port, 0, name=f"probe-{number}") for number in range(PROBES)]
+        self.probes = [
+            Probe(port, 0, name=f"probe-{number}", transport=transport) for number in range(PROBES)
+        ]
         for probe in self.probes:
             loop.add(probe.sink, probe.handle_delivery)
             loop.add(probe.source, probe.handle_puback)
@@ -205,7 +207,7 @@ def measure(
             each.socket.close()
         loop = Loop()
         made = open_flows(scenario, [broker.port], loop)
-        load = Timed(made, loop, broker.port)
+        load = Timed(made, loop, broker.port, transport)
         load.run(WARM_UP_S, rate)
         before, delivered, began = served.shares(), load.delivered(), time.monotonic()
         load.run(duration_s, rate)
