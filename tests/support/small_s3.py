@@ -138,6 +138,8 @@ class Handler(BaseHTTPRequestHandler):
             return 200, headers, data
         first, _, last = asked.removeprefix("bytes=").partition("-")
         start, end = (int(first), int(last or len(data) - 1)) if first else (-int(last), len(data))
+        if start >= len(data):
+            return 416, {}, b"<Error><Code>InvalidRange</Code></Error>"
         part = data[start : end + 1]
         start %= len(data)
         headers["Content-Range"] = f"bytes {start}-{start + len(part) - 1}/{len(data)}"

@@ -19,6 +19,7 @@ from holdfast.client.log.lake import records as lake_reading
 from holdfast.client.log.lake.commits import CommitLog, File
 from holdfast.client.log.lake.errors import LakeError
 from holdfast.client.log.lake.files import remove_all
+from holdfast.client.log.lake.records import LakeRecords
 from holdfast.client.log.reading import offsets
 from holdfast.client.log.reading.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.client.log.reading.seam import Seam
@@ -26,6 +27,7 @@ from holdfast.log.batch import Batch
 from holdfast.log.columns.decode import SCHEMA, select
 from holdfast.log.files.data_directory import DataDirectoryError
 from holdfast.log.partition import partition_of
+from holdfast.log.reading.topic_filter import TopicFilter
 from holdfast.log.record import MESSAGE, SESSION
 from holdfast_lake.lake.backfill.backfill import Backfill
 from holdfast_lake.lake.backfill.parts import parse_days
@@ -652,3 +654,36 @@ def test_dump_prints_a_lake_and_the_log_behind_it(
     site.remove_past_the_lake()
     assert main(["log", "dump", "--lake", site.root, data]) == 1
     assert "are missing" in capsys.readouterr().err
+
+
+def test_two_requests_for_a_small_file_of_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end and its rows; its size is in the commit. One that is gone or was overwritten is told
+    in one line."""
+    journal = Journal(tmp_path / "data")
+    for number in range(50):
+        journal.publish("a", b"%d" % number)
+    with small_s3(monkeypatch) as s3:
+        place = f"s3://{BUCKET}/plant"
+        assert Lake(place, spark=no_spark()).run(["records"], source=str(journal.directory)).ok
+        lake = LakeRecords(place)
+        lake.refresh()
+        pieces = lake.pieces([OffsetRange(p, b.first, b.end) for p, b in lake.bounds.items()])
+
+        def read() -> int:
+            found = lake_reading.read_lake(place, pieces, SCHEMA, TopicFilter())
+            return sum(each.rows.num_rows for each in found)
+
+        before = s3.requests
+        assert read() == 50
+        assert s3.requests - before == 2
+        key = next(each for each in s3.objects if each.endswith(".parquet"))
+        content = s3.objects[key]
+        for other in (content[:-100], content[100:] + bytes(100), content[:40], b""):
+            s3.objects[key] = other
+            with pytest.raises(LakeError, match=f"{key} is damaged"):
+                read()
+        del s3.objects[key]
+        with pytest.raises(LakeError, match=f"{key} is missing: restore it, or backfill date="):
+            read()

@@ -110,9 +110,9 @@ def complete(file: IO[bytes], path: LakePath) -> int:
     return size
 
 
-def readable(path: LakePath) -> Any:
-    """Returns a file as pyarrow reads it."""
-    return ObjectReader(path) if isinstance(path, ObjectPath) else path
+def readable(path: LakePath, size: int = 0) -> Any:
+    """Returns a file as pyarrow reads it. `size`: its bytes, if they are known."""
+    return ObjectReader(path, size) if isinstance(path, ObjectPath) else path
 
 
 def sync_names(root: LakePath, directory: str) -> None:

@@ -224,9 +224,10 @@ class ListedObject:
 class ObjectReader(io.RawIOBase):
     """The content of an object as a file. It requests the ranges that are read."""
 
-    def __init__(self, path: ObjectPath) -> None:
+    def __init__(self, path: ObjectPath, size: int = 0) -> None:
+        """`size`: its bytes, if they are known. Else this requests them."""
         self._path = path
-        self._size = path.size()
+        self._size = size or path.size()
         self._at = 0
 
     def readable(self) -> bool:
@@ -256,7 +257,12 @@ class ObjectReader(io.RawIOBase):
             return 0
         store, key = client(self._path.root), self._path.key
         get = partial(obstore.get_range, store, key, start=self._at, length=length)
-        data = _send(self._path, get)
+        try:
+            data = _send(self._path, get)
+        except ObjectStoreError as error:
+            if "InvalidRange" not in str(error):
+                raise
+            return 0  # The object became shorter, and the file ends here.
         buffer[:length] = data
         self._at += length
         return length

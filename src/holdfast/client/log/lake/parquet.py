@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def parquet_file(path: LakePath, **options: Any) -> Iterator[pq.ParquetFile]:
-    """Opens a Parquet file. Raises LakeError, also later, if its content is damaged."""
+def parquet_file(path: LakePath, size: int = 0, **options: Any) -> Iterator[pq.ParquetFile]:
+    """Opens a Parquet file. `size`: its bytes, if they are known. Raises LakeError, also later, if
+    its content is damaged."""
     try:
-        with pq.ParquetFile(readable(path), **options) as file:
+        with pq.ParquetFile(readable(path, size), **options) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         # The operating system's errors have a number and a name, and another attempt may succeed.

@@ -537,7 +537,9 @@ class _OpenedFile:
         """Opens it at its place. A commit that was just recorded has it where it was staged."""
         if self._opened is None:
             try:
-                found = parquet_file(self._lake / self._file.path, pre_buffer=True)
+                # Without its size the store would be asked for it first.
+                place, size = self._lake / self._file.path, self._file.bytes
+                found = parquet_file(place, size, pre_buffer=True)
                 self._opened = self._stack.enter_context(found)
             except FileNotFoundError:
                 if not self._file.staged:
