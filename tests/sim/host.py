@@ -47,6 +47,8 @@ class Host:
         self.skew_us = int((self.chance.random() - 0.5) * 2e6 * world.settings.skew_s)
         # How much longer than usual the disk takes.
         self.slow_s = 0.0
+        # When what its disk has begun is done at the latest.
+        self.busy_until = 0.0
         # The end of the last time without space on the disk.
         self.was_full_until = float("-inf")
         # Until when it does nothing at all.
@@ -97,7 +99,9 @@ class Host:
         return self.true_us() + self.skew_us
 
     def sync_s(self) -> float:
-        return 0.0003 + self.chance.random() * 0.001 + self.slow_s * self.chance.random()
+        taken_s = 0.0003 + self.chance.random() * 0.001 + self.slow_s * self.chance.random()
+        self.busy_until = max(self.busy_until, self.schedule.now + taken_s)
+        return taken_s
 
     # The disk
 

@@ -31,6 +31,8 @@ ALONE_S = 1.0
 GOES_ON_S = 10.0
 """Then all of it is acknowledged."""
 HANGS_S = 60.0
+SLOW_S = 0.1
+"""No disk that is well takes so long."""
 """Longer than that."""
 
 Missing = Callable[[], str]
@@ -286,6 +288,8 @@ class World:
                 return f"{host.name} is not connected with all others"
             if not host.process.cluster_node.meta.has_majority(host.process.state.now):
                 return f"{host.name} reaches no majority"
+            if host.busy_until > self.schedule.now + SLOW_S:
+                return f"the disk of {host.name} still does what it began while it was slow"
         metadata = self.newest_metadata()
         if self.settings.is_resized and metadata is not None:
             in_force = (metadata.replication_factor, metadata.min_insync)
