@@ -32,6 +32,7 @@ INTERPRETED_FILES := model/test_*planted* model/test_cluster_retention* model/te
   unit/node/placement/test_controller.py unit/node/placement/test_ring.py \
   unit/node/publish/test_admission.py unit/node/publish/test_admission_verdicts.py \
   unit/node/publish/test_applier.py unit/node/publish/test_forwarding.py \
+  unit/node/publish/test_leader_sync.py \
   unit/node/publish/test_publishing.py unit/node/publish/test_refusals.py \
   unit/node/routing/test_peer_filters.py unit/node/state/test_image_transfer.py \
   unit/node/state/test_record_contents.py unit/node/state/test_session_takeover.py \

@@ -32,7 +32,7 @@ def test_images_of_a_lost_disk_come_back(seed: int) -> None:
         raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
 
 
-@pytest.mark.parametrize("seed", [2, 5])
+@pytest.mark.parametrize("seed", [3, 5])
 def test_a_gateway_that_was_away_gets_the_state(seed: int) -> None:
     """Its mark is below the start of the leaders' logs when it is back."""
     settings = replace(

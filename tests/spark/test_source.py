@@ -388,7 +388,7 @@ def publish_like_a_node(journal: Journal) -> None:
 def test_the_examples_of_the_page(spark: SparkSession, journal: Journal) -> None:
     fill(journal, 4)
     page = (Path(__file__).parents[2] / "docs" / "source.md").read_text()
-    first, second, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    first, second, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     server = '.option("servers", "127.0.0.1:18083")'
     assert server in first
     first = first.replace(server, f'.option("path", {str(journal.directory)!r})')

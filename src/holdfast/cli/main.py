@@ -11,6 +11,7 @@ Exit codes: 0 success; 1 the work failed; 2 wrong usage or wrong configuration; 
 import argparse
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,6 +21,8 @@ from typing import Any, Final
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE: Final = 141
+INTERRUPT_AGAIN_S: Final = 0.01
+"""The time in seconds in which the destruction of an object ends."""
 
 COMMANDS: Final = {
     "serve": "run a broker",
@@ -182,9 +185,20 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
+def _interrupt_again(unraisable: Any) -> None:
+    """Repeats a Ctrl-C that came while an object was destroyed, where Python drops exceptions."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        from threading import Timer
+
+        Timer(INTERRUPT_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code. argparse itself raises SystemExit."""
     _replace_closed_streams()
+    sys.unraisablehook = _interrupt_again
     # Modules make no garbage while they load, and the search for it takes a seventh of a start.
     gc.set_threshold(50_000, 20, 100)
     try:

@@ -117,6 +117,39 @@ def test_a_closed_standard_stream_is_the_null_device(closed: str) -> None:
     assert (finished.returncode, finished.stderr) == (0, b"")
 
 
+INTERRUPTED = """
+import signal, sys, time
+from holdfast.cli import main
+
+
+class Response:
+    def __del__(self) -> None:
+        if sys.argv[1] == "raise":
+            raise ValueError("what a destructor says")
+        signal.raise_signal(signal.SIGINT)
+
+
+def run(arguments: list[str]) -> int:
+    Response()
+    time.sleep(20 if sys.argv[1] == "interrupt" else 0)
+    return 0
+
+
+main._dispatch = run
+sys.exit(main.main([]))
+"""
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost() -> None:
+    """Python drops it, and `watch` and `sub` would go on until the next one."""
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run([*command, "interrupt"], timeout=15, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+    done = subprocess.run([*command, "raise"], timeout=15, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "what a destructor says" in done.stderr
+
+
 def test_publishing_does_not_load_what_it_does_not_need() -> None:
     """Starting fast is part of being usable in a shell loop."""
     heavy = ["msgspec", "uvicorn", "starlette", "prometheus_client", "stringprep"]

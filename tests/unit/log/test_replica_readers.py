@@ -226,6 +226,30 @@ def test_tail_shows_the_newest_committed(
     assert [json.loads(line)["payload"] for line in lines] == ["33", "34", "other"]
 
 
+def test_verify_reports_no_segment_that_is_removed(
+    bench: ReplicaBench, tmp_path: Path, capsys: Capture
+) -> None:
+    """Retention stopped before it had removed the oldest file, and the next one began behind it."""
+    journal = bench.journal
+    for number in range(4):
+        journal.append_batch(build_batch(0, number, 1, [b"%d" % number]))
+        bench.flush()
+        journal.start_segment()
+    bench.flush()
+    third = journal.segments[2]
+    bench.directory.write_start(third.sequence, third.head.start_offsets, [(0, 1, 2)])
+    bench.directory.remove_segment(journal.segments[1].sequence)
+
+    def missing() -> list[str]:
+        main(["log", "verify", "--json", str(tmp_path)])
+        problems = json.loads(capsys.readouterr().out)["problems"]
+        return [each for each in problems if "are missing" in each]
+
+    assert not missing()
+    bench.directory.remove_segment(third.sequence)
+    assert "1 records before it are missing" in missing()[0]
+
+
 def test_verify_says_by_which_epoch(bench: ReplicaBench, tmp_path: Path, capsys: Capture) -> None:
     journal = bench.journal
     journal.append_batch(build_batch(0, 0, 3, [b"a", b"b"]))

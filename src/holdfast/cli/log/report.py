@@ -211,7 +211,8 @@ class _JournalExaminer:
     def run(self) -> None:
         sequences = self.directory.segments()
         # Read after the listing: retention writes it before it removes older segments.
-        self._expect_start(sequences)
+        first = self._expect_start(sequences)
+        sequences = [sequence for sequence in sequences if sequence >= first]
         for sequence in sequences:
             try:
                 self._examine_segment(sequence, newest=sequence == sequences[-1])
@@ -220,16 +221,21 @@ class _JournalExaminer:
                 self.sequence = None
                 self.ends.clear()
 
-    def _expect_start(self, sequences: list[int]) -> None:
+    def _expect_start(self, sequences: list[int]) -> int:
+        """Returns the first segment. Those before it are removed, but for their files: retention
+        was interrupted. More of them may be missing, and are no damage."""
         start = self.directory.read_start()
         if start is None:
             if START.rpartition("/")[2] in self.directory.files.list(JOURNAL):
                 self.report.problems.append(f"{START}: damaged; retention writes it again")
             elif sequences and sequences[0] == 0:
                 start = 0, [0] * self.directory.manifest.partitions
-        if start is not None and sequences and sequences[0] >= start[0]:
+        if start is None:
+            return 0
+        if sequences:
             self.sequence = start[0]
             self.ends = dict(enumerate(start[1]))
+        return start[0]
 
     def _examine_segment(self, sequence: int, *, newest: bool) -> None:
         reader = SegmentReader(self.directory, sequence)

@@ -87,6 +87,13 @@ def link_epoch(root: FileSystem, manifest: Manifest, old: Epoch, number: int) ->
             continue
     else:
         raise OSError(f"the files under {old.folder or 'the directory'} keep changing")
+    # The old holder may have died, or stalled, before it removed all that START says is removed.
+    # Nothing else would, because a standby opens no journal.
+    linked = DataDirectory(Epoch(number).files(root), manifest)
+    start = linked.read_start()
+    for sequence in linked.segments():
+        if start is not None and sequence < start[0]:
+            linked.remove_segment(sequence)
     new = Epoch(number, sealed=_still_sealed(root, old, number))
     return DataDirectory(new.files(root), manifest, new)
 

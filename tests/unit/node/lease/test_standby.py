@@ -238,6 +238,20 @@ def standby_on(disk: SimDisk) -> Standby:
     return Standby(disk, Path("/simulated"), SEGMENT_BYTES, NodeConfig(partitions=1))
 
 
+def test_a_takeover_removes_what_retention_has_left(disk: SimDisk) -> None:
+    """The holder stalls when it has recorded the removal, and before it removes the files."""
+    holder = first_holder(disk)
+    while len(holder.journal.segments) < 4:
+        holder.write(b"x" * 300)
+    holder.journal.remove_oldest(2)
+    oldest = holder.journal.segments[0]
+    epochs = holder.journal.start_epochs()
+    holder.directory.write_start(oldest.sequence, oldest.head.start_offsets, epochs)
+    folder = link_epoch(disk, MANIFEST, Epoch(1), 2)
+    assert folder.segments() == [each.sequence for each in holder.journal.segments]
+    assert len(holder.directory.segments()) == 4
+
+
 def test_a_takeover_right_after_retention(disk: SimDisk) -> None:
     """Before the standby has had a look at what is gone."""
     holder = first_holder(disk)
