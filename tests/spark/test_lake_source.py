@@ -178,7 +178,7 @@ def test_sparks_own_reader_and_the_source_have_the_same_rows(
 def test_the_example_with_a_lake_in_an_object_store(
     start_holdfast: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the page has it, but for the ports and the bucket. Spark's workers have the variables."""
+    """The example runs as the page has it, with free ports. Spark's workers have the variables."""
     (example,) = re.findall(
         r"```python\n(records = .*?s3://bucket/plant.*?)```", PAGE.read_text(), re.S
     )

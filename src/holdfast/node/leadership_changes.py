@@ -29,9 +29,11 @@ class LeadershipChanges:
         self._context.uncompared.add(partition)
         self._parts.feeds.receiver.partitions[partition].generation = self._context.generation
         self._parts.admission.start_leading(partition, list(self._parts.log.uncommitted[partition]))
-        if self._parts.alignment.lead(partition):
-            self._align(partition)
+        needs_no_wait = self._parts.alignment.lead(partition)
+        # Void records come before this node's own.
         self.compare()
+        if needs_no_wait and not self._parts.forwarding.target(partition):
+            self._align(partition)
         self._parts.session_coordinator.start_leading(partition)
         self._parts.groups.start_leading(partition, epoch)
         self._won.append(partition)

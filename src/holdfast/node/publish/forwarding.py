@@ -316,6 +316,10 @@ class RecordForwarder:
         queue = self._queues[partition]
         return [(each.ticket, each.record.client_id) for each in queue.values() if each.in_doubt]
 
+    def has_doubt(self, partition: int) -> bool:
+        """True if a leader may have one of the pending records."""
+        return any(each.in_doubt for each in self._queues[partition].values())
+
     def stop(self, partition: int) -> None:
         """Stops sending to a partition because its leader, or the link to it, is lost.
 

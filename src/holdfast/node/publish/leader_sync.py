@@ -74,7 +74,7 @@ class LeaderSync:
         self._waiting.discard(partition)
         self._ends.pop(partition, None)
         self._forwarding.stop(partition)
-        return not self._forwarding.in_doubt(partition)
+        return not self._forwarding.has_doubt(partition)
 
     def compare(self) -> list[int]:
         """Returns the led partitions whose replicas in sync all follow now, for the first time in
@@ -95,10 +95,10 @@ class LeaderSync:
         """Replies to a BARRIER of another node. Raises BadFrame when it is malformed."""
         ends = encode_log_ends(self._context, request)
         self._context.send(node, BARRIER_RESULT, ends)
-        if self._context.uncompared:
-            self._untold.add(node)
-        else:
+        if not self._context.uncompared:
             self._untold.discard(node)
+        elif request == barrier_request(ALIGNMENT):
+            self._untold.add(node)
 
     def answered(self, node: str, entries: list[tuple[int, int, int]]) -> None:
         """Takes the log ends of the partitions that `node` leads."""
@@ -117,10 +117,10 @@ class LeaderSync:
             if self._replication.followed_epoch(partition) != epoch or not epoch:
                 continue
             told, epoch_told, end = self._ends.get(partition, ("", 0, 0))
-            is_told = (told, epoch_told) == (leader, epoch)
-            if (is_told and journal.next_offset[partition] >= end) or not self._forwarding.in_doubt(
+            has_end = (told, epoch_told) == (leader, epoch) and journal.next_offset[
                 partition
-            ):
+            ] >= end
+            if has_end or not self._forwarding.has_doubt(partition):
                 self._waiting.discard(partition)
                 self._ends.pop(partition, None)
                 found.append((partition, leader, epoch))
