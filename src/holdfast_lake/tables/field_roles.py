@@ -17,7 +17,6 @@ from holdfast_lake.decoders.text_payload import plain_value
 from holdfast_lake.decoders.times import parse_time
 from holdfast_lake.decoders.units import (
     UNIT_FIELDS,
-    VALUE_FIELDS,
     known_unit,
     measured_field,
     measured_value,
@@ -50,9 +49,9 @@ _CODE_NAME: Final = re.compile(
 _NO_VALUES: Final = frozenset({"", "-", "--", "n/a", "na", "nan", "none", "null", "unavailable",
                                "unknown", "error"})  # fmt: skip
 """The texts of a field of numbers that has none now. They stay texts."""
-_NAME_FIELDS: Final = ("tag", "name", "sensor", "metric", "type", "point", "measurement",
+_NAME_FIELDS: Final = ("tag", "tagname", "name", "sensor", "metric", "type", "point", "measurement",
                        "parameter", "variable", "signal", "key", "property", "item")  # fmt: skip
-"""The fields that may say what the value beside them is."""
+"""The fields that may say what the value beside them is, in small letters without underscores."""
 IDS_MIN: Final = 10
 """The fewest messages from which a message id is proposed."""
 ID_LENGTH_MIN: Final = 6
@@ -69,9 +68,9 @@ DECIMALS_MIN: Final = 3
 """The fewest different texts that show a decimal sign."""
 DIGITS_MIN: Final = 5
 """The fewest different digits behind a comma that are no second number, such as a status."""
-PAIR_KEYS: Final = ("id", "name", "key", "tag", "n")
+PAIR_KEYS: Final = ("id", "name", "key", "tag", "n", "tagname")
 PAIR_VALUES: Final = ("v", "val", "value")
-"""The names of key and value in lists of named values."""
+"""The names of key and value in lists of named values, in small letters without underscores."""
 _TIME_KINDS: Final = frozenset({int, float, str, dict})
 DAY_US: Final = 86_400_000_000
 MINUTE_US: Final = 60_000_000
@@ -261,10 +260,10 @@ def _named_value(group: Sequence[TopicMessages]) -> Arguments:
     objects = [[each for document, _ in topic.documents for each in _items(document)]
                for topic in group]  # fmt: skip
     documents = [each for some in objects for each in some]
-    value = next((name for name in VALUE_FIELDS if all(name in each for each in documents)), "")
-    for name in _NAME_FIELDS if value else ():
+    value = next(iter(_spelled(PAIR_VALUES, documents)), "")
+    for name in _spelled(_NAME_FIELDS, documents) if value else ():
         names = [each.get(name) for each in documents]
-        most = len(names) / 2 if name in ("name", "type", "key", "item") else len(names)
+        most = len(names) / 2 if name.lower() in ("name", "type", "key", "item") else len(names)
         if (
             all(type(each) is str for each in names)
             and len(set(names)) <= most
@@ -272,6 +271,15 @@ def _named_value(group: Sequence[TopicMessages]) -> Arguments:
         ):
             return {"metric": f"field {name}", "value": value}
     return {}
+
+
+def _spelled(names: Sequence[str], documents: Sequence[Document]) -> list[str]:
+    """Returns the fields that all of some objects have under one of some names, in the order of
+    these: `Tag` and `TAG` are `tag`, and so is `tagName` the `tagname`."""
+    common = set(documents[0]).intersection(*documents) if documents else set()
+    plain = {name: name.lower().replace("_", "") for name in common}
+    found = [name for name in common if plain[name] in names]
+    return sorted(found, key=lambda name: (names.index(plain[name]), name))
 
 
 def _items(document: Any) -> list[Document]:
@@ -288,10 +296,10 @@ def _pairs_of(documents: Sequence[Document]) -> tuple[str, str] | None:
     lists = [[each for each in document.values() if type(each) is list and each
               and all(type(item) is dict for item in each)] for document in documents]  # fmt: skip
     items = [item for each in lists for found in each for item in found]
-    for key in PAIR_KEYS:
-        for value in PAIR_VALUES:
-            if all(lists) and all(type(each.get(key)) is str and value in each for each in items):
-                return key, value
+    values = _spelled(PAIR_VALUES, items) if all(lists) else []
+    for key in _spelled(PAIR_KEYS, items) if values else ():
+        if all(type(each[key]) is str for each in items):
+            return key, values[0]
     return None
 
 

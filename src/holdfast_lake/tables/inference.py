@@ -296,11 +296,9 @@ def _of_group(group: Sequence[TopicMessages], zone: str, present: Set[_Levels]) 
         return _Draft(arguments, "SenML: a device for each base name", is_free=True)
     best: tuple[tuple[bool, bool, int], _Draft] | None = None
     for draft in _candidates(group, common):
-        if (
-            best is not None
-            and not draft.is_free
-            and best[0] < (False, "prefix" in draft.arguments)
-        ):
+        # Objects have names of their own. Beside plain values they need those of their topics.
+        has_longer = "prefix" in draft.arguments and "metric" not in draft.arguments
+        if best is not None and not draft.is_free and best[0] < (False, has_longer):
             continue
         reader, use = Reader(draft.rule), _Use()
         for topic in group:
@@ -311,7 +309,7 @@ def _of_group(group: Sequence[TopicMessages], zone: str, present: Set[_Levels]) 
         ):
             continue
         has_several = any(len(units) > 1 for units in use.units.values())
-        rank = (has_several, "prefix" in draft.arguments, len(use.devices))
+        rank = (has_several, has_longer, len(use.devices))
         if draft.is_free:
             return draft
         if best is None or rank < best[0]:
@@ -354,15 +352,20 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
         below = {each.levels[level + 1 : -1] for each in group}
         rest = f"level {count}" if len(below) == 1 else f"levels {level + 2}-{count}"
         last = {} if has_name else {"metric": rest}
+        has_parts = any(isinstance(document, dict | list)
+                        for each in group for document, _ in each.documents)  # fmt: skip
         if is_object:
             yield _Draft(base | {"device": device}, why)
             if last:
                 yield _Draft(base | {"device": device, "prefix": rest}, why)
         elif last or level == 0:
+            if last and has_parts:
+                yield _Draft(base | {"device": device, "prefix": rest} | last, why)
             yield _Draft(base | {"device": device} | last, why)
         else:
             above = "level 1" if level == 1 else f"levels 1-{level}"
-            one = f'if it is one device, device="{above}", metric="level {count}"'
+            parts = f', prefix="level {count}"' if has_parts else ""
+            one = f'if it is one device, device="{above}", metric="level {count}"{parts}'
             yield _Draft(base | {"device": device}, f"{why}; {one}" if why else one)
 
 
@@ -408,10 +411,13 @@ def _status_of(
                 taken.append(each)
     places = [([each], "levels 1--2") for each in taken]
     places += [(group, rule.device) for _, group in sorted(some.items())]
+    # The 2 of an inverter that is `available` is no `value` beside its other metrics.
     return [
-        _Draft({"filter": _filter(group), "decode": STATUS_LEVELS[group[0].levels[-1]],
-                "device": device}, PRESENCE)
+        _Draft({"filter": _filter(group), "decode": STATUS_LEVELS[last], "device": device}
+               | ({"metric": last.strip("$")} if STATUS_LEVELS[last] == "presence" else {}),
+               PRESENCE)
         for group, device in places
+        for last in (group[0].levels[-1],)
     ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from holdfast_lake.decoders.documents import (
     plain,
 )
 from holdfast_lake.decoders.json_payload import (
+    VALUE,
     Fields,
     count_keys,
     decode_document,
@@ -48,6 +49,8 @@ from holdfast_lake.tables.stream import Emission
 TOPICS_KNOWN_MAX: Final = 10_000
 """The most topics that are cached."""
 OTHERS_RANK: Final = 2
+NAMED_BY_RULE: Final = frozenset({"auto", "number", "text", "status", "presence"})
+"""The decoders of payloads of one value, which a rule names."""
 
 
 class Reader:
@@ -66,6 +69,7 @@ class Reader:
         self._layers = [LAYERS[name] for name in layers]
         self._needs_time = self.fields.zone is not None or self.decoder == "senml"
         self._prefix_of = rule.levels_of(rule.prefix) if rule.prefix else None
+        self._names_one = self.decoder in NAMED_BY_RULE and rule.metric != VALUE
         self._drops, self._numbers = _any_of(rule.drop), _any_of(rule.numbers)
         self.units = UnitRules(rule.units) if rule.units else None
 
@@ -80,7 +84,7 @@ class Reader:
             fields = replace(fields, near_us=message.store_us)
         decoded = self._decode(message.topic, payload.removeprefix(BOM_UTF8), fields)
         if self.rule.is_special:
-            self._change_metrics(message.topic, decoded)
+            self._change_metrics(message.topic, payload, decoded)
         parse_texts(decoded, fields.decimal)
         if self.device_of is not None:
             return Emission(self.device_of(message.topic, message.client_id or ""), decoded)
@@ -128,8 +132,10 @@ class Reader:
             name = getattr(self.rule.decode, "__name__", "the function")
             raise DecodeError(f"{name}: {type(error).__name__}: {error}") from None
 
-    def _change_metrics(self, topic: str, decoded: Decoded) -> None:
+    def _change_metrics(self, topic: str, payload: bytes, decoded: Decoded) -> None:
         """Applies the parts of the rule that name, drop or convert metrics."""
+        # A payload of one value has its whole name already, where the rule says one.
+        has_name = self._names_one and payload.lstrip()[:1] not in (b"{", b"[")
         for at, name in enumerate(decoded.names):
             value = decoded.values[at]
             if self._numbers is not None and type(value) is str and self._numbers(name):
@@ -162,7 +168,7 @@ class Reader:
         for at, name in enumerate(decoded.names):
             if name == self.rule.value:
                 decoded.names[at] = metrics[at]
-            elif self._prefix_of is not None and name != ONLINE:
+            elif self._prefix_of is not None and name != ONLINE and not has_name:
                 decoded.names[at] = f"{self._prefix_of(topic)}.{name}"
         if self.rule.value is not None and decoded.times is None:
             decoded.keep_one_of_each()  # the metric may be the name of another field

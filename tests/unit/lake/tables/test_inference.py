@@ -187,6 +187,16 @@ FLEETS: dict[str, tuple[Pairs, set[str]]] = {
               ("site/d1/status", "online"), ("site/d2/status", "offline")),
         {"d1", "d2"},
     ),
+    "inverters whose presence is a number, and a value of each": (
+        fleet(*((f"inv/{name}/{part}", text) for name in ("a", "b") for part, text in (
+            ("available", "2"), ("ch0/P_AC", "1#"), ("ch1/P_DC", "2#")))),
+        {"a", "b"},
+    ),
+    "chargers with values and lists": (
+        fleet(*((f"goe/{number}/{part}", text) for number in (31, 32) for part, text in (
+            ("amp", "1#"), ("nrg", "[231,#]"), ("tma", "[21.5,#]"), ("cdi", '{"value":#}')))),
+        {"31", "32"},
+    ),
     "a station of three sensors, which are one device by its will": (
         fleet(("w/temp", "2#.5"), ("w/rain", "0.#"), ("w/hum", "4#"), ("w/LWT", "Online")),
         {"w"},
@@ -244,6 +254,18 @@ def test_an_empty_level_is_no_device_and_no_metric(
     read = log.read()
     assert read.values() == [("b", "x", 1.0)]
     assert [row["code"] for row in read.quarantine] == ["device", "device"]
+
+
+def test_each_value_has_the_name_of_its_topic_beside_others_of_its_device() -> None:
+    """A presence that is a number is `available`, and a list below a device has its topic."""
+    inverters, _ = FLEETS["inverters whose presence is a number, and a value of each"]
+    chargers, _ = FLEETS["chargers with values and lists"]
+    log = Log(*(eval(each.rule, {"Rule": Rule}) for each in proposed(inverters + chargers)))
+    for topic, payload in inverters[:3] + chargers[:4]:
+        log.add(topic, payload)
+    assert {metric for _, metric, _ in log.read().values()} == {
+        "available", "ch0/P_AC", "ch1/P_DC", "amp", "nrg.0", "nrg.1", "tma.0", "tma.1", "cdi.value",
+    }  # fmt: skip
 
 
 def test_rules_of_a_maker_fit_nodes_that_come_later() -> None:
@@ -601,6 +623,12 @@ def test_a_name_beside_the_value_is_the_metric_and_one_beside_others_the_device(
     assert [each.rule for each in proposed(listed)] == [
         'Rule("l/+/x", metric="field tag", value="value", device="level 2")'
     ]
+    capitals = ('{"Tag":"Pressure","Value":#,"Quality":"Good"}', '{"Tag":"Speed","Value":9#}')
+    (found,) = proposed(fleet(*((f"p/{n}/d", text) for n in (1, 2) for text in capitals)))
+    assert found.rule == 'Rule("p/+/d", metric="field Tag", value="Value", device="level 2")'
+    listed_inside = '{"Points":[{"Name":"a","Value":#},{"Name":"b","Value":9}]}'
+    (found,) = proposed(fleet(("points", listed_inside)))
+    assert found.rule == "Rule(\"points\", pairs=('Name', 'Value'))"
     own = fleet(*((f"p/{n}/d", f'{{"name":"press{n}","value":1#}}') for n in (1, 2)))
     assert [each.rule for each in proposed(own)] == ['Rule("p/+/d", device="level 2")']
     # The same name below two gateways is two devices, of which no rule makes one.
