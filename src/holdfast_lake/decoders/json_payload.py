@@ -61,8 +61,9 @@ class Fields:
     sequence: tuple[str, ...] = ()
     id: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
-    pairs: tuple[str, str] | None = None
-    """The names of key and value in lists of pairs."""
+    pairs: tuple[str, ...] | None = None
+    """The names of key and value in lists of pairs, or the one field that names each object of a
+    list."""
     zone: ZoneInfo | None = None
     """The zone of times that name none. None: UTC."""
     time_format: str | None = None
@@ -92,13 +93,19 @@ def decode_parsed(payload: bytes, document: Any, fields: Fields) -> Decoded:
 def decode_document(document: Any, fields: Fields) -> Decoded:
     """Decodes a document of dicts, lists and plain values. Raises DecodeError."""
     decoded = Decoded()
-    if fields.pairs is not None:
-        document = _without_pairs(document, *fields.pairs, 1)
+    is_list = type(document) is list and document and all(type(item) is dict for item in document)
+    if fields.pairs is not None and len(fields.pairs) == 1:
+        parts = document if is_list else [document]
+        parts = [_by_name(part, fields.pairs[0], decoded, 1) for part in parts]
+        document = parts if is_list else parts[0]
+    elif fields.pairs is not None:
+        key, of_key = fields.pairs
+        document = _without_pairs(document, key, of_key, 1)
     if type(document) is dict:
         extract_fields(document, fields, decoded)
         flatten("", document, decoded, 1)
         decoded.keep_one_of_each()
-    elif type(document) is list and document and all(type(item) is dict for item in document):
+    elif is_list and type(document) is list:
         _decode_list(document, fields, decoded)
     elif type(document) is list:
         flatten("", document, decoded, 1)
@@ -127,6 +134,26 @@ def _without_pairs(value: Any, key: str, of_key: str, depth: int) -> Any:
                 if at != key
             }
     return [_without_pairs(each, key, of_key, depth + 1) for each in value]
+
+
+def _by_name(value: Any, key: str, decoded: Decoded, depth: int) -> Any:
+    """Returns a document in which each list of objects that have a name in the field `key` is an
+    object: [{"mac": "A1", "rssi": -60}] is {"A1": {"rssi": -60}}. Raises DecodeError."""
+    if depth > DEPTH_MAX:
+        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep", "limit")
+    if type(value) is dict:
+        return {name: _by_name(each, key, decoded, depth + 1) for name, each in value.items()}
+    if type(value) is not list:
+        return value
+    items = [_by_name(each, key, decoded, depth + 1) for each in value]
+    names = [_identifier(each.get(key)) if type(each) is dict else None for each in items]
+    if not items or None in names:
+        return items
+    for name, count in Counter(names).items():
+        if count > 1:
+            decoded.refuse_repeated(repr(name), count)
+    return {name: {at: each[at] for at in each if at != key}
+            for name, each in zip(names, items, strict=True)}  # fmt: skip
 
 
 def count_keys(value: Any) -> int:
@@ -302,17 +329,23 @@ def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | No
 
 
 def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) -> None:
-    """Decodes a list of readings. If each has its own time, the names need no index."""
+    """Decodes a list of readings. If each has its own time, the names need no index. With one name
+    in `pairs` that of each object is before its metrics."""
     if len(items) > READINGS_MAX:
         raise DecodeError(f"a list of {len(items)} objects, the maximum is {READINGS_MAX}", "limit")
     times: list[int | None] = []
     inner = replace(fields, sent=(), sequence=(), id=(), device=())
+    key = fields.pairs[0] if fields.pairs is not None and len(fields.pairs) == 1 else ""
     for index, item in enumerate(items):
         of_item = Decoded()
         extract_fields(item, inner, of_item)
         for error in of_item.errors or ():
             decoded.refuse(f"{index}: {error}", of_item.code)
         prefix = "" if of_item.time_us is not None else f"{index}."
+        name = _identifier(item.get(key)) if key else None
+        if name is not None:
+            del item[key]
+            prefix = f"{name}."
         first = len(decoded.names)
         flatten(prefix, item, decoded, 2)
         decoded.keep_one_of_each(first)

@@ -3,6 +3,7 @@ in texts, lists of named values, and the columns of lines."""
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -71,6 +72,9 @@ DIGITS_MIN: Final = 5
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n", "tagname")
 PAIR_VALUES: Final = ("v", "val", "value")
 """The names of key and value in lists of named values, in small letters without underscores."""
+_ITEM_NAMES: Final = ("mac", "dmac", "bleaddr", "address", "addr", "deviceid", "sensorid", "deveui",
+                      "uniqueid", "imei", "serial", "id", "name", "device", "sensor")  # fmt: skip
+"""The fields that may name the objects of lists, in small letters without underscores."""
 _TIME_KINDS: Final = frozenset({int, float, str, dict})
 DAY_US: Final = 86_400_000_000
 MINUTE_US: Final = 60_000_000
@@ -165,7 +169,7 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     if not objects:
         named = _named_value(group)
         why = {"why": f"{named['metric']} says what {named['value']} is"} if named else {}
-        return named | why or _measured_texts(group)
+        return named | why or _named_items(group) or _measured_texts(group)
     kinds = _kinds(objects)
     found, reasons = _time_of(group, objects, kinds, zone)
     growing = [name for name, of_name in kinds.items() if int in of_name
@@ -195,6 +199,9 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     if pairs is not None:
         found["pairs"] = pairs
         reasons.append(f"lists of {pairs[0]} and {pairs[1]}")
+    elif items := _named_items(group):
+        found["pairs"] = items["pairs"]
+        reasons.append(items["why"])
     found |= _named_value(group)
     if "value" in found:
         reasons.append(f"{found['metric']} says what {found['value']} is")
@@ -204,7 +211,8 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     texts = [name for name, sign in signs.items() if sign == decimal]
     if texts:
         found["numbers"] = tuple(texts)
-        reasons.append(f"{len(texts)} fields are numbers in texts")
+        are = "one field is a number" if len(texts) == 1 else f"{len(texts)} fields are numbers"
+        reasons.append(f"{are} in texts")
     if decimal:
         found["decimal"] = decimal
         reasons.append(f"their decimal sign is {decimal!r}; texts with another one stay texts")
@@ -301,6 +309,31 @@ def _pairs_of(documents: Sequence[Document]) -> tuple[str, str] | None:
         if all(type(each[key]) is str for each in items):
             return key, values[0]
     return None
+
+
+def _named_items(group: Sequence[TopicMessages]) -> Arguments:
+    """Returns the rule for lists whose objects have names and change their places. Without it, the
+    tags that a gateway hears would be one metric, or one after the other."""
+    lists = [each for topic in group for document, _ in topic.documents
+             for each in _lists_of(document)]  # fmt: skip
+    some = [item for _, items in lists for item in items]
+    for name in _spelled(_ITEM_NAMES, [max(some, key=len)]) if some else ():
+        if sum(type(each.get(name)) is str for each in some) < SHARE * len(some):
+            continue
+        places: dict[tuple[str, int], set[Any]] = defaultdict(set)
+        for place, items in lists:
+            for at, item in enumerate(items):  # readings with times have no places in a list
+                places[place, 0 if not place and _items(items) else at].add(item.get(name))
+        if any(len(names) > 1 for names in places.values()):
+            return {"pairs": (name,), "why": f"each object of a list is that of its {name}"}
+    return {}
+
+
+def _lists_of(document: Any) -> list[tuple[str, list[Document]]]:
+    """Returns the lists of objects in a document, or the document, with their fields."""
+    some = document.items() if isinstance(document, dict) else [("", document)]
+    return [(name, each) for name, each in some if isinstance(each, list) and each
+            and all(isinstance(item, dict) for item in each)]  # fmt: skip
 
 
 def _words(name: str) -> str:

@@ -81,8 +81,9 @@ class Rule:
     another field of the message, with "last NAME" in another metric of the device, which came
     before. A `*` there is the part of the metric's name for which the first `*` stands. The first
     pattern that matches applies."""
-    pairs: tuple[str, str] | None = None
-    """The names of key and value in lists of pairs: [{"key": "temp", "value": 3}] is temp."""
+    pairs: tuple[str, ...] | None = None
+    """The names of key and value in lists of pairs: [{"key": "temp", "value": 3}] is temp. One name
+    alone is the field that names the objects of lists: [{"mac": "A1", "rssi": -60}] is A1.rssi."""
     zone: str | None = None
     """The zone of times that name none, such as Europe/Berlin. None: UTC."""
     time_format: str | None = None
@@ -147,8 +148,13 @@ class Rule:
             raise self._wrong(f"decimal={self.decimal!r}; a comma or a dot")
         if self.decimal and not self.numbers and self.decoder not in ("auto", "number", "csv"):
             raise self._wrong(f"decimal with decode={self.decode!r} needs numbers, the metrics")
-        if self.pairs is not None and len(self.pairs) != 2:
-            raise self._wrong(f"pairs={self.pairs!r}; the names of key and value")
+        if self.pairs is not None and (
+            isinstance(self.pairs, str) or len(self.pairs) not in (1, 2)
+        ):
+            raise self._wrong(
+                f"pairs={self.pairs!r}; the names of key and value, or one that names the objects "
+                "of lists: ('mac',)"
+            )
         if self.prefix and self._levels(self.prefix) is None:
             raise self._wrong(f"prefix={self.prefix!r}; such as 'level -1'")
         field = self._device_fields()

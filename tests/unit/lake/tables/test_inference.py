@@ -5,6 +5,7 @@ import re
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,7 +190,7 @@ FLEETS: dict[str, tuple[Pairs, set[str]]] = {
     ),
     "inverters whose presence is a number, and a value of each": (
         fleet(*((f"inv/{name}/{part}", text) for name in ("a", "b") for part, text in (
-            ("available", "2"), ("ch0/P_AC", "1#"), ("ch1/P_DC", "2#")))),
+            ("available", "2"), ("grid/P", "1#"), ("roof/P", "2#")))),
         {"a", "b"},
     ),
     "chargers with values and lists": (
@@ -264,7 +265,7 @@ def test_each_value_has_the_name_of_its_topic_beside_others_of_its_device() -> N
     for topic, payload in inverters[:3] + chargers[:4]:
         log.add(topic, payload)
     assert {metric for _, metric, _ in log.read().values()} == {
-        "available", "ch0/P_AC", "ch1/P_DC", "amp", "nrg.0", "nrg.1", "tma.0", "tma.1", "cdi.value",
+        "available", "grid/P", "roof/P", "amp", "nrg.0", "nrg.1", "tma.0", "tma.1", "cdi.value",
     }  # fmt: skip
 
 
@@ -288,7 +289,7 @@ def test_roles_of_fields_are_found() -> None:
     assert found.rule == (
         'Rule("plant/+/data", time="when", sequence="fCnt", numbers=(\'temp\',), device="level 2")'
     )
-    assert "the time is when; fCnt counts the messages; 1 fields are numbers in texts" in (
+    assert "the time is when; fCnt counts the messages; one field is a number in texts" in (
         found.reason
     )
 
@@ -377,6 +378,57 @@ def test_lists_of_named_values_have_the_names() -> None:
         ("values.Ch1.Rpm.q", None, False), ("values.Ch1.Rpm.t", 1790000000000.0, None),
     ]  # fmt: skip
     assert not any(name.startswith("values.0") for name, *_ in rows)
+
+
+TAGS: list[dict[str, Any]] = [{"mac": "T1", "temp": 20}, {"mac": "T2", "temp": -5}]
+IN_TIME = [{"timestamp": 1_790_000_000, "mac": "G", "free": 9},
+           *({"timestamp": 1_790_000_000, **tag} for tag in TAGS)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("listed", "inside", "rows"),
+    [
+        (IN_TIME, "", {"G.free": 9.0, "T1.temp": 20.0, "T2.temp": -5.0}),
+        (TAGS, "", {"T1.temp": 20.0, "T2.temp": -5.0}),
+        (TAGS, "obj", {"obj.T1.temp": 20.0, "obj.T2.temp": -5.0}),
+    ],
+)
+def test_the_tags_that_a_gateway_hears_are_not_mixed(
+    listed: list[dict[str, Any]], inside: str, rows: dict[str, float]
+) -> None:
+    """A gateway lists them as it hears them, so the first one is often another one."""
+    orders = [listed, listed[::-1]]
+    texts = [json.dumps({inside: each, "gmac": "G"} if inside else each) for each in orders]
+    (found,) = proposed(fleet(*(("gw/1", text) for text in texts)))
+    log = Log(eval(found.rule, {"Rule": Rule}))
+    for text in texts:
+        log.add("gw/1", text.encode())
+    read = log.read()
+    numbers = [(row["metric"], row["value_double"]) for row in read.readings
+               if row["value_double"] is not None]  # fmt: skip
+    assert sorted(numbers) == sorted([*rows.items()] * 2)
+    assert not read.quarantine
+
+
+def test_a_list_in_one_order_needs_no_names() -> None:
+    cards = '{"cards":[{"name":"a","kwh":#},{"name":"b","kwh":1#}]}'
+    assert not proposed(fleet(("charger/1", cards)))
+
+
+def test_a_name_that_a_list_inside_has_twice_is_reported() -> None:
+    log = Log(Rule("gw/#", pairs=("mac",)))
+    log.add("gw/1", b'{"obj":[{"mac":"A","rssi":-1},{"mac":"A","rssi":-2}]}')
+    log.add("gw/1", b'[{"mac":"A","rssi":-3},{"mac":"A","rssi":-4}]')
+    log.add(
+        "gw/1", b'[{"mac":"A","ts":1790000000,"rssi":-5},{"mac":"A","ts":1790000001,"rssi":-6}]'
+    )
+    log.add("gw/1", b'[{"rssi":-7},{"mac":5,"rssi":-8}]')
+    read = log.read()
+    assert [(metric, value) for _, metric, value in read.values()] == [
+        ("obj.A.rssi", -2.0), ("A.rssi", -3.0), ("A.rssi", -4.0), ("A.rssi", -5.0),
+        ("A.rssi", -6.0), ("0.rssi", -7.0), ("5.rssi", -8.0),
+    ]  # fmt: skip
+    assert [row["code"] for row in read.quarantine] == ["key"]
 
 
 def test_lines_of_cells_and_binary_payloads() -> None:
