@@ -24,7 +24,7 @@ from holdfast_lake.tables.availability import (  # noqa: E402
     SILENCE_FACTOR,
     SILENCE_MIN_US,
 )
-from holdfast_lake.tables.readings import COLUMNS  # noqa: E402
+from holdfast_lake.tables.columns import COLUMNS  # noqa: E402
 from tests.support.plant_oracle import (  # noqa: E402
     FUTURE_US,
     Observed,

@@ -185,18 +185,24 @@ def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:
 
 
 def decode_status(
-    payload: bytes, fields: Fields, metric: str = VALUE, *, any_word: bool = True
+    payload: bytes,
+    fields: Fields,
+    metric: str = VALUE,
+    *,
+    any_word: bool = True,
+    value: str | None = None,
 ) -> Decoded:
     """Decodes online or offline: a word, a number, or a field of a JSON object, whose other fields
     are readings.
 
     Without `any_word`, only words that mean nothing else count: a heat pump that is `off` is
-    online. Any other payload is decoded like `auto`. Raises DecodeError.
+    online. `value` is the field that a rule names. Any other payload is decoded like `auto`. Raises
+    DecodeError.
     """
     if payload[:1] == b"{":
         document = parse_json(payload)
         if type(document) is dict:
-            name, state = _presence_in(document, any_word)
+            name, state = _presence_in(document, any_word, value)
             if name:
                 del document[name]
             decoded = decode_parsed(payload, document, fields)
@@ -212,12 +218,15 @@ def decode_status(
     return decoded
 
 
-def _presence_in(document: dict[str, Any], any_word: bool) -> tuple[str, bool | None]:
+def _presence_in(
+    document: dict[str, Any], any_word: bool, value: str | None
+) -> tuple[str, bool | None]:
     """Returns the field that says whether the device is online, and the state."""
     if document.get("_type") == "lwt":  # the will of OwnTracks
         return "_type", False
-    for name in _STATUS_FIELDS if any_word else _PRESENCE_FIELDS:
-        is_any = any_word or _PRESENCE_FIELDS[name]
+    names = _STATUS_FIELDS if any_word else _PRESENCE_FIELDS
+    for name in names if value is None else (value,):
+        is_any = any_word or _PRESENCE_FIELDS.get(name, False)
         state = presence(str(document.get(name, "")), is_any)
         if state is not None:
             return name, state

@@ -149,9 +149,9 @@ class UnitRules:
         for pattern, unit in units.items():
             word, _, name = unit.partition(" ")
             is_name = word in ("field", "last") and name != ""
-            self._rules.append((_pattern(pattern), word if is_name else "", name or unit, unit))
+            self._rules.append((star_pattern(pattern), word if is_name else "", name or unit, unit))
             if word == "last" and is_name:
-                self._noted.append(_pattern(name))
+                self._noted.append(star_pattern(name))
 
     def apply(self, decoded: Decoded, names: list[str], texts: Mapping[str, str]) -> set[str]:
         """Gives units to numbers without their own. `names` has a metric for each reading, and
@@ -163,7 +163,7 @@ class UnitRules:
                 if match is None:
                     continue
                 if word == "field":
-                    field = _other_name(other, match)
+                    field = other_name(other, match)
                     used |= {field} & texts.keys()
                     decoded.set_unit(at, named_unit(texts.get(field)))
                 elif not word:
@@ -185,7 +185,7 @@ class UnitRules:
                 match = pattern.fullmatch(name)
                 if match is not None:
                     if word == "last":
-                        decoded.set_unit(at, known.get(f"{device}\0{_other_name(other, match)}"))
+                        decoded.set_unit(at, known.get(f"{device}\0{other_name(other, match)}"))
                     break
 
     def has(self, metric: str) -> bool:
@@ -198,9 +198,11 @@ class UnitRules:
         return bool(self._noted)
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def star_pattern(text: str) -> re.Pattern[str]:
+    """Returns the pattern of a name in which a `*` stands for any characters."""
     return re.compile("(.*)".join(map(re.escape, text.split("*"))), re.DOTALL)
 
 
-def _other_name(name: str, match: re.Match[str]) -> str:
+def other_name(name: str, match: re.Match[str]) -> str:
+    """Returns a name with what the first `*` of a pattern stands for in place of its own `*`."""
     return name.replace("*", match[1]) if match.re.groups else name

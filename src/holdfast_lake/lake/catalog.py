@@ -4,6 +4,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -41,6 +42,12 @@ class Catalog:
         self.tables = _ordered(by_name)
         self.report_parts = report_parts
         """The functions that add a package's own parts to a report (report/report.py)."""
+
+    def unscaled(self) -> "Catalog":
+        """Returns the tables as an earlier version made them (ReadingsFold.is_scaled)."""
+        builds = [(each, getattr(each.build, "unscaled", None)) for each in self.tables.values()]
+        tables = [each if build is None else replace(each, build=build()) for each, build in builds]
+        return Catalog(tables, self.report_parts)
 
     def table(self, name: str) -> Table:
         """Returns a table by name. Raises TableError if there is none."""

@@ -26,7 +26,7 @@ from holdfast.client.log.lake.objects import (
     location,
 )
 from holdfast.client.log.lake.parquet import hive_files
-from holdfast_lake.lake.catalog import load_catalog, load_tables
+from holdfast_lake.lake.catalog import Catalog, load_catalog, load_tables
 from holdfast_lake.lake.compaction import Compaction
 from holdfast_lake.lake.engine import Engine, do_nothing, finish, locked, usable
 from holdfast_lake.lake.registration.registration import CatalogUpdates
@@ -118,7 +118,10 @@ class Lake:
         self._given = [each for each in tables if isinstance(each, Table)]
         self._files = [each for each in tables if not isinstance(each, Table)]
         self._kept = (self.settings.tables if self.settings is not None else None) or []
-        self.catalog = load_catalog(self._files or kept_sources(self.path, self._kept), self._given)
+        self._declared = load_catalog(
+            self._files or kept_sources(self.path, self._kept), self._given
+        )
+        self.catalog = self._as_made()
         self._declarations = [declaration_of(each) for each in self._files] or self._kept
         self._master = master
         self._spark = spark
@@ -439,6 +442,11 @@ class Lake:
     def _store(self) -> TableStore:
         return open_store(self.store_name, self.path, lambda: self.spark)
 
+    def _as_made(self) -> Catalog:
+        """Returns the tables, which are made as the rows that the lake has."""
+        is_scaled = self.settings is None or self.settings.is_scaled
+        return self._declared if is_scaled else self._declared.unscaled()
+
     def remember(self, source: Mapping[str, str], unfinished: str | None = None) -> None:
         """Stores the source of the records, which the lake is made from, with its settings.
 
@@ -448,12 +456,14 @@ class Lake:
         before = self.settings or LakeSettings(LAKE_FORMAT)
         if unfinished is None:
             unfinished = before.unfinished
+        is_new = not self._has_read(READINGS)
         settings = LakeSettings(
             LAKE_FORMAT, self.store_name, kept, self._declarations, before.catalogs, unfinished,
-            default_mark() if not self._has_read(READINGS) else before.defaults,
+            default_mark() if is_new else before.defaults, is_new or before.is_scaled,
         )  # fmt: skip
         if settings != self.settings:
             keep(self.path, self._files, self._declarations if self._files else [])
             write_settings(self.path, settings, is_new=self.settings is None)
             self.settings = settings
+            self.catalog = self._as_made()
             self._kept = self._declarations

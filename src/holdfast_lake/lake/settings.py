@@ -33,8 +33,8 @@ from holdfast_lake.lake.table import Table
 
 KEPT: Final = "_tables"
 _PLAIN: Final = (str, bytes, int, float, bool, frozenset, type(None))
-NO_ROWS: Final = ("description", "unit", "expectations")
-"""Fields of a declaration that make no rows."""
+NO_ROWS: Final = ("description", "unit", "expectations", "is_scaled")
+"""Fields of a declaration that make no rows, or that the lake sets."""
 DIFFERENCES_SHOWN: Final = 6
 """The most changes that an error shows."""
 CHANGE_CHARACTERS: Final = 100
@@ -283,6 +283,9 @@ class LakeSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     defaults: str = ""
     """The mark of the default rules that made all readings (rules.default_mark). Empty: those of a
     version without marks."""
+    is_scaled: bool = False
+    """True if all readings were made by a version that multiplies numbers by the scales beside
+    them. Other lakes go on without."""
 
 
 def read_settings(lake: LakePath) -> LakeSettings | None:

@@ -23,11 +23,15 @@ from holdfast.client.log.lake.files import LakeError, noted_failures, readable
 from holdfast.client.log.lake.objects import LakePath
 from holdfast.client.log.reading import offsets
 from holdfast.protocol.topics.names import matches
+from holdfast_lake.decoders.json_payload import VALUE
+from holdfast_lake.decoders.scales import POWER_MAX, SUFFIXES, scale_of
+from holdfast_lake.decoders.text_payload import plain_value
 from holdfast_lake.lake.catalog import DECLARED_BY, Catalog
 from holdfast_lake.lake.settings import read_settings
 from holdfast_lake.lake.table import RECORDS
 from holdfast_lake.source.options import parse
 from holdfast_lake.source.source import LogAccess
+from holdfast_lake.tables.field_roles import CODE_NAME
 from holdfast_lake.tables.rules import DEFAULT_RULES, UNMARKED_LEVELS, default_mark
 
 QUALITY: Final = "quality"
@@ -193,7 +197,10 @@ def _stored(lake: LakePath) -> set[str]:
 
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns what looks wrong in the tables of a lake, and what may mend it."""
-    found = (_number_hints, _clock_hints, _unit_hints, _text_hints, _topic_hints, _default_hints)
+    found = (
+        _number_hints, _clock_hints, _unit_hints, _text_hints, _scale_hints, _topic_hints,
+        _default_hints,
+    )  # fmt: skip
     return [hint for hints_of in found for hint in hints_of(lake, catalog)]
 
 
@@ -332,16 +339,66 @@ def _unit_hints(lake: LakePath, catalog: Catalog) -> list[str]:
 
 
 def _text_hints(lake: LakePath, catalog: Catalog) -> list[str]:
-    """Returns the metrics whose texts may be numbers with a decimal comma."""
+    """Returns the metrics whose texts may be numbers, also with a decimal comma."""
     found = {}
+    texts: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in _newest_rows(lake, catalog, HOURS, ("device", "metric", "numbers", "last_string")):
-        if not row["numbers"] and _COMMA.fullmatch(row["last_string"] or ""):
-            found[row["device"], row["metric"]] = row["last_string"]
+        if not row["numbers"] and row["last_string"] is not None:
+            texts[row["device"], row["metric"]].add(row["last_string"])
+            if _COMMA.fullmatch(row["last_string"]):
+                found[row["device"], row["metric"]] = row["last_string"]
+    plain = [
+        f"device {device}: {metric} has texts such as {min(some)!r}. If they are numbers, a rule "
+        f"with numbers=({metric!r},) makes them numbers"
+        for (device, metric), some in sorted(texts.items())
+        if all(isinstance(plain_value(each), int | float) for each in some)
+        and not any(isinstance(plain_value(each), bool) for each in some)
+        and (len(some) > 1 or "." in min(some))
+        and not CODE_NAME.fullmatch(metric.rpartition(".")[2].lower())
+    ]
     hints = [
         f"device {device}: {metric} has texts such as {text!r}. If they are numbers with a decimal "
         "comma, a rule with decimal=',' mends it (in JSON also numbers=(...))"
         for (device, metric), text in sorted(found.items())
     ]
+    return _some(hints, "metrics") + _some(plain, "metrics")
+
+
+def _scale_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Returns the numbers that are not multiplied by the scale that their device has: an earlier
+    version has read them, or the scale is in another message."""
+    numbers: dict[tuple[str, str], dict[str, tuple[str, str]]] = defaultdict(dict)
+    scales: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    names = ("device", "metric", "min", "max", "last_string")
+    for row in _newest_rows(lake, catalog, HOURS, names):
+        device, metric, low, high, text = (row[name] for name in names)
+        if low is None or not (low.is_integer() and high.is_integer()):
+            continue
+        above, _, last = metric.rpartition(".")
+        place = (device, above)
+        if metric == VALUE:  # a topic for each value
+            above, _, last = device.rpartition("/")
+            place = ("", above)
+        if not last.endswith(SUFFIXES):
+            if text is None:
+                numbers[place][last] = (device, metric)
+        elif -POWER_MAX <= low <= high <= POWER_MAX and (low or high):
+            scales[place][last] = None
+    build = catalog.tables[READINGS].build if READINGS in catalog.tables else None
+    cure = (
+        "the scale is in another message, so multiply it where you read the tables"
+        if getattr(build, "is_scaled", True)
+        else "`holdfast pipeline rebuild readings` multiplies what is in one message"
+    )
+    hints = []
+    for place, fields in sorted(numbers.items()):
+        for name, (device, metric) in sorted(fields.items()):
+            scale, _ = scale_of(name, scales[place])
+            if scale:
+                hints.append(
+                    f"device {device}: {metric} is not multiplied by 10 to the power of {scale}: "
+                    f"{cure}"
+                )
     return _some(hints, "metrics")
 
 

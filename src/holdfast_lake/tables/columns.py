@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast.client.log.lake.commits import QUARANTINED, ROWS, STATE
 from holdfast_lake.decoders.decoded import Decoded
+from holdfast_lake.lake.table import Column
 
 INPUT: Final = (
     "stream", "topic", "payload", "bytes", "partition", "offset", "store_us", "client_id",
@@ -367,3 +368,50 @@ def _batch(schema: pa.Schema, rows: list[Any]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     arrays = [typed_array(values, kind) for values, kind in zip(columns, schema.types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+COLUMNS: Final = (
+    Column("device", "string", "what the reading is of: by the rule, else the topic"),
+    Column("metric", "string", "what was read; nested names with dots; $online: whether the device "
+           "is there"),
+    Column("event_time", "timestamp", "when it was read: by the payload, else store_time"),
+    Column("value_double", "double", "the value if it is a number"),
+    Column("value_string", "string", "the value if it is a text; the word of a boolean such as "
+           "`off`; of an integer beyond 2^53, which a double cannot hold, its digits; of a number "
+           "with a scale beside it, what was sent: `523e-2`"),
+    Column("value_boolean", "boolean", "the value if it is true or false; all three null: null"),
+    Column("unit", "string", "the unit of the number, as the device or a rule says it; null if "
+           "neither does"),
+    Column("store_time", "timestamp", "when the broker stored the message"),
+    Column("sent_time", "timestamp", "when it was published, by the payload, which may have only "
+           "its event time; null without any"),
+    Column("claimed_time", "timestamp", "the payload's event time if it was not believed: before "
+           "2000 or too far ahead of store_time, which then is the event_time"),
+    Column("topic", "string", "topic of the message"),
+    Column("partition", "int", "log partition"),
+    Column("offset", "bigint", "offset in the log partition"),
+    Column("position", "int", "number of the reading in its message, from 0"),
+    Column("message_id", "string", "the payload's id, if a rule names one"),
+    Column("stream", "string", "the stream whose messages have one count: the topic, the device, "
+           "or the Sparkplug edge node"),
+    Column("run", "bigint", "the run of the stream: another one when its numbers begin again; "
+           "null without numbers"),
+    Column("sequence", "bigint", "the message's number in the run (Sparkplug: counted on beyond "
+           "255)"),
+    Column("gap_before", "bigint", "numbers missing before this one when it came; null without "
+           "numbers"),
+    Column("gap_opened_at", "timestamp", "of a message behind a gap its store_time; of one that "
+           "was missing, when that was found; else null"),
+    Column("is_late", "boolean", "the event time is older than the device's newest by more than "
+           "the rule's lateness"),
+    Column("is_historical", "boolean", "Sparkplug: sent as a value of the past"),
+    Column("quality", "int", "the quality that the device reports (Sparkplug, OPC UA): 192 good, "
+           "64 uncertain, 0 bad, 500 stale; a bad or stale value is null; null without a report"),
+    Column("date", "date", "day of store_time, UTC"),
+)  # fmt: skip
+
+STATE_COLUMNS: Final = (
+    Column("stream", "string", "the stream"),
+    Column("state", "string", "what is remembered of it, as JSON"),
+    Column("last_time", "timestamp", "store_time of its last message"),
+)

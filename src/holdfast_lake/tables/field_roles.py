@@ -1,5 +1,4 @@
-"""Finds the roles of fields in the messages of topics: their time, a counter, a message id, numbers
-in texts, lists of named values, and the columns of lines."""
+"""Finds the roles of fields in messages: time, counter, id, numbers in texts, lists, columns."""
 
 import os
 import re
@@ -14,6 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from holdfast_lake.decoders.decoded import DecodeError
 from holdfast_lake.decoders.documents import GZIP_BEGIN, inflated, parse_cbor, parse_messagepack
 from holdfast_lake.decoders.json_payload import NUMBERS, parse_json
+from holdfast_lake.decoders.scales import scale_reasons
 from holdfast_lake.decoders.text_payload import plain_value
 from holdfast_lake.decoders.times import parse_time
 from holdfast_lake.decoders.units import (
@@ -41,7 +41,7 @@ _COUNTER_NAME: Final = re.compile(
 """The words of a field that may count the messages. A charge of 40 %, 41 %, 42 % does not."""
 _NUMBER_NAME: Final = re.compile(r"(?:.*_)?(?:n|no|nr|num|number|index|idx|count|counter|cnt)")
 """The words of a field that may count the messages, or what a meter counts."""
-_CODE_NAME: Final = re.compile(
+CODE_NAME: Final = re.compile(
     r"(?:.*_)?(?:fw|sw|hw|ver|version|firmware|software|hardware|rev|revision|release|build|model|dpt|"
     r"serial|sn|id|code|key|imei|imsi|iccid|mac|ean|zip|plz|phone|pin)(?:_?(?:ver|version|no|nr|"
     r"number))?"
@@ -223,6 +223,7 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     if units:
         found["units"] = units
     reasons += [f'of what is {name} the unit? units={{"...": "field {name}"}}' for name in unclear]
+    reasons += scale_reasons([document for document, _ in objects])
     return found | ({"why": "; ".join(reasons)} if reasons else {})
 
 
@@ -491,7 +492,7 @@ def _number_texts(name: str, objects: Sequence[tuple[Document, int]]) -> str | N
             or measured_value(text, by_rule=True, decimal=decimal)
             for text in texts
         )
-        and not _CODE_NAME.fullmatch(_words(name))
+        and not CODE_NAME.fullmatch(_words(name))
         and (
             any("." in text or decimal for text in texts)
             or len(set(texts)) > len(texts) / 2

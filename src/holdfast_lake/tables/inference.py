@@ -179,6 +179,7 @@ def _by_profiles(
     payloads = {name: [each for each, _ in topic.messages[-5:]] for name, topic in topics.items()}
     for profile in profiles:
         bases = profile.bases(payloads)
+        first = len(drafts)
         for base in _merged(profile, bases, payloads):
             family = len(drafts) - FAMILIES_MAX
             of_base = [
@@ -187,8 +188,9 @@ def _by_profiles(
             ]
             _resolve_zones(of_base, topics.values(), zone)
             drafts += of_base
-        known = Topics([draft.rule for draft in drafts] if bases else ())
-        payloads = {name: each for name, each in payloads.items() if _no_reader(known, name)}
+        if bases:
+            known = Topics([draft.rule for draft in drafts[first:]])
+            payloads = {name: each for name, each in payloads.items() if _no_reader(known, name)}
     return drafts
 
 

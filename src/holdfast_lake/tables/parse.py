@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from holdfast_lake.decoders.decoded import EXACT_MAX, NAME_LENGTH_MAX, RESERVED
 from holdfast_lake.decoders.json_payload import KEY_END, STATUS_KEYS, UNREADABLE_TIMES, Fields
+from holdfast_lake.decoders.scales import has_scale
 from holdfast_lake.decoders.text_payload import worded_value
 from holdfast_lake.decoders.times import parse_times
 from holdfast_lake.decoders.units import UNIT_FIELDS, known_unit, measured_field
@@ -226,6 +227,8 @@ def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
         return None
     if not RESERVED.isdisjoint(names) or any({*pair} <= {*names} for pair in STATUS_KEYS.items()):
         return None  # they get other names, or a quality, one by one
+    if has_scale(names):
+        return None  # a scale may be another one in each message
     columns: dict[str, Any] = dict(zip(names, alike.columns, strict=True))
     rows = alike.rows
     way = alike.way

@@ -12,7 +12,7 @@ All others are read one by one. Invariant: both ways give the same rows and the 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Final
@@ -27,11 +27,13 @@ import pyarrow.compute as pc
 from holdfast.client.log.lake.commits import COUNTS, ROWS, STATE
 from holdfast.client.log.lake.parquet import with_date
 from holdfast_lake.decoders.decoded import PAYLOAD_BYTES_MAX, Decoded, DecodeError
-from holdfast_lake.lake.table import RECORDS, Column, Emptied, Expectation, Table
+from holdfast_lake.lake.table import RECORDS, Emptied, Expectation, Table
 from holdfast_lake.tables.alike import EARLIEST_US, SPAN_MIN, ColumnBatch
 from holdfast_lake.tables.columns import (
+    COLUMNS,
     INPUT,
     QUARANTINED_BYTES_MAX,
+    STATE_COLUMNS,
     STATES,
     Names,
     Output,
@@ -80,12 +82,14 @@ EMPTY: Final = "$empty"
 class Folder:
     """The fold of one task."""
 
-    def __init__(self, rules: Sequence[Rule], *, together: bool = True) -> None:
+    def __init__(
+        self, rules: Sequence[Rule], *, together: bool = True, is_scaled: bool = True
+    ) -> None:
         """Prepares the rules. With `together`, messages with the same fields may be read together.
 
-        A test compares the rows of both ways.
+        A test compares the rows of both ways. For `is_scaled` see ReadingsFold.
         """
-        self.topics = Topics(rules)
+        self.topics = Topics(rules, is_scaled=is_scaled)
         self.together = together
         self.output = Output()
         self.states: Mapping[str, tuple[str, int]] = {}
@@ -383,51 +387,6 @@ def _believed(time_us: int | None, store_us: int, future_us: int) -> tuple[int, 
     return store_us, time_us
 
 
-COLUMNS: Final = (
-    Column("device", "string", "what the reading is of: by the rule, else the topic"),
-    Column("metric", "string", "what was read; nested names with dots; $online: whether the device "
-           "is there"),
-    Column("event_time", "timestamp", "when it was read: by the payload, else store_time"),
-    Column("value_double", "double", "the value if it is a number"),
-    Column("value_string", "string", "the value if it is a text; the word of a boolean such as "
-           "`off`; of an integer beyond 2^53, which a double cannot hold, its digits"),
-    Column("value_boolean", "boolean", "the value if it is true or false; all three null: null"),
-    Column("unit", "string", "the unit of the number, as the device or a rule says it; null if "
-           "neither does"),
-    Column("store_time", "timestamp", "when the broker stored the message"),
-    Column("sent_time", "timestamp", "when it was published, by the payload, which may have only "
-           "its event time; null without any"),
-    Column("claimed_time", "timestamp", "the payload's event time if it was not believed: before "
-           "2000 or too far ahead of store_time, which then is the event_time"),
-    Column("topic", "string", "topic of the message"),
-    Column("partition", "int", "log partition"),
-    Column("offset", "bigint", "offset in the log partition"),
-    Column("position", "int", "number of the reading in its message, from 0"),
-    Column("message_id", "string", "the payload's id, if a rule names one"),
-    Column("stream", "string", "the stream whose messages have one count: the topic, the device, "
-           "or the Sparkplug edge node"),
-    Column("run", "bigint", "the run of the stream: another one when its numbers begin again; "
-           "null without numbers"),
-    Column("sequence", "bigint", "the message's number in the run (Sparkplug: counted on beyond "
-           "255)"),
-    Column("gap_before", "bigint", "numbers missing before this one when it came; null without "
-           "numbers"),
-    Column("gap_opened_at", "timestamp", "of a message behind a gap its store_time; of one that "
-           "was missing, when that was found; else null"),
-    Column("is_late", "boolean", "the event time is older than the device's newest by more than "
-           "the rule's lateness"),
-    Column("is_historical", "boolean", "Sparkplug: sent as a value of the past"),
-    Column("quality", "int", "the quality that the device reports (Sparkplug, OPC UA): 192 good, "
-           "64 uncertain, 0 bad, 500 stale; a bad or stale value is null; null without a report"),
-    Column("date", "date", "day of store_time, UTC"),
-)  # fmt: skip
-
-STATE_COLUMNS: Final = (
-    Column("stream", "string", "the stream"),
-    Column("state", "string", "what is remembered of it, as JSON"),
-    Column("last_time", "timestamp", "store_time of its last message"),
-)
-
 REMOVED: Final = "$quarantined"
 """The metric of a message's first reading if an expectation has moved it to the quarantine."""
 BATCH_ROWS: Final = 8192
@@ -471,18 +430,25 @@ class ReadingsFold:
 
     rules: Sequence[Rule]
     """All rules, the default ones included."""
+    is_scaled: bool = True
+    """False in a lake whose rows an earlier version has made, which did not multiply numbers by the
+    scales beside them (decoders/scales.py)."""
 
     @property
     def columns(self) -> Sequence[str]:
         """The columns of `records` that the fold needs."""
         return ("topic", "payload", "partition", "offset", "timestamp", "client_id", "producer")
 
+    def unscaled(self) -> "ReadingsFold":
+        """Returns the fold without `is_scaled`."""
+        return replace(self, is_scaled=False)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"rules": self.rules}
+        return {"rules": self.rules, "is_scaled": self.is_scaled}
 
     @cached_property
     def _topics(self) -> Topics:
-        return Topics(self.rules)
+        return Topics(self.rules, is_scaled=self.is_scaled)
 
     def spread(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Integers]:
         """Returns the messages with something to read, and a number for each that is equal within a
@@ -529,7 +495,8 @@ class ReadingsFold:
         texts = zip(states["state"].to_pylist(), last_us, strict=True)
         known = dict(zip(states["stream"].to_pylist(), texts, strict=True))
         messages = _in_order(rows, names, topics, streams)
-        for output, batch in Folder(self.rules).fold(messages, known):
+        folder = Folder(self.rules, is_scaled=self.is_scaled)
+        for output, batch in folder.fold(messages, known):
             yield output, with_date(batch, "store_time") if output == ROWS else batch
 
 

@@ -81,6 +81,9 @@ class Rule:
     another field of the message, with "last NAME" in another metric of the device, which came
     before. A `*` there is the part of the metric's name for which the first `*` stands. The first
     pattern that matches applies."""
+    scales: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The fields with the power of ten by which metrics are multiplied, where the names do not show
+    it: {"pv_*": "dc_scale"}. An empty text is none. A `*` is as in `units`."""
     pairs: tuple[str, ...] | None = None
     """The names of key and value in lists of pairs: [{"key": "temp", "value": 3}] is temp. One name
     alone is the field that names the objects of lists: [{"mac": "A1", "rssi": -60}] is A1.rssi."""
@@ -144,6 +147,10 @@ class Rule:
                 raise self._wrong(f"{name} is a text; it is a tuple of them: ({name!r},)")
         if not isinstance(self.units, Mapping) or not all(map(_is_unit, self.units.items())):
             raise self._wrong(f"units={self.units!r}; such as {{'temp*': '°C', 'x': 'field unit'}}")
+        if not isinstance(self.scales, Mapping) or not all(
+            isinstance(text, str) for item in self.scales.items() for text in item
+        ):
+            raise self._wrong(f"scales={self.scales!r}; such as {{'l1_*': '*_scale', 'x': ''}}")
         if self.decimal not in ("", ",", "."):
             raise self._wrong(f"decimal={self.decimal!r}; a comma or a dot")
         if self.decimal and not self.numbers and self.decoder not in ("auto", "number", "csv"):
@@ -194,7 +201,7 @@ class Rule:
         """True if its messages are read one by one, because of how times or metrics are made."""
         return bool(
             self.zone or self.time_format or self.pairs or self.value or self.prefix
-            or self.drop or self.numbers or self.units or self.decimal
+            or self.drop or self.numbers or self.units or self.scales or self.decimal
         )  # fmt: skip
 
     @property

@@ -30,6 +30,7 @@ from holdfast_lake.decoders.json_payload import (
     parse_json,
     refuse_repeated_keys,
 )
+from holdfast_lake.decoders.scales import Scales
 from holdfast_lake.decoders.text_payload import (
     ONLINE,
     decode_any,
@@ -56,7 +57,8 @@ NAMED_BY_RULE: Final = frozenset({"auto", "number", "text", "status", "presence"
 class Reader:
     """A prepared rule, which decodes a payload and finds the device."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, *, is_scaled: bool = True) -> None:
+        """Prepares a rule. Without `is_scaled`, numbers are not multiplied by scales."""
         self.rule = rule
         self.matches = re.compile(rule.pattern()).match
         self.fields = rule.fields()
@@ -72,6 +74,7 @@ class Reader:
         self._names_one = self.decoder in NAMED_BY_RULE and rule.metric != VALUE
         self._drops, self._numbers = _any_of(rule.drop), _any_of(rule.numbers)
         self.units = UnitRules(rule.units) if rule.units else None
+        self._scales = Scales(rule.scales) if is_scaled else None
 
     def read(self, message: TableMessage, payload: bytes) -> Emission:
         """Decodes a message. Raises DecodeError."""
@@ -83,6 +86,10 @@ class Reader:
         if self._needs_time:
             fields = replace(fields, near_us=message.store_us)
         decoded = self._decode(message.topic, payload.removeprefix(BOM_UTF8), fields)
+        if self._numbers is not None:
+            self._read_numbers(decoded, self._numbers)
+        if self._scales is not None:
+            self._scales.apply(decoded)
         if self.rule.is_special:
             self._change_metrics(message.topic, payload, decoded)
         parse_texts(decoded, fields.decimal)
@@ -119,7 +126,10 @@ class Reader:
             return decoded
         if decode == "function":
             return decode_document(self._call(topic, payload), fields)
-        return decode_status(payload, fields, self.metric_of(topic), any_word=decode == "status")
+        return decode_status(
+            payload, fields, self.metric_of(topic), any_word=decode == "status",
+            value=self.rule.value,
+        )  # fmt: skip
 
     def _call(self, topic: str, payload: bytes) -> Any:
         """Returns what the user's function makes of a payload. Raises DecodeError."""
@@ -132,13 +142,11 @@ class Reader:
             name = getattr(self.rule.decode, "__name__", "the function")
             raise DecodeError(f"{name}: {type(error).__name__}: {error}") from None
 
-    def _change_metrics(self, topic: str, payload: bytes, decoded: Decoded) -> None:
-        """Applies the parts of the rule that name, drop or convert metrics."""
-        # A payload of one value has its whole name already, where the rule says one.
-        has_name = self._names_one and payload.lstrip()[:1] not in (b"{", b"[")
+    def _read_numbers(self, decoded: Decoded, wanted: Callable[[str], object]) -> None:
+        """Parses the texts that are numbers by the rule."""
         for at, name in enumerate(decoded.names):
             value = decoded.values[at]
-            if self._numbers is not None and type(value) is str and self._numbers(name):
+            if type(value) is str and wanted(name):
                 text = value.strip()
                 point = with_point(text, self.fields.decimal)
                 found, unit = measured_value(point or "", by_rule=True) or (
@@ -147,6 +155,11 @@ class Reader:
                 decoded.set_unit(at, unit)
                 if found is not None and point != text:
                     decoded.exact = (decoded.exact or {}) | {at: text}
+
+    def _change_metrics(self, topic: str, payload: bytes, decoded: Decoded) -> None:
+        """Applies the parts of the rule that name or drop metrics, or give units to them."""
+        # A payload of one value has its whole name already, where the rule says one.
+        has_name = self._names_one and payload.lstrip()[:1] not in (b"{", b"[")
         used: Set[str] = frozenset()
         named = self._names_of_values(decoded) if self.rule.metric_field else {}
         metrics = decoded.names
@@ -233,8 +246,8 @@ class Topic(NamedTuple):
 class Topics:
     """The cache of all topics that have come up."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.readers = [Reader(rule) for rule in rules]
+    def __init__(self, rules: Sequence[Rule], *, is_scaled: bool = True) -> None:
+        self.readers = [Reader(rule, is_scaled=is_scaled) for rule in rules]
         self.with_dollar = any(rule.filter.startswith("$") for rule in rules)
         self._cache: dict[str, Topic] = {}
         self._ways: dict[tuple[int, str | None], Way] = {}

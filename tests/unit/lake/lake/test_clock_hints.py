@@ -121,6 +121,8 @@ def test_metrics_of_several_units_are_told(tmp_path: Path, monkeypatch: pytest.M
         "device c: t has the units W, kW, and no mean in 2 hours with several",
         "device d: t has texts such as '21,5 °C'. If they are numbers with a decimal comma, a rule "
         "with decimal=',' mends it (in JSON also numbers=(...))",
+        "device f: t has texts such as '21.5'. If they are numbers, a rule with numbers=('t',) "
+        "makes them numbers",
     ]
 
 
@@ -196,3 +198,72 @@ def test_a_lake_keeps_the_mark_of_its_readings(
         patch.setattr(Lake, "_has_read", lambda *_: True)
         assert mark() == "", "its rows are those of an older version"
     assert mark() == default_mark(), "it has no rows, or they are just made again"
+
+
+def test_a_lake_goes_on_without_scales_until_its_readings_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else 523 and 5.23 would be one metric of one device."""
+    write_settings(tmp_path, LakeSettings(1, "parquet", defaults=default_mark()))
+
+    def is_scaled() -> bool:
+        Lake(tmp_path).remember({"path": "/data"})
+        lake = Lake(tmp_path)
+        assert lake.redeclared() == []
+        return bool(lake.catalog.tables["readings"].build.is_scaled)  # type: ignore[union-attr]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "_has_read", lambda *_: True)
+        assert not is_scaled()
+    assert is_scaled()
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "_has_read", lambda *_: True)
+        assert is_scaled(), "its rows were made by this version"
+
+
+def test_numbers_without_their_scale_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    rows = [
+        {"device": device, "metric": metric, "numbers": 5, "min": low, "max": high,
+         "last_string": text, "unit": None}
+        for device, metric, low, high, text in (
+            ("old", "pv.current", 500.0, 523.0, None),
+            ("old", "pv.current_scale", -2.0, -2.0, None),
+            ("old", "current", 500.0, 523.0, None),
+            ("new", "current", 5.0, 5.0, "500e-2"), ("new", "current_scale", -2.0, -2.0, None),
+            ("none", "zoom", 5.0, 5.0, None), ("none", "zoom_scale", 0.0, 0.0, None),
+            ("done", "current", 5.0, 5.23, None), ("done", "current_scale", -2.0, -2.0, None),
+            ("se/A", "value", 500.0, 523.0, None), ("se/A_SF", "value", -2.0, -1.0, None),
+            ("other/A", "value", 500.0, 523.0, None),
+        )
+    ]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "device_hours.parquet")
+    what = "is not multiplied by 10 to the power of"
+    assert status.hints(tmp_path, load_catalog([]).unscaled()) == [
+        f"device {device}: {metric} {what} {scale}: `holdfast pipeline rebuild readings` "
+        "multiplies what is in one message"
+        for device, metric, scale in (("se/A", "value", "A_SF"),
+                                      ("old", "pv.current", "current_scale"))
+    ]  # fmt: skip
+    assert "the scale is in another message" in status.hints(tmp_path, load_catalog([]))[0]
+
+
+def test_numbers_in_texts_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    rows = [
+        {"device": "air", "metric": metric, "numbers": 0, "last_string": text, "unit": None}
+        for metric, texts in (
+            ("pm02", ("12", "7")), ("atmp", ("21.5",)), ("serialno", ("840", "841")), ("n", ("3",)),
+            ("firmware", ("3.1", "3.2")), ("card", ("0012", "0013")), ("mode", ("on", "off")),
+            ("state", ("7", "open")),
+        )
+        for text in texts
+    ]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "device_hours.parquet")
+    assert status.hints(tmp_path, load_catalog([])) == [
+        f"device air: {metric} has texts such as {text!r}. If they are numbers, a rule with "
+        f"numbers=({metric!r},) makes them numbers"
+        for metric, text in (("atmp", "21.5"), ("pm02", "12"))
+    ]

@@ -51,7 +51,7 @@ TIMES = (
 )  # fmt: skip
 IDS = ('"a"', '"b"', '""', "7", "-8", "18446744073709551616", '"' + "i" * 70 + '"', "null")
 NAMES = ("v", "w", "ts", "when", "sent", "seq", "n", "msg_id", "uuid", "dev", "m.x", "", "é",
-         "unit", "uom")  # fmt: skip
+         "unit", "uom", "v_scale")  # fmt: skip
 DEEP = DEPTH_MAX + 2
 WHOLE = (
     b"", b"{", b" ", b" 5 ", b" {} ", b"\n", b'{"v":1}x', b"tru", b'\xef\xbb\xbf{"v":1}', b"[]",
@@ -79,6 +79,8 @@ def a_value(chance: random.Random, name: str) -> str:
         return chance.choice(IDS) if chance.random() < 0.1 else f'"{chance.randrange(10**6)}"'
     if name in ("unit", "uom"):
         return chance.choice(('"°C"', '"°C"', '"F"', '"frogs"'))
+    if name == "v_scale":
+        return chance.choice(("-2", "-2", "-1", "0", "3", "-32768"))
     if name == "dev":
         return chance.choice(('"d1"', '"d2"'))
     return chance.choice((*NUMBERS[:5], repr(chance.uniform(-1e6, 1e6))))
@@ -288,8 +290,7 @@ def test_plain_numbers_are_the_same_as_json_and_as_text(text: bytes) -> None:
 
 
 def test_columns_are_what_the_table_declares() -> None:
-    from holdfast_lake.tables.columns import NAME, READINGS, STATES
-    from holdfast_lake.tables.readings import COLUMNS, STATE_COLUMNS
+    from holdfast_lake.tables.columns import COLUMNS, NAME, READINGS, STATE_COLUMNS, STATES
 
     sql = {pa.int32(): "int", pa.int64(): "bigint", pa.float64(): "double", pa.string(): "string",
            pa.bool_(): "boolean", pa.timestamp("us", tz="UTC"): "timestamp",

@@ -19,8 +19,8 @@ from holdfast.log.columns.decode import SCHEMA  # noqa: E402
 from holdfast_lake.decoders.decoded import PAYLOAD_BYTES_MAX  # noqa: E402
 from holdfast_lake.tables import Rule  # noqa: E402
 from holdfast_lake.tables import columns as declared  # noqa: E402
-from holdfast_lake.tables.columns import QUARANTINED_BYTES_MAX  # noqa: E402
-from holdfast_lake.tables.readings import COLUMNS, ReadingsFold, _cuts  # noqa: E402
+from holdfast_lake.tables.columns import COLUMNS, QUARANTINED_BYTES_MAX  # noqa: E402
+from holdfast_lake.tables.readings import ReadingsFold, _cuts  # noqa: E402
 from holdfast_lake.tables.rules import with_defaults  # noqa: E402
 from holdfast_lake.tables.stream import IDLE_DAYS_MAX  # noqa: E402
 
