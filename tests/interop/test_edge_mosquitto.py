@@ -2,11 +2,13 @@
 The federation is scripted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.client import Client, Options, SubscriptionRequest
@@ -19,6 +21,7 @@ from holdfast_federation.sidecar.edge_mqtt.interest_sources import SourceSetting
 from holdfast_federation.sidecar.edge_mqtt.loop_marker import MARK
 from holdfast_federation.sidecar.edge_mqtt.retained import RetainingMqttEdge, edge_for
 from holdfast_federation.sidecar.edge_mqtt.settings import EdgeSettings
+from holdfast_federation.sidecar.edge_mqtt.state import FILE, EdgeState
 from tests.e2e.brokers import MOSQUITTO, Broker, Holdfast, Mosquitto
 from tests.support.edge_host import WAIT_S, ScriptedHost, until
 
@@ -363,6 +366,78 @@ def test_the_session_outlives_the_process(mosquitto: Mosquitto, level: int) -> N
             await client.publish("v", b"new", qos=1)
             await until(lambda: len(second.published) == 51, "the new filter")
             assert second.payloads() == [*(b"%d" % number for number in range(50)), b"new"]
+
+    run(test)
+
+
+@LEVELS
+@pytest.mark.parametrize("has_lost_file", [False, True])
+def test_nothing_is_acknowledged_before_the_host_reports(
+    mosquitto: Mosquitto, level: int, has_lost_file: bool
+) -> None:
+    """The broker sends at once what waited for the session, and a whole life of the federator ends
+    without a report of its host. Nothing is lost, whatever the state file says: the disk may have
+    been full when the filter was to be saved."""
+
+    async def test() -> None:
+        settings = settings_for(mosquitto, level)
+        first = ScriptedHost()
+        async with running(settings, first) as edge:
+            await wanting(edge, first, "t")
+        async with user(mosquitto) as client:
+            for number in range(50):
+                await client.publish("t", b"%d" % number, qos=1 + number % 2)
+        path = settings.directory / FILE
+        if has_lost_file:
+            path.write_bytes(msgspec.json.encode(EdgeState(json.loads(path.read_bytes())["token"])))
+        silent = ScriptedHost()
+        async with running(settings, silent) as edge:
+            await until(lambda: silent.is_up, "it is up")
+            # Behind all that waited, on the same connection.
+            await until(lambda: edge.status()["waiting_for_interest"] == 50, "all have come")
+        assert not silent.published
+        last = ScriptedHost()
+        async with running(settings, last) as edge:
+            await wanting(edge, last, "t")
+            await until(lambda: len(last.published) == 50, "all")
+            assert sorted(last.payloads()) == sorted(b"%d" % number for number in range(50))
+
+    run(test)
+
+
+def test_interest_is_saved_before_it_is_reported(mosquitto: Mosquitto) -> None:
+    """Else a crash would end interest by which other members have sent already. A statement is
+    valid after a restart even if it was last saved long ago: renewals are not saved."""
+
+    class Host(ScriptedHost):
+        def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
+            super().change_interest(added, removed)
+            saved = msgspec.json.decode(path.read_bytes(), type=EdgeState).interest
+            assert sorted(filter for _, _, filter, _ in saved) == sorted(self.interest)
+
+    settings = settings_for(mosquitto, sources=SourceSettings(reads_log=False))
+    path = settings.directory / FILE
+
+    async def test() -> None:
+        host = Host()
+        async with running(settings, host), user(mosquitto) as client:
+
+            async def are_stated(*filters: str) -> None:
+                deadline = asyncio.get_running_loop().time() + WAIT_S
+                while sorted(host.interest) != sorted(filters):
+                    # It may not listen yet.
+                    assert asyncio.get_running_loop().time() < deadline, host.interest
+                    for filter in filters:
+                        await client.publish(f"federator/beacon/{filter}", b"", qos=1)
+                    await asyncio.sleep(0.05)
+
+            await are_stated("a")
+            await are_stated("a", "b")
+        state = json.loads(path.read_bytes())
+        path.write_text(json.dumps(state | {"written_at": state["written_at"] - 86_400}))
+        again = Host()
+        async with running(settings, again):
+            assert sorted(again.interest) == ["a", "b"]
 
     run(test)
 

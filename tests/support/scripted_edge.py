@@ -13,6 +13,7 @@ from holdfast_federation.core.effects import DeliverLocally, Message
 from holdfast_federation.core.identity import MessageId
 from holdfast_federation.sidecar.edge import EdgeHost
 from holdfast_federation.sidecar.federator import Federator
+from holdfast_federation.sidecar.store.member_files import MemberStorage
 from tests.support.federation_settings import member_settings
 from tests.support.ports import free_port
 
@@ -165,9 +166,14 @@ class Site:
         return member_settings(table | more)
 
     async def start(
-        self, name: str, edge: ScriptedEdge, peers: Iterable[str] = (), **more: Any
+        self,
+        name: str,
+        edge: ScriptedEdge,
+        peers: Iterable[str] = (),
+        state: MemberStorage | None = None,
+        **more: Any,
     ) -> Federator:
-        federator = Federator(self.settings(name, peers, **more), edge, self.config)
+        federator = Federator(self.settings(name, peers, **more), edge, self.config, state)
         await federator.start()
         self.running.append(federator)
         return federator

@@ -65,24 +65,42 @@ Attempt = Callable[[Callable[[FederationMember, float], None]], None]
 class InterestPersister:
     """Writes the member's memory to the store and reports changed filters to the edge.
 
-    The edge learns of new filters only after they are durable. Otherwise: the edge hands over a
-    message for a new subscriber, and this process crashes. After the restart the member would not
-    know the subscriber, and would acknowledge the repeated message as unwanted.
+    Invariants:
+
+    - A filter is durable before the edge learns of it. Counter-example: the edge subscribes, its
+      broker keeps messages, and this process crashes. After the restart the member would not know
+      the subscriber, and would acknowledge these messages as unwanted.
+    - The interest by which a message has a destination is durable no later than the message. A
+      message leaves before that only if the interest is durable already. Counter-example: members B
+      and C want the same filter, and the interest of C is not durable. C receives a message, and
+      this process crashes. After the restart the next messages would go to B alone.
+    - The edge learns the filters soon after each start, also if there are none, unless the memory
+      is lost. So it need not decide by a time-out that no other member wants anything.
     """
 
     def __init__(
-        self, attempt: Attempt, store: MemberStore, want: Callable[[frozenset[str]], None]
+        self,
+        attempt: Attempt,
+        member: FederationMember,
+        store: MemberStore,
+        want: Callable[[frozenset[str]], None],
+        has_memory: bool,
     ) -> None:
+        """`has_memory`: whether the member was made with the memory of an earlier start."""
         self._attempt = attempt
         self._store = store
         self._want = want
+        self._knows_members = has_memory
+        # The interest as the store has been given it, and as it is durable.
+        self._given_version = self._durable_version = member.remote_version
         self._is_stopped = False
         self._want_timer: asyncio.TimerHandle | None = None
         self._memory_timer: asyncio.TimerHandle | None = None
         self._want_delay_s = WANT_DELAY_S
         self._memory_delay_s = MEMORY_DELAY_S
         self._wanted_version = -1
-        self._wanted: frozenset[str] = frozenset()
+        # None: the edge has not learned the filters since the start.
+        self._wanted: frozenset[str] | None = None
         self._remembered_digest = b""
 
     def on_input(self, member: FederationMember) -> None:
@@ -90,7 +108,10 @@ class InterestPersister:
         if self._is_stopped:
             return
         loop = asyncio.get_running_loop()
-        if self._want_timer is None and member.remote_version != self._wanted_version:
+        # A member without a memory knows the filters once it knows another member.
+        self._knows_members |= len(member.database.entries) > 1
+        is_new = self._knows_members and member.remote_version != self._wanted_version
+        if self._want_timer is None and is_new:
             self._want_timer = loop.call_later(
                 self._want_delay_s, self._attempt, self._report_wanted
             )
@@ -98,6 +119,16 @@ class InterestPersister:
             self._memory_timer = loop.call_later(
                 self._memory_delay_s, self._attempt, self._remember
             )
+
+    def is_durable(self, member: FederationMember) -> bool:
+        """Returns whether a crash leaves all interest that is known now."""
+        return self._durable_version == member.remote_version
+
+    def before_custody(self, member: FederationMember, now: float) -> None:
+        """Gives the store the interest, unless it has it. What it is given next is durable no
+        sooner."""
+        if self._given_version != member.remote_version:
+            self._write(member, now)
 
     def stop(self) -> None:
         """Stops, and gives the store the final state."""
@@ -131,7 +162,12 @@ class InterestPersister:
         self._memory_delay_s = max(MEMORY_DELAY_S, REST * (time.monotonic() - begin))
 
     def _write(self, member: FederationMember, now: float) -> None:
+        self._given_version = version = member.remote_version
         self._store.remember(member.memory(now, time.time()))
+        self._store.when_written(lambda: self._note_durable(version))
+
+    def _note_durable(self, version: int) -> None:
+        self._durable_version = version
 
 
 logger = logging.getLogger("holdfast")
@@ -184,9 +220,7 @@ class Federator:
         """The credentials for other members, once loaded. A reload renews them."""
         self._managing: NeighbourSources | None = None
         self._publications = Publications(
-            lambda message: self._call(
-                "a publication", lambda member, now: member.local_publish(message, now)
-            ),
+            self._publish,
             waits=settings.when_full == "wait",
             refuse=self._refuse,
             has_failed=lambda: self._has_failed,
@@ -311,7 +345,9 @@ class Federator:
             self._retention = RetainedSync(self._edge, self.store, kept.retained, call)
         self._stored = None
         attempt = partial(self._attempt, "its memory of other members")
-        self._noticing = InterestPersister(attempt, self.store, self._set_wanted_filters)
+        self._noticing = InterestPersister(
+            attempt, self._member, self.store, self._set_wanted_filters, bool(kept.memory)
+        )
         self._publications.connect(self._member, self.store)
         logger.info(
             "federation_member name=%r node=%s epoch=%d custody=%d",
@@ -476,6 +512,15 @@ class Federator:
     def _passed(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
         self.store.pass_to(origin, position, ids)
 
+    def _publish(self, message: Message) -> MessageId | None:
+        def publish(member: FederationMember, now: float) -> MessageId | None:
+            assert self._noticing is not None
+            if message.is_repeatable and not self._noticing.is_durable(member):
+                return member.local_publish(replace(message, is_repeatable=False), now)
+            return member.local_publish(message, now)
+
+        return self._call("a publication", publish)
+
     # Effects of the member
 
     def _now(self) -> float:
@@ -533,6 +578,8 @@ class Federator:
                 self._retention.delivered(effect.message.topic)
             self._deliveries.accept(effect, self._now())
         elif isinstance(effect, Store):
+            assert self._noticing is not None
+            self._noticing.before_custody(self.member, self._now())
             self.store.add(effect.id, effect.data, effect.may_wait)
         elif isinstance(effect, Delete):
             self.store.remove(effect.id)

@@ -373,7 +373,12 @@ def _joined(agreed: bytes, own: bytes) -> bytes:
 
 def values_of(change: MemberStoreChange, now: float) -> Values:
     """The values of a change, in the order in which they are stored."""
-    values: Values = [
+    values: Values = []
+    # First, because the messages have their destinations by the interest in it. A crash may leave
+    # some of the values.
+    if change.memory is not None:
+        values.append((MEMORY, b"".join(_BYTES.pack(len(one)) + one for one in change.memory)))
+    values += [
         (CUSTODY + _ID.pack(id.epoch, id.sequence), _STORED_AT.pack(now) + data)
         for id, data in change.added.items()
     ]
@@ -388,8 +393,6 @@ def values_of(change: MemberStoreChange, now: float) -> Values:
         name = topic.encode()
         key = RETAINED + hashlib.blake2b(name, digest_size=16).digest()
         values.append((key, b"" if data is None else _BYTES.pack(len(name)) + name + data))
-    if change.memory is not None:
-        values.append((MEMORY, b"".join(_BYTES.pack(len(one)) + one for one in change.memory)))
     return values
 
 

@@ -10,7 +10,11 @@ Invariants:
 
 - The edge acknowledges only publications that the federator is done with. A broker that keeps the
   session repeats all others.
-- After a restart no message leaves before the host has reported the filters of other members.
+- After a start no message leaves or is acknowledged before the host has reported the filters of
+  other members. No time-out ends this: the broker keeps the messages, and an acknowledged one that
+  somebody wants is lost.
+- A client's interest is on disk before the host learns of it. Otherwise other members would send
+  its messages, and after a crash they would stop.
 - Between `edge_up` and `edge_down`, deliveries reach the broker in order.
 """
 
@@ -281,9 +285,6 @@ follows a permanent refusal of the one before."""
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
 """The first pause in seconds before deliveries to a busy broker; doubles to PAUSE_MAX_S."""
-HOLD_S: Final = 30.0
-"""The time in seconds that exports wait for the host after a restart with subscriptions. After it,
-messages go to the subscribers that the host knows, even if it has reported none."""
 DRAIN_S: Final = 3.0
 """The time in seconds that `stop` waits for messages in flight, checked each DRAIN_STEP_S."""
 DRAIN_STEP_S: Final = 0.01
@@ -315,10 +316,10 @@ class MqttEdge:
         self._is_up = False
         self._imports = Imports()
         self._exports = Exports(self._publish, self._acknowledge, self._replays())
-        # Set when `_maintain` has work.
+        # Set when `_maintain` has work, and when interest may have changed.
         self._wake = asyncio.Event()
+        self._interest_stated = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._export_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
         self._host: EdgeHost
         self._own: OwnTopic
@@ -346,10 +347,10 @@ class MqttEdge:
         self._failure = loop.create_future()
         memory = self._memory
         await memory.load(loop.time())
-        self._report_interest()
+        await self._report_interest()
         self._reader = RetainedReader(settings, memory.reader_id)
         self._control = ControlConnection(
-            settings, memory.control_id, memory.sources, self._complain, self._report_interest
+            settings, memory.control_id, memory.sources, self._complain, self._interest_stated.set
         )
         self._own = OwnTopic(self.client_id, settings.wait_s, self._control.publish)
         self._subscriptions = EdgeSubscriptions(
@@ -359,10 +360,10 @@ class MqttEdge:
             self._own.fence,
             memory.save_subscriptions,
         )
-        if memory.subscribed:
-            self._exports.suspend()
-            self._export_timer = loop.call_later(HOLD_S, self._exports.resume)
-        self._tasks = [loop.create_task(self._run()), loop.create_task(self._tick())]
+        # Whatever the state file says: the broker may have subscriptions that it lacks.
+        self._exports.suspend()
+        work = (self._run(), self._tick(), self._report_changes())
+        self._tasks = [loop.create_task(each) for each in work]
         for task in (*self._tasks, self._control.start()):
             task.add_done_callback(self._ended)
 
@@ -378,8 +379,6 @@ class MqttEdge:
         """Finishes what is in flight, for at most DRAIN_S, and disconnects."""
         if not self._tasks:
             return
-        if self._export_timer is not None:
-            self._export_timer.cancel()
         await self._drain()
         self._is_ready = False
         self._report_down("the federator stops")
@@ -429,6 +428,7 @@ class MqttEdge:
             "interest_filters": self._memory.sources.filter_count,
             "export_filters": self._subscriptions.subscribed(),
             "refused_filters": sorted(self._subscriptions.refused),
+            "waiting_for_interest": self._exports.held,
             "waiting_for_custody": len(self._exports),
             "waiting_for_broker": len(self._imports),
             "counts": dict(sorted(counts.items())),
@@ -642,8 +642,14 @@ class MqttEdge:
 
     # Interest of clients
 
-    def _report_interest(self) -> None:
-        added, removed = self._memory.take_interest()
+    async def _report_changes(self) -> None:
+        while True:
+            await self._interest_stated.wait()
+            self._interest_stated.clear()
+            await self._report_interest()
+
+    async def _report_interest(self) -> None:
+        added, removed = await self._memory.take_interest()
         if added or removed:
             self._host.change_interest(added, removed)
 
@@ -652,8 +658,7 @@ class MqttEdge:
         while True:
             await asyncio.sleep(TICK_S)
             self._memory.sources.expire(asyncio.get_running_loop().time())
-            self._report_interest()
+            self._interest_stated.set()
             if self._imports.counts["imported"] > imported and not self._is_paused:
                 imported = self._imports.counts["imported"]
                 self._pause_s = PAUSE_S
-            await self._memory.save_interest()

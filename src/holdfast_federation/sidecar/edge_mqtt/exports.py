@@ -80,6 +80,11 @@ class Exports:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def held(self) -> int:
+        """The number of messages that wait for `resume`."""
+        return len(self._waiting or ())
+
     def allow(self, filters: frozenset[str]) -> None:
         """Replaces the filters that may be exported. The subscriptions may be wider."""
         self._allowed = SubscriptionTrie()

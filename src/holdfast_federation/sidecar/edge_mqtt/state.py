@@ -29,18 +29,13 @@ class EdgeState(msgspec.Struct):
     subscribed: dict[str, int] = msgspec.field(default_factory=dict)
     """The filters that the broker may have, with the subscription identifier of each."""
     interest: list[tuple[str, str, str, float]] = msgspec.field(default_factory=list)
-    """The result of `InterestSources.snapshot` at `written_at`."""
+    """The result of `InterestSources.snapshot` at `written_at`.
+
+    A start restores it with the validity that was left at the write. The time since then does not
+    count, because renewals are not written and none is received while the process is down.
+    """
     written_at: float = 0.0
     """The Unix time in seconds of the last write."""
-
-    def remembered_interest(self) -> list[tuple[str, str, str, float]]:
-        """Returns the interest with the seconds that are left now."""
-        gone_s = max(0.0, time.time() - self.written_at)
-        return [
-            (source, owner, filter, left_s - gone_s)
-            for source, owner, filter, left_s in self.interest
-            if left_s > gone_s
-        ]
 
 
 class StateFile:
@@ -82,14 +77,13 @@ class EdgeMemory:
         self._file = StateFile(settings.directory)
         self._state = EdgeState("")
         self._saving = asyncio.Lock()
-        self._is_unsaved = False
 
     async def load(self, now: float) -> None:
         """Reads the state and restores the interest. Raises `BadState` or `OSError`."""
         self._state = await asyncio.to_thread(self._file.load)
         own = (self.client_id, self.control_id, self.reader_id)
         self.sources.own_clients = frozenset(own)
-        self.sources.restore(self._state.remembered_interest(), now)
+        self.sources.restore(self._state.interest, now)
 
     @property
     def token(self) -> str:
@@ -112,10 +106,12 @@ class EdgeMemory:
     def subscribed(self) -> Mapping[str, int]:
         return self._state.subscribed
 
-    def take_interest(self) -> tuple[list[str], list[str]]:
-        """Returns filters that began to be wanted, and those that ended, since the last call."""
+    async def take_interest(self) -> tuple[list[str], list[str]]:
+        """Returns filters that began to be wanted, and those that ended, since the last call. They
+        are on disk, or the failure is logged."""
         added, removed = self.sources.take_changes()
-        self._is_unsaved |= bool(added or removed)
+        if added or removed:
+            await self.save()
         return added, removed
 
     async def save_subscriptions(self, held: Mapping[str, int]) -> None:
@@ -123,14 +119,9 @@ class EdgeMemory:
         self._state.subscribed = dict(held)
         await self.save()
 
-    async def save_interest(self) -> None:
-        if self._is_unsaved:
-            await self.save()
-
     async def save(self) -> None:
         """Saves the state. Writes do not overlap, so the newest one is written last."""
         async with self._saving:
-            self._is_unsaved = False
             self._state.interest = self.sources.snapshot(asyncio.get_running_loop().time())
             try:
                 await asyncio.to_thread(self._file.save, self._state)
