@@ -260,7 +260,10 @@ PLANTED = {
         truncation_to_the_watermark, settings("kill", "pause"), "replica_diverged", 94
     ),
     "no epoch check at the follower": in_cluster(
-        no_epoch_check_at_the_follower, settings("pause", "late", mean_s=0.3), "the log ends at", 97
+        no_epoch_check_at_the_follower,
+        settings("pause", "late", mean_s=0.3),
+        "the log ends at",
+        108,
     ),
     "releases are not logged": in_cluster(
         releases_are_not_logged, settings("kill"), "which is not committed", 0
@@ -290,7 +293,7 @@ PLANTED = {
         home_decides_before_it_has_applied, settings("kill", "outage"), "which has not had it", 2
     ),
     "leader forgets the tail": in_cluster(
-        leader_forgets_the_tail, settings("kill", "slow-disk"), "is in the log twice", 60
+        leader_forgets_the_tail, settings("kill", "slow-disk"), "is in the log twice", 68
     ),
     "owners are not asked": in_cluster(
         owners_are_not_asked, settings("isolate", "pause", "kill"), "has been connected to", 66
@@ -305,13 +308,13 @@ PLANTED = {
         a_request_opens_twice, settings("isolate", "pause", "one-way"), "a session from nowhere", 61
     ),
     "wills can be refused": in_cluster(
-        wills_can_be_refused, settings("kill", "outage"), "have not come", 57
+        wills_can_be_refused, settings("kill", "outage"), "have not come", 61
     ),
     "what was refused is stored": in_cluster(
         what_was_refused_is_stored, settings("kill"), "has acknowledged", 2
     ),
     "frames leave on the next link": in_cluster(
-        frames_leave_on_the_next_link, settings("reset", "kill"), "keeps frames of a lost link", 0
+        frames_leave_on_the_next_link, settings("reset", "kill"), "keeps frames of a lost link", 2
     ),
     "cursors are filled in when looked at": in_cluster(
         cursors_are_filled_in_when_looked_at, settings("kill"), "the image of", 0

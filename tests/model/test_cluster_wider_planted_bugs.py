@@ -292,7 +292,7 @@ PLANTED = {
         a_will_does_not_wait, settings(TIMED), "before it was due", 0
     ),
     "a timer is not cancelled": in_cluster(
-        a_timer_is_not_cancelled, settings(TIMED), "has ended", 2
+        a_timer_is_not_cancelled, settings(TIMED), "has ended", 3
     ),
     "a held-up node is sure": in_cluster(
         a_held_up_node_is_sure,
@@ -331,7 +331,7 @@ PLANTED = {
         a_queue_has_no_keeper,
         settings(QUEUES, "kill"),
         "nobody of $stream/@earliest/$queue/s/# has received",
-        11,
+        17,
     ),
     "a node that lags keeps its clients": in_cluster(
         a_node_that_lags_keeps_its_clients,
@@ -349,7 +349,7 @@ PLANTED = {
         the_home_partition_says_which_session_it_is,
         settings_for(93, casts=(DEVICES,)),
         "which is not committed",
-        58,
+        67,
     ),
     "a session that ends is still there": in_cluster(
         a_session_that_ends_is_still_there, settings(DEVICES), "of a session that has just begun", 2
