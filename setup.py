@@ -7,6 +7,7 @@ they share one library, and a module of another compilation would read it wrongl
 
 HOLDFAST_COMPILE=0 skips it, HOLDFAST_COMPILE=1 turns a failure into an error.
 HOLDFAST_COMPILE_TIMEOUT_S bounds both processes together; slow machines may need more.
+HOLDFAST_COMPILE_LEVEL is the compiler's level of optimization, 2 by default.
 """
 
 import atexit
@@ -28,6 +29,7 @@ from setuptools.command.build_ext import build_ext
 
 WANTED = os.environ.get("HOLDFAST_COMPILE", "auto")
 TIMEOUT_S = float(os.environ.get("HOLDFAST_COMPILE_TIMEOUT_S", "1800"))
+LEVEL = os.environ.get("HOLDFAST_COMPILE_LEVEL", "2")
 COMPILES_INTO = "HOLDFAST_COMPILES_INTO"
 """Set in the process that compiles: the directory for the generated C."""
 SHOWN_LINES = 30
@@ -272,7 +274,7 @@ def extensions_from_mypyc(directory: str) -> list:
     try:
         modules = mypycify(
             ["--config-file=tools/mypyc.ini", *(f"src/{path}" for path in PATHS)],
-            opt_level="2",
+            opt_level=LEVEL,
             debug_level="0",
             multi_file=True,
             group_name="holdfast",
