@@ -1,5 +1,6 @@
 """Routes HTTP requests to endpoint handlers."""
 
+import asyncio
 import json
 from collections.abc import (
     AsyncGenerator,
@@ -27,6 +28,7 @@ from holdfast.api.endpoints import (
     Call,
     Caller,
     Endpoint,
+    LogMoved,
     Parameter,
     Values,
     bad_request,
@@ -135,6 +137,10 @@ def _parameter(parameter: Parameter[Any]) -> Any:
     }
 
 
+READS_MAX: Final = 4
+READ_AGAIN_S: Final = 3.0
+"""A read during which the log moves begins again at most READS_MAX times, and not after this time
+in seconds: a node that does not answer has taken longer."""
 OPENAPI_PATH: Final = "/api/v1/openapi.json"
 
 
@@ -231,13 +237,27 @@ async def _while_admitted(
 async def _carry_out(call: Call) -> tuple[Response, str]:
     """Returns the response, and the reason of a refusal."""
     try:
-        result = await call.endpoint.handler(call)
+        result = await _handle(call)
     except ApiRefusal as error:
         return refused(error.status, str(error), error.headers), str(error)
     if isinstance(result, Response):
         return result, ""
     encoded = b"{}" if result is None else msgspec.json.encode(result)
     return Response(encoded, media_type="application/json"), ""
+
+
+async def _handle(call: Call) -> object:
+    """Calls the handler. A read during which the log moves begins again: a client without retries
+    of its own, such as curl, would fail for each move of a partition. Raises `ApiRefusal`."""
+    loop = asyncio.get_running_loop()
+    begun_at = loop.time()
+    for _ in range(READS_MAX):
+        try:
+            return await call.endpoint.handler(call)
+        except LogMoved:
+            if call.endpoint.is_change or loop.time() >= begun_at + READ_AGAIN_S:
+                raise
+    return await call.endpoint.handler(call)
 
 
 def refused(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:

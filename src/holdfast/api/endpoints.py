@@ -51,6 +51,14 @@ class ApiRefusal(Exception):
         self.headers = headers
 
 
+class LogMoved(ApiRefusal):
+    """The log changed while it was read: a partition came to another node. A read that begins again
+    finds it there, so `dispatch` repeats the handler of a read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(503, text, {"Retry-After": "1"})
+
+
 def bad_request(text: str) -> ApiRefusal:
     """The refusal of a parameter or a body. The text names it and says what is allowed."""
     return ApiRefusal(400, text)

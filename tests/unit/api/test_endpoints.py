@@ -10,8 +10,17 @@ import httpx
 import msgspec
 import pytest
 
-from holdfast.api.dispatch import application
-from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Flag, Number, Text, Whole
+from holdfast.api.dispatch import READS_MAX, application
+from holdfast.api.endpoints import (
+    ApiRefusal,
+    Call,
+    Endpoint,
+    Flag,
+    LogMoved,
+    Number,
+    Text,
+    Whole,
+)
 from holdfast.security.access.scopes import Scope
 from tests.support.open_gate import OpenGate
 
@@ -70,6 +79,48 @@ APPLICATION = application(
     GATE,
     "test",
 )  # fmt: skip
+
+
+class MovingLog:
+    """A log that moves during the first `moves` requests."""
+
+    def __init__(self, moves: int) -> None:
+        self.moves = moves
+        self.reads = 0
+
+    async def read(self, call: Call) -> object:
+        self.reads += 1
+        if self.reads <= self.moves:
+            raise LogMoved("it has moved")
+        return {}
+
+
+@pytest.mark.parametrize(("moves", "status"), [(READS_MAX, 200), (READS_MAX + 1, 503)])
+def test_a_read_begins_again_when_the_log_moves(moves: int, status: int) -> None:
+    log = MovingLog(moves)
+    read = Endpoint("GET", "/log", Scope.VIEWER, "read", log.read, dict, refusals=(503,))
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(application([read], OpenGate(), "test"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get("/log")
+
+    answer = asyncio.run(run())
+    assert (answer.status_code, log.reads) == (status, READS_MAX + 1)
+    assert status == 200 or answer.headers["Retry-After"] == "1"
+
+
+def test_a_change_is_carried_out_once() -> None:
+    log = MovingLog(1)
+    change = Endpoint("POST", "/log", Scope.OPERATOR, "change", log.read, refusals=(503,))
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(application([change], NotingGate(), "test"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post("/log")
+
+    assert asyncio.run(run()).status_code == 503
+    assert log.reads == 1
 
 
 def asked(ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]) -> tuple[int, Any]:

@@ -77,7 +77,7 @@ class LogAnswers:
 
 
 async def _read(broker: Broker, read: Callable[[], T]) -> T:
-    """Reads the log here. Raises `ApiRefusal` (503) if it has left this node meanwhile."""
+    """Reads the log here. Raises `LogMoved` if it has left this node meanwhile."""
     restarts = broker.node.state.journal.restarts
     found = await broker.reads.in_thread(read)
     check_restarts(broker, restarts)

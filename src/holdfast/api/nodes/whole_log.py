@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from holdfast.api.endpoints import ApiRefusal
+from holdfast.api.endpoints import ApiRefusal, LogMoved
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.lake_port import LakeAwayError, LakePort
 from holdfast.log.batch import DELTA_US_MAX, Batch
@@ -263,7 +263,7 @@ class WholeLog:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Does work with the log: in the reading thread, or in one that may wait for others. Raises
-        `ApiRefusal` (503) if a log has left this node meanwhile."""
+        `LogMoved` if a log has left this node meanwhile."""
         if not self.nodes and not self._begins:
             found = await self._broker.reads.in_thread(work)
         else:
@@ -278,7 +278,11 @@ class WholeLog:
         return asyncio.run_coroutine_threadsafe(get(), self._broker.loop).result()
 
     def _there(self, partition: int, name: str, question: Struct, kind: type[T]) -> T:
-        found: T = self._await(self._ask(self.nodes[partition], name, question, kind, ANSWER_S))
+        try:
+            found: T = self._await(self._ask(self.nodes[partition], name, question, kind, ANSWER_S))
+        except ApiRefusal as error:
+            # It had the partition when the request began.
+            raise LogMoved(str(error)) from None
         return found
 
     # The methods of `LogReader`
@@ -389,11 +393,10 @@ def removed(log: WholeLog) -> ApiRefusal:
 
 
 def check_restarts(broker: Broker, restarts: int) -> None:
-    """Raises `ApiRefusal` (503) if a log of a node has begun again, or was forgotten, since its
-    journal had this number of restarts."""
+    """Raises `LogMoved` if a log of a node has begun again, or was forgotten, since its journal had
+    this number of restarts."""
     if broker.node.state.journal.restarts != restarts:
-        text = "a partition has left this node during the request: send it again"
-        raise ApiRefusal(503, text, {"Retry-After": "1"})
+        raise LogMoved("a partition has left this node during the request: send it again")
 
 
 def oldest_us(broker: Broker) -> int:
