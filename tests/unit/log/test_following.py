@@ -247,6 +247,36 @@ def test_beyond_a_seal_it_begins_anew(writer: Writer) -> None:
         follower.switch(new)
 
 
+def test_a_segment_of_the_same_name_begins_anew(writer: Writer) -> None:
+    """The deposed holder and the new one have each begun a segment after the seal, as long as the
+    other. The follower has seen the one that nobody else will."""
+    writer.publish(3)
+    sealed = writer.journal.segments[-1]
+    new, journal = taken_over(writer, sealed.size_bytes)
+    writer.journal.start_segment()
+    writer.publish()
+    follower = writer.follower()
+    list(follower.poll())
+    journal.append(
+        Record(
+            0,
+            MESSAGE,
+            flags=1,
+            timestamp_us=1,
+            topic=b"topic/4",
+            client_id=b"c",
+            payload=b"%020d" % 5,
+        )
+    )
+    group = journal.close_write_group()
+    assert group is not None
+    GroupWriter(new, durable=True, shared=True).write(group)
+    ours, theirs = journal.segments[-1], follower.journal.segments[-1]
+    assert (ours.sequence, ours.size_bytes) == (theirs.sequence, theirs.size_bytes)
+    with pytest.raises(FollowError, match="another batch than followed"):
+        follower.switch(DataDirectory(new.files, MANIFEST, new.epoch))
+
+
 def taken_over(writer: Writer, seal_bytes: int) -> tuple[DataDirectory, Journal]:
     """Epoch 1's folder, and its journal as its holder has it."""
     sequence = writer.journal.segments[-1].sequence
