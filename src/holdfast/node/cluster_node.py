@@ -34,7 +34,7 @@ from holdfast.node.position_reports import PositionReports
 from holdfast.node.publish.forward_frames import decode_forward, decode_result
 from holdfast.node.publish.forwarding import PENDING_BYTES_MAX
 from holdfast.node.publish.producer_dedup import note_refused
-from holdfast.node.reads.read_barrier import ALIGNMENT, decode_barrier
+from holdfast.node.reads.read_barrier import decode_barrier, is_alignment
 from holdfast.node.refusal import Rejection
 from holdfast.node.session.connection import Connection
 from holdfast.node.session.message import Message
@@ -197,8 +197,8 @@ class ClusterNode(Parts):
             self.feeds.hurry(node)
         elif kind == kinds.BARRIER_RESULT:
             question, entries = decode_barrier(payload)
-            if question == ALIGNMENT:
-                self.alignment.answered(node, entries)
+            if is_alignment(question):
+                self.alignment.answered(node, question, entries)
             else:
                 self.barriers.handle_reply(question, entries)
         else:

@@ -180,6 +180,7 @@ class Parts:
         self.acquisition.seed_ids_at(int(random() * (1 << 52)))
         number = int(random() * (1 << 52))
         self.barriers.seed_ids_at(number)
+        self.alignment.seed_ids_at(number)
         self.remote_reads.seed_ids_at(number)
 
     def _share_state(self) -> None:

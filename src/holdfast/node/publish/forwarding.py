@@ -391,14 +391,6 @@ class RecordForwarder:
         else:
             do()
 
-    def waiting_partitions(self) -> list[int]:
-        """Returns the partitions with records that have no leader to go to."""
-        return [
-            partition
-            for partition, target in enumerate(self._targets)
-            if not target and self._queues[partition]
-        ]
-
     def refuse_unresolved(self, partition: int) -> None:
         """Ends plain messages that a leader may have, and later messages of the same clients.
 
@@ -457,9 +449,9 @@ class RecordForwarder:
         Records of state and wills continue to wait, and so do records that may be stored already.
         """
         self._close_overdue(now)
-        for partition in self.waiting_partitions():
+        for partition, target in enumerate(self._targets):
             refused: set[bytes] = set()
-            for pending in list(self._queues[partition].values()):
+            for pending in () if target else list(self._queues[partition].values()):
                 if pending.in_doubt or not pending.is_refusable():
                     continue
                 client_id = pending.record.client_id

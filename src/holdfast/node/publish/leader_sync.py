@@ -8,6 +8,10 @@ same link as the records, behind them.
 Counter-example: the link breaks after a FORWARD, and the records are sent again at once. The leader
 has stored them already, and plain QoS 1 messages are stored twice.
 
+So a reply counts only if its question was sent after the partition was lost. Counter-example: this
+node begins to store a partition that the same leader leads in the same epoch. The reply to a
+question about another partition, sent before the FORWARD, arrives then, with an end before it.
+
 Nor does such a record leave before all replicas in sync follow the leader, so that none of them has
 more than it. Counter-example: n2 has appended a message and is deposed. n3 leads, has not received
 it, and refuses it because its disk is full. n2, in sync, leads again and commits it. The client
@@ -24,7 +28,13 @@ from typing import Final
 from holdfast.node.context import ClusterContext
 from holdfast.node.frame_kinds import BARRIER, BARRIER_RESULT
 from holdfast.node.publish.forwarding import RecordForwarder
-from holdfast.node.reads.read_barrier import ALIGNMENT, barrier_request, encode_log_ends
+from holdfast.node.reads.read_barrier import (
+    ALIGNMENT,
+    barrier_request,
+    decode_barrier,
+    encode_log_ends,
+    is_alignment,
+)
 from holdfast.node.replicate.replication import Replication
 
 ASK_AGAIN_S: Final = 0.03
@@ -45,16 +55,24 @@ class LeaderSync:
         self._waiting: set[int] = set(range(context.journal.partitions)) - context.unstored
         # Called with a partition that is not stored here: its next feed aligns it.
         self.on_lost: Callable[[int], None] = lambda partition: None
+        self._question = ALIGNMENT
+        # Per partition the first question whose reply counts.
+        self._counts_from = [ALIGNMENT] * context.journal.partitions
         # Per partition the reply of its leader: leader, epoch, end of its log.
         self._ends: dict[int, tuple[str, int, int]] = {}
         self._asked_at = -1.0
-        # The nodes that this leader has not told all of its ends.
-        self._untold: set[str] = set()
+        # The nodes that this leader has not told all of its ends, and their newest requests.
+        self._untold: dict[str, bytes] = {}
+
+    def seed_ids_at(self, number: int) -> None:
+        """Numbers the questions from here on, apart from those of an earlier process."""
+        self._question = ALIGNMENT + number
 
     def lose(self, partition: int) -> None:
         """Stops sending to the partition: its leader, the epoch or the link has changed."""
         self._forwarding.stop(partition)
         self._ends.pop(partition, None)
+        self._counts_from[partition] = self._question + 1
         if not self._context.is_stored(partition):
             self._waiting.discard(partition)
             self.on_lost(partition)
@@ -64,7 +82,7 @@ class LeaderSync:
 
     def lose_node(self, node: str) -> None:
         """Stops sending to the partitions that `node` leads."""
-        self._untold.discard(node)
+        self._untold.pop(node, None)
         for partition in range(len(self._context.leading)):
             if self._context.leader(partition) == node:
                 self.lose(partition)
@@ -87,8 +105,8 @@ class LeaderSync:
                 found.append(partition)
         uncompared.difference_update(found)
         if found:
-            for node in sorted(self._untold):
-                self.tell(node, barrier_request(ALIGNMENT))
+            for node, request in sorted(self._untold.items()):
+                self.tell(node, request)
         return found
 
     def tell(self, node: str, request: bytes) -> None:
@@ -96,14 +114,14 @@ class LeaderSync:
         ends = encode_log_ends(self._context, request)
         self._context.send(node, BARRIER_RESULT, ends)
         if not self._context.uncompared:
-            self._untold.discard(node)
-        elif request == barrier_request(ALIGNMENT):
-            self._untold.add(node)
+            self._untold.pop(node, None)
+        elif is_alignment(decode_barrier(request)[0]):
+            self._untold[node] = request
 
-    def answered(self, node: str, entries: list[tuple[int, int, int]]) -> None:
+    def answered(self, node: str, question: int, entries: list[tuple[int, int, int]]) -> None:
         """Takes the log ends of the partitions that `node` leads."""
         for partition, epoch, end in entries:
-            if partition in self._waiting:
+            if partition in self._waiting and question >= self._counts_from[partition]:
                 self._ends[partition] = (node, epoch, end)
 
     def take_aligned(self) -> list[tuple[int, str, int]]:
@@ -140,8 +158,9 @@ class LeaderSync:
                 leaders.add(leader)
         # Without a connected leader the next event, not a timer, triggers the request.
         self._asked_at = now if leaders else -1.0
+        self._question += bool(leaders)
         for leader in sorted(leaders):
-            self._context.send(leader, BARRIER, barrier_request(ALIGNMENT))
+            self._context.send(leader, BARRIER, barrier_request(self._question))
 
     def timer(self) -> float | None:
         return self._asked_at + ASK_AGAIN_S if self._waiting and self._asked_at >= 0 else None

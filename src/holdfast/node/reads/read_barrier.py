@@ -31,8 +31,8 @@ BEHIND_S: Final = 2.0
 ASKING_MAX: Final = 8
 """The most barriers for which requests are under way. A barrier that begins later waits for one of
 them."""
-ALIGNMENT: Final = 0
-"""The question number of the requests of LeaderSync."""
+ALIGNMENT: Final = 1 << 63
+"""The number from which LeaderSync counts its questions. Version 0.1 sent 0 for all of them."""
 
 _REQUEST: Final = struct.Struct("<Q")
 _RESULT: Final = struct.Struct("<HIQ")
@@ -72,7 +72,7 @@ class Barriers:
         self._context = context
         self.reads = reads
         self._number = 0
-        self._question = ALIGNMENT
+        self._question = 0
         self._sent_at = 0.0
         # The barriers that are not passed, oldest first.
         # Their numbers and questions ascend.
@@ -210,13 +210,18 @@ def barrier_request(question: int) -> bytes:
     return _REQUEST.pack(question)
 
 
+def is_alignment(question: int) -> bool:
+    """True if the question is one of LeaderSync."""
+    return question >= ALIGNMENT or not question
+
+
 def encode_log_ends(context: ClusterContext, payload: bytes) -> bytes:
     """Encodes the log ends of the partitions that this node leads, or that it has compared if the
-    question is ALIGNMENT. Raises BadFrame when the request is malformed."""
+    question is for an alignment. Raises BadFrame when the request is malformed."""
     if len(payload) != _REQUEST.size:
         raise BadFrame(f"barrier of {len(payload)} bytes")
     parts = [payload]
-    left = context.uncompared if payload == barrier_request(ALIGNMENT) else ()
+    left = context.uncompared if is_alignment(*_REQUEST.unpack(payload)) else ()
     for partition, epoch in enumerate(context.leading):
         if epoch and partition not in left:
             parts.append(_RESULT.pack(partition, epoch, context.journal.next_offset[partition]))

@@ -446,11 +446,6 @@ class RelayedLinks:
 
     # The relay
 
-    @property
-    def relayed_pairs(self) -> int:
-        """The number of links that this node relays for others."""
-        return len(self._pairs)
-
     def _relay(
         self, source: str, kind: int, epoch: int, target: str, body: bytes, now: float
     ) -> None:

@@ -7,7 +7,12 @@ from holdfast.node.context import ClusterContext
 from holdfast.node.publish.forwarding import RecordForwarder
 from holdfast.node.publish.leader_sync import LeaderSync
 from holdfast.node.publish.pending_records import Appender, PendingRecord
-from holdfast.node.reads.read_barrier import ALIGNMENT, barrier_request, decode_barrier
+from holdfast.node.reads.read_barrier import (
+    ALIGNMENT,
+    barrier_request,
+    decode_barrier,
+    is_alignment,
+)
 from tests.support.journal_port import new_state
 from tests.support.replica_cores import Cores
 
@@ -46,17 +51,54 @@ def test_a_leader_tells_its_end_when_all_replicas_in_sync_follow() -> None:
         return found
 
     assert sync.compare() == []
-    sync.tell("c", barrier_request(ALIGNMENT))
+    sync.tell("c", barrier_request(0))  # version 0.1 asks so
+    sync.tell("c", barrier_request(ALIGNMENT + 5))
     sync.tell("c", barrier_request(7))
     # A read barrier waits for the commit of what this log has, whoever follows.
-    assert told() == [("c", ALIGNMENT, []), ("c", 7, [(0, 2, 0)])]
+    assert told() == [("c", 0, []), ("c", ALIGNMENT + 5, []), ("c", 7, [(0, 2, 0)])]
     cores.tell("a")
     cores.connect("ab")
     assert cores.numbers("a") == []
     assert sync.compare() == [0]
-    assert told() == [("c", ALIGNMENT, [(0, 2, 0)])]
+    assert told() == [("c", ALIGNMENT + 5, [(0, 2, 0)])], "to the newest question"
     # Once in an epoch is enough: whoever comes into the set has followed this leader.
     cores.cut("a", "b")
     assert sync.compare() == []
     sync.tell("c", barrier_request(ALIGNMENT))
     assert told() == [("c", ALIGNMENT, [(0, 2, 0)])]
+
+
+def test_a_reply_from_before_a_partition_was_lost_does_not_count() -> None:
+    """b has asked about partition 1, then sent a record to partition 0, whose log comes to b now.
+    The reply has the end of partition 0 before the record."""
+    cores = Cores(2, partitions=2)
+    journal = Journal(2, replicated=True)
+    context = ClusterContext("b", journal)
+    context.metadata = cores.metadata
+    context.connected.add("a")
+    forwarding = RecordForwarder(new_state(NodeConfig(partitions=2), journal), context, Taking())
+    sync = LeaderSync(context, forwarding, cores["b"].core)
+    forwarding.append(Record(0, MESSAGE, flags=1, topic=b"new", client_id=b"c"))
+    forwarding.append(Record(1, MESSAGE, flags=1, topic=b"new", client_id=b"c"))
+
+    def asked() -> int:
+        sync.ask(cores.now)
+        (_, _, payload) = context.outgoing.pop()
+        assert not context.outgoing
+        return decode_barrier(bytes(payload))[0]  # type: ignore[arg-type]
+
+    sync.lose(1)
+    first = asked()
+    assert is_alignment(first)
+    assert sync.take_aligned() == [(0, "a", 1), (1, "a", 1)], "no record was sent before"
+    forwarding.aligned(0, "a", 1, set())
+    forwarding.flush()
+    context.outgoing.clear()
+    assert forwarding.has_doubt(0)
+    sync.lose(0)
+    sync.answered("a", first, [(0, 1, 0), (1, 1, 0)])
+    assert sync.take_aligned() == []
+    second = asked()
+    assert second > first
+    sync.answered("a", second, [(0, 1, 1), (1, 1, 0)])
+    assert sync.take_aligned() == [], "the record is not in this log yet"

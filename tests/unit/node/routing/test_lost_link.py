@@ -259,7 +259,7 @@ def heal(stage: Stage) -> None:
             each is not None
             and len(each.links) == len(processes) - 1
             and not each.runtime.links.relayed.links
-            and not each.runtime.links.relayed.relayed_pairs
+            and not each.runtime.links.relayed._pairs
             for each in processes
         )
 
