@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -210,10 +211,14 @@ def infer_rules(args: argparse.Namespace) -> int:
         cure = ": remove it, or give another -o" if output.exists() else ""
         print(f"holdfast: {output} cannot be written: {error.strerror}{cure}", file=sys.stderr)
         return EXIT_USAGE
-    print(
-        f"wrote {output}: {len(proposals)} rules from {seen}. Read it, then use it:\n"
-        f"  holdfast pipeline run --lake {args.lake} --tables {output}"
-    )
+    words = ["run", "--lake", args.lake, "--tables", str(output)]
+    args.tables = [str(output)]
+    if stored := open_lake(args).redeclared():  # by other rules, which a run does not mix
+        words[:1] = ["rebuild", *stored]
+    elif args.source:
+        words[1:1] = ["--from", args.source]
+    print(f"wrote {output}: {len(proposals)} rules from {seen}. Read it, then use it:")
+    print(f"  holdfast pipeline {shlex.join(words)}")
     return 0
 
 

@@ -236,10 +236,10 @@ def _by_levels(topics: Sequence[TopicMessages], zone: str) -> list[_Draft]:
     groups: dict[tuple[str, int, str], list[TopicMessages]] = defaultdict(list)
     crossing = _same_below(topics)
     for each in topics:
-        if each.levels[-1] not in STATUS_LEVELS:
+        if not _may_be_presence(each):
             first = "+" if each.levels[0] in crossing else each.levels[0]
             groups[first, len(each.levels), each.decode].append(each)
-    present = {each.levels[:-1] for each in topics if each.levels[-1] in STATUS_LEVELS}
+    present = {each.levels[:-1] for each in topics if _may_be_presence(each)}
     # Filters of text topics may have wildcards, so those of binary documents come before.
     in_order = sorted(groups.items(), key=lambda item: (not item[0][2], item[0]))
     for number, ((_, _, decode), group) in enumerate(in_order):
@@ -258,6 +258,12 @@ def _by_levels(topics: Sequence[TopicMessages], zone: str) -> list[_Draft]:
         elif decode:
             drafts += [_Draft({"filter": each.name, "decode": decode}, "") for each in group]
     return drafts
+
+
+def _may_be_presence(topic: TopicMessages) -> bool:
+    """Returns whether a topic may say online or offline. A gateway's list of tags does not."""
+    is_listed = all(isinstance(document, list) for document, _ in topic.documents)
+    return topic.levels[-1] in STATUS_LEVELS and not is_listed
 
 
 def _same_below(topics: Sequence[TopicMessages]) -> set[str]:
@@ -402,7 +408,7 @@ def _status_of(
     takes = Topics([rule]).readers[0].matches
     taken = []
     for each in topics:
-        if each.levels[-1] in STATUS_LEVELS:
+        if _may_be_presence(each):
             try:
                 if device_of(each.name, "") in names:
                     some[each.levels[-1], len(each.levels)].append(each)

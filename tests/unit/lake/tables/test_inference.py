@@ -12,13 +12,16 @@ import pytest
 pytest.importorskip("pyspark.sql")
 
 from holdfast.cli.main import main
+from holdfast.client.log.lake.commits import CommitLog
 from holdfast_lake.lake.catalog import load_tables
+from holdfast_lake.lake.lake import Lake
 from holdfast_lake.tables.inference import Proposal, infer, tables_file
 from holdfast_lake.tables.readings import ReadingsFold
 from holdfast_lake.tables.rules import Rule, with_defaults
 from holdfast_lake.tables.topics import Topics
 from tests.support.fold_log import TIME_US, Log
 from tests.support.journal_files import Journal, record
+from tests.unit.lake.lake.test_commits import commit
 
 JSON = json.dumps({"v": 1}).encode()
 Pairs = list[tuple[str, bytes]]
@@ -111,6 +114,32 @@ def test_the_command_reads_the_newest_messages(
     assert "# 20 devices, such as dev20, dev21; 1 metric, such as v" in rules.read_text()
     assert main(words) == 2  # an own file is not replaced
     assert "cannot be written: File exists" in capsys.readouterr().err
+
+
+def test_the_command_that_is_printed_works_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new lake needs its source, and one with rows is not run by other rules."""
+    journal = Journal(tmp_path / "data", partitions=1)
+    for number in range(9):
+        journal.append(0, [record(f"plant/dev{number}/json", JSON)])
+    source, lake = str(journal.directory), tmp_path / "a lake"
+
+    def printed(name: str) -> str:
+        words = ["pipeline", "infer", "--from", source, "--lake", str(lake), "-o", name]
+        assert main(words) == 0
+        return capsys.readouterr().out.splitlines()[-1].strip()
+
+    first, second = str(tmp_path / "1.py"), str(tmp_path / "2.py")
+    assert printed(first) == (
+        f"holdfast pipeline run --from {source} --lake '{lake}' --tables {first}"
+    )
+    Lake(lake).remember({"path": source})
+    for name in ("records", "readings"):
+        CommitLog(lake, name).record(commit(1, table=name, rows_total=1))
+    assert printed(second) == (
+        f"holdfast pipeline rebuild readings --lake '{lake}' --tables {second}"
+    )
 
 
 def fleet(*parts: tuple[str, str], times: int = 3) -> Pairs:
@@ -399,10 +428,11 @@ def test_the_tags_that_a_gateway_hears_are_not_mixed(
     """A gateway lists them as it hears them, so the first one is often another one."""
     orders = [listed, listed[::-1]]
     texts = [json.dumps({inside: each, "gmac": "G"} if inside else each) for each in orders]
-    (found,) = proposed(fleet(*(("gw/1", text) for text in texts)))
+    topic = "/gw/ac23/status" if listed is IN_TIME else "gw/1"
+    (found,) = proposed(fleet(*((topic, text) for text in texts)))
     log = Log(eval(found.rule, {"Rule": Rule}))
     for text in texts:
-        log.add("gw/1", text.encode())
+        log.add(topic, text.encode())
     read = log.read()
     numbers = [(row["metric"], row["value_double"]) for row in read.readings
                if row["value_double"] is not None]  # fmt: skip
