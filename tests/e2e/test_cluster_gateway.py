@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.cluster_processes import ClusterProcesses, until
 from tests.e2e.wire import Wire
 
-MESSAGES = 3000
+MESSAGES = 1000
 
 
 @pytest.fixture(scope="module")

@@ -855,11 +855,30 @@ def test_certificates_and_exchanges_prove_a_name_and_a_bare_name_is_refused() ->
 STEPS = "new", "again", "first", "crash", "kill", "snapshot", "retention"
 
 
-@pytest.mark.parametrize("second", STEPS)
+def sequences() -> set[tuple[str, ...]]:
+    """Every sequence of four steps after a message, each once: a step that changes nothing is left
+    out, and the first message is "first"."""
+    found: set[tuple[str, ...]] = set()
+    for steps in itertools.product(STEPS, repeat=4):
+        kept: list[str] = []
+        for step in steps:
+            if step == "again" and "new" not in kept:
+                kept.append("first")
+            elif step == "retention" and "snapshot" not in kept:
+                continue
+            elif step not in ("snapshot", "retention") or kept[-1:] != [step]:
+                kept.append(step)
+        found.add(tuple(kept))
+    return found
+
+
+@pytest.mark.parametrize("second", ["new", "first", "crash", "kill", "snapshot"])
 def test_every_order_of_publishing_crashing_saving_and_removing(second: str) -> None:
     """A message, then every sequence of four steps: what was acknowledged is there once."""
-    for rest in itertools.product(STEPS, repeat=3):
-        steps = ("new", second, *rest)
+    for rest in sorted(sequences()):
+        if rest[:1] != (second,):
+            continue
+        steps = ("new", *rest)
         try:
             _walk(steps)
         except AssertionError as error:
