@@ -290,3 +290,30 @@ def test_what_is_committed_but_not_in_the_file_is_not_shown(
     assert mapped(JournalMap(str(tmp_path)), random.Random(0)) == expected
     opened = ReplicaBench(bench.directory.files)
     assert opened.journal.high_watermark[0] == 1
+
+
+@pytest.mark.parametrize("segment_bytes", [1500, 1])
+def test_an_older_checkpoint_commits_nothing_of_a_log_that_began_again(
+    tmp_path: Path, capsys: Capture, segment_bytes: int
+) -> None:
+    """Committed up to 3, begun again at 1, and the records 1 and 2 may be cut off still."""
+    bench = ReplicaBench(OsFileSystem(tmp_path), segment_bytes=segment_bytes)
+    journal = bench.journal
+    journal.append_batch(build_batch(0, 0, 1, [b"a", b"b", b"c"]))
+    bench.flush()
+    journal.advance(0, 3)
+    bench.directory.write_watermarks(journal.checkpoint())
+    growing = JournalMap(str(tmp_path))
+    assert mapped(growing, random.Random(0))[0] == [b"a", b"b", b"c"]
+    journal.reset(0, 1)
+    journal.append_batch(build_batch(0, 1, 2, [b"x", b"y"]))
+    bench.flush()
+    expected: Shown = {0: [], 1: [], 2: []}
+    assert mapped(growing, random.Random(0)) == expected
+    assert mapped(JournalMap(str(tmp_path)), random.Random(0)) == expected
+    assert dumped(tmp_path, capsys) == expected
+    journal.advance(0, 2)
+    bench.directory.write_watermarks(journal.checkpoint())
+    expected[0] = [b"x"]
+    assert mapped(growing, random.Random(0)) == expected
+    assert dumped(tmp_path, capsys) == expected

@@ -40,6 +40,7 @@ from holdfast.log.files.data_directory import DataDirectoryError, open_to_read
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.files.layout import DataDirectory, segment_name
 from holdfast.log.journal.epoch_folders import newest_claimed
+from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.reading.index import IndexHead
 from holdfast.log.reading.index_file import CorruptIndex, SealedIndex, decode
 from holdfast.log.reading.topic_postings import TopicChoice
@@ -191,21 +192,33 @@ class JournalMap:
             if directory.epoch != self.directory.epoch:
                 self._segments = []
             self.directory = directory
-            if directory.manifest.is_replica:
-                # The watermarks are read before the segments, so the segments contain every record
-                # below them.
-                self._committed = directory.read_watermarks()
+            # Read before the segments, so that they contain every record below the watermarks.
+            checkpoint = directory.read_checkpoint()
+            self._committed = checkpoint.offsets if directory.manifest.is_replica else None
             self._map_segments()
             if self._committed is not None and any(each.has_shrunk for each in self._segments):
                 # The node truncated the end of a segment. The truncated batches may have overridden
                 # records that count again, so everything is mapped again.
                 self._segments = []
                 self._map_segments()
+            self._take_resets(checkpoint)
             if self._newest_claimed() <= self.directory.epoch.number:
                 return
             time.sleep(CLAIM_PAUSE_S)
         # The node that claimed the epoch is down, and so is the holder before it. No process
         # appends now.
+
+    def _take_resets(self, checkpoint: Checkpoint) -> None:
+        """Lowers the watermark of a partition that began again after the checkpoint, as
+        `segment_list.claims` does: a record of its new log may still be cut off."""
+        if self._committed is None or not self._segments:
+            return
+        if checkpoint.segment < self._segments[0].sequence:
+            self._committed = [0] * self.partitions
+        for segment in self._segments:
+            for partition, (offset, position) in segment.resets.items():
+                if (segment.sequence, position) >= (checkpoint.segment, checkpoint.position):
+                    self._committed[partition] = offset
 
     def _newest_claimed(self) -> int:
         try:
@@ -281,7 +294,7 @@ class JournalMap:
         """
         for segment in reversed(self._segments):
             if partition in segment.resets:
-                return segment.resets[partition]
+                return segment.resets[partition][0]
         own = self._segments[0].start_ends[partition] if self._segments else NO_OFFSET
         return start if own == NO_OFFSET else min(start, own)
 

@@ -84,8 +84,9 @@ class SegmentMap:
         self.has_shrunk = False
         # Per partition (byte position, offset), in the order in which the cuts were made.
         self.cuts: dict[int, list[tuple[int, int]]] = {}
-        # Partitions that were reset in this segment, with the offset at which they begin again.
-        self.resets: dict[int, int] = {}
+        # Partitions that were reset in this segment: the offset at which they begin again, and the
+        # byte position of the newest mark of that.
+        self.resets: dict[int, tuple[int, int]] = {}
         # The lowest offset, per partition, from which batches here override earlier segments.
         self.overrides: dict[int, int] = {}
         self._replica = replica
@@ -295,7 +296,7 @@ class SegmentMap:
                 elif self._replica and (attributes & ATTRIBUTE_RESET or base < ends[partition]):
                     self._override(partition, base, position)
                     if attributes & ATTRIBUTE_RESET:
-                        self.resets[partition] = base
+                        self.resets[partition] = base, position
                 if time_us > self.time_us_max:
                     self.time_us_max = time_us
                 ends[partition] = base + count
