@@ -16,6 +16,7 @@ from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.properties import encode_block
 from holdfast_federation.core.effects import DeliverLocally, Message
 from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge import RetainedFound
 from holdfast_federation.sidecar.edge_mqtt.edge import MqttEdge
 from holdfast_federation.sidecar.edge_mqtt.interest_sources import SourceSettings
 from holdfast_federation.sidecar.edge_mqtt.loop_marker import MARK
@@ -524,9 +525,11 @@ def test_reads_and_sets_what_is_retained(mosquitto: Mosquitto) -> None:
                 edge.retain(message_id(number), message, set_there.set)
                 async with asyncio.timeout(WAIT_S):
                     await set_there.wait()
-            found: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
-            edge.read_retained(frozenset({"r/#", "r/+"}), found.set_result)
-            messages = {message.topic: message for message in await found}
+            done: asyncio.Future[RetainedFound | None] = asyncio.get_running_loop().create_future()
+            edge.read_retained(frozenset({"r/#", "r/+"}), done.set_result)
+            found = await done
+            assert found is not None
+            messages = {message.topic: message for message in found.messages}
             assert len(messages) == 99
             assert messages["r/99"].payload == b"99"
             assert messages["r/99"].delivered_id is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paho.mqtt.properties import Properties
 
-from holdfast_federation.core.effects import Message
+from holdfast_federation.sidecar.edge import RetainedFound
 from holdfast_federation.sidecar.edge_mqtt.retained import RetainingMqttEdge
 from tests.e2e.brokers import MOSQUITTO, Mosquitto
 from tests.interop.paho_client import Paho, publish_props
@@ -76,9 +76,11 @@ def test_what_cannot_be_read_hides_nothing_else_that_is_retained(mosquitto: Mosq
             await client.publish("r", b"good", qos=1, retain=True)
             for what in ("levels", "pairs"):
                 await asyncio.to_thread(publish, mosquitto.port, what, 1, True)
-            found: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
-            edge.read_retained(frozenset({"#"}), found.set_result)
-            assert [message.payload for message in await found] == [b"good"]
+            done: asyncio.Future[RetainedFound | None] = asyncio.get_running_loop().create_future()
+            edge.read_retained(frozenset({"#"}), done.set_result)
+            found = await done
+            assert found is not None
+            assert [message.payload for message in found.messages] == [b"good"]
 
     run(test)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_federation.core.effects import Message
+from holdfast_federation.sidecar.edge import RetainedFound
 from holdfast_federation.sidecar.edge_mqtt.retained import RetainingMqttEdge
 from tests.e2e.brokers import MOSQUITTO, Mosquitto
 from tests.interop.test_edge_mosquitto import run, running, settings_for, user, wanting
@@ -31,9 +31,11 @@ def test_more_than_mosquitto_queues(tmp_path: Path, qos: int) -> None:
                 for number in range(COUNT)
             ]
             await asyncio.gather(*futures)
-            found: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
-            edge.read_retained(frozenset({"r/#"}), found.set_result)
-            assert len(await found) == COUNT
+            done: asyncio.Future[RetainedFound | None] = asyncio.get_running_loop().create_future()
+            edge.read_retained(frozenset({"r/#"}), done.set_result)
+            found = await done
+            assert found is not None
+            assert (len(found.messages), found.is_complete) == (COUNT, True)
 
     try:
         run(test)

@@ -11,7 +11,7 @@ from holdfast.protocol.topics.names import matches
 from holdfast_federation.core.config import FederationConfig
 from holdfast_federation.core.effects import DeliverLocally, Message
 from holdfast_federation.core.identity import MessageId
-from holdfast_federation.sidecar.edge import EdgeHost
+from holdfast_federation.sidecar.edge import EdgeHost, ReadingDone, RetainedFound
 from holdfast_federation.sidecar.federator import Federator
 from holdfast_federation.sidecar.store.member_files import MemberStorage
 from tests.support.federation_settings import member_settings
@@ -95,15 +95,24 @@ class RetainingScriptedEdge(ScriptedEdge):
         self.given: list[Message] = []
         """By `retain`."""
         self.reads: list[frozenset[str]] = []
+        self.fails = False
+        """Whether readings fail."""
+        self.found_max = 1_000_000
+        """The most messages that a reading finds."""
 
-    def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
+    def read_retained(self, filters: frozenset[str], done: ReadingDone) -> None:
         self.reads.append(filters)
+        loop = asyncio.get_running_loop()
+        if self.fails:
+            loop.call_soon(done, None)
+            return
         found = [
             message
             for message in self.retained.values()
             if any(matches(filter, message.topic) for filter in filters)
         ]
-        asyncio.get_running_loop().call_soon(done, found)
+        kept = found[: self.found_max]
+        loop.call_soon(done, RetainedFound(kept, kept == found))
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
         self.given.append(message)

@@ -11,7 +11,7 @@ from tests.support import source_tree
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "holdfast"
-PACKAGES = ("node", "holdfast_federation/core")
+PACKAGES = ("node", *(f"holdfast_federation/{each}" for each in ("core", "manager", "sidecar")))
 SECTION = "## Waits with a time-out\n"
 
 

@@ -5,10 +5,22 @@ messages, and publishes for them what the federation delivers. Every call is mad
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from holdfast_federation.core.effects import DeliverLocally, Message
 from holdfast_federation.core.identity import MessageId
+
+
+class RetainedFound(NamedTuple):
+    """The retained messages that one reading of a broker found."""
+
+    messages: list[Message]
+    is_complete: bool = True
+    """False: some are left out. A topic without a message here may have one."""
+
+
+ReadingDone = Callable[[RetainedFound | None], None]
+"""Receives what a reading found, or None if the broker cannot be read now."""
 
 
 class EdgeHost(Protocol):
@@ -67,11 +79,10 @@ class Edge(Protocol):
 class RetainingEdge(Edge, Protocol):
     """An edge whose broker shares its retained messages with the federation."""
 
-    def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
-        """Reads the broker's retained messages under the filters.
+    def read_retained(self, filters: frozenset[str], done: ReadingDone) -> None:
+        """Reads the broker's retained messages under the filters, and calls `done` later.
 
-        `delivered_id` is set on messages that the federation brought. `done` receives an empty list
-        if the broker cannot be read.
+        `delivered_id` is set on messages that the federation brought.
         """
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:

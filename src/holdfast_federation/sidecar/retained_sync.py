@@ -4,7 +4,9 @@
   would leave a version in the store that the broker lacks. The member would take that for a
   removal.
 - Whenever the broker connects, the member receives every message found there, and an empty one for
-  each topic that only the store has. The member then decides what the broker must retain.
+  each topic that only the store has. The member then decides what the broker must retain. A message
+  that a reading could not find is not reported as absent: the member would have the broker replace
+  a newer one. A reading that failed is repeated.
 - For each topic the broker receives one change at a time, the newest last.
 """
 
@@ -18,7 +20,7 @@ from typing import Final
 from holdfast_federation.core.effects import DeleteRetained, Message, RetainLocally, StoreRetained
 from holdfast_federation.core.member import FederationMember
 from holdfast_federation.core.retained.clock import HybridClock
-from holdfast_federation.sidecar.edge import RetainingEdge
+from holdfast_federation.sidecar.edge import RetainedFound, RetainingEdge
 from holdfast_federation.sidecar.status import clock_problem
 from holdfast_federation.sidecar.store.store import MemberStore
 
@@ -31,6 +33,8 @@ MAY_WAIT_S: Final = 2.0
 
 A publication that the broker is about to hand over arrives within this time.
 """
+READ_AGAIN_S: Final = 5.0
+"""The delay in seconds before a failed reading of the broker is repeated."""
 TOLD_MAX: Final = 500
 """The most messages found in the broker that the member receives in one turn of the loop."""
 
@@ -107,12 +111,12 @@ class RetainedSync:
             self._set_in_broker(setting)
         missing = set(self._topics)
 
-        def found(messages: list[Message]) -> None:
-            missing.difference_update(message.topic for message in messages)
-            nothing = (Message(topic, b"", 1, True) for topic in sorted(missing))
-            self._report([*messages, *nothing])
+        def report(found: RetainedFound) -> None:
+            missing.difference_update(message.topic for message in found.messages)
+            absent = sorted(missing) if found.is_complete else ()
+            self._report([*found.messages, *(Message(topic, b"", 1, True) for topic in absent)])
 
-        self._read(frozenset("#"), found)
+        self._read(frozenset("#"), report, self._generation)
 
     def down(self) -> None:
         """Stops giving changes to the broker. They stay pending until `up`."""
@@ -122,7 +126,7 @@ class RetainedSync:
         """Replaces what others want, and reads what the broker has retained under new filters."""
         new, self._wanted = filters - self._wanted, filters
         if new and self._is_up:
-            self._read(new, self._report)
+            self._read(new, lambda found: self._report(found.messages), self._generation)
 
     def removed(self, removals: Mapping[str, int]) -> None:
         """Passes on removals by the broker's clients, with their times in wall microseconds.
@@ -134,14 +138,23 @@ class RetainedSync:
             known = self._topics.intersection(removals)
             self._report([Message(t, b"", 1, True, stamp=removals[t]) for t in sorted(known)])
 
-    def _read(self, filters: frozenset[str], found: Callable[[list[Message]], None]) -> None:
-        generation = self._generation
+    def _read(
+        self, filters: frozenset[str], report: Callable[[RetainedFound], None], generation: int
+    ) -> None:
+        def is_current() -> bool:
+            return self._is_up and generation == self._generation
 
-        def done(messages: list[Message]) -> None:
-            if self._is_up and generation == self._generation:
-                found(messages)
+        def done(found: RetainedFound | None) -> None:
+            if found is None:
+                asyncio.get_running_loop().call_later(READ_AGAIN_S, begin)
+            elif is_current():
+                report(found)
 
-        self._edge.read_retained(filters, done)
+        def begin() -> None:
+            if is_current():
+                self._edge.read_retained(filters, done)
+
+        begin()
 
     def _report(self, messages: list[Message]) -> None:
         self._report_batch(iter(messages), self._generation)

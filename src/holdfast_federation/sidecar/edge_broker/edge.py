@@ -41,7 +41,7 @@ from holdfast.protocol.topics.retained import RetainedScan
 from holdfast_federation.core.effects import DeliverLocally, Message
 from holdfast_federation.core.identity import MessageId
 from holdfast_federation.core.routing.interest import generalised, may_leave
-from holdfast_federation.sidecar.edge import EdgeHost
+from holdfast_federation.sidecar.edge import EdgeHost, ReadingDone, RetainedFound
 from holdfast_federation.sidecar.edge_broker.interest import BrokerInterest, importable
 from holdfast_federation.sidecar.edge_broker.messages import (
     Arrival,
@@ -65,7 +65,6 @@ BYTES_MAX: Final = 64 << 20
 """The limits of one scan. Messages beyond either limit are left out, and that is logged."""
 
 Convert = Callable[[BrokerMessage], Message | None]
-Done = Callable[[list[Message]], None]
 
 
 class BrokerRetainedScan:
@@ -78,17 +77,17 @@ class BrokerRetainedScan:
         self._found: dict[str, Message] = {}
         self._bytes = 0
 
-    def start(self, filters: list[str], done: Done) -> None:
+    def start(self, filters: list[str], done: ReadingDone) -> None:
         """Begins the scan; `done` is called in a later turn of the loop."""
         scans = [self._broker.node.state.retained.scan(filter) for filter in filters]
         self._broker.loop.call_soon(self._continue, scans, done)
 
-    def _continue(self, scans: list[RetainedScan[BrokerMessage]], done: Done) -> None:
-        if self._is_full() and scans:
+    def _continue(self, scans: list[RetainedScan[BrokerMessage]], done: ReadingDone) -> None:
+        is_cut = self._is_full() and bool(scans)
+        if is_cut:
             logger.warning("federation_retained_left_out messages=%d", len(self._found))
-            scans = []
-        if not scans:
-            done(list(self._found.values()))
+        if is_cut or not scans:
+            done(RetainedFound(list(self._found.values()), not is_cut))
             return
         for topic, message in scans[0].next(PAGE):
             found = None if topic in self._found else self._convert(message)
@@ -203,7 +202,7 @@ class BrokerEdge:
         self._arrivals.append(retaining_of(id, message, done))
         self._schedule()
 
-    def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
+    def read_retained(self, filters: frozenset[str], done: ReadingDone) -> None:
         allowed = within((one for one in filters if may_leave(one)), self._exports)
         BrokerRetainedScan(self._broker, self._retained_message).start(sorted(allowed), done)
 

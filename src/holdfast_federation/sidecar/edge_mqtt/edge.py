@@ -44,7 +44,7 @@ from holdfast_federation.core.effects import DeliverLocally, Message
 from holdfast_federation.core.frames import PROPERTIES_BYTES_MAX
 from holdfast_federation.core.identity import MessageId
 from holdfast_federation.core.routing.interest import may_leave
-from holdfast_federation.sidecar.edge import EdgeHost
+from holdfast_federation.sidecar.edge import EdgeHost, ReadingDone, RetainedFound
 from holdfast_federation.sidecar.edge_mqtt.delivery import ImportDelivery
 from holdfast_federation.sidecar.edge_mqtt.exports import Exports, Replays
 from holdfast_federation.sidecar.edge_mqtt.imports import Imports
@@ -64,12 +64,10 @@ MESSAGES_MAX: Final = 100_000
 BYTES_MAX: Final = 64 << 20
 """The limits of one reading. Messages beyond either are left out, and that is logged."""
 READINGS_MAX: Final = 16
-"""The most readings in progress or waiting. A further one finds nothing, and is logged."""
+"""The most readings in progress or waiting. A further one fails, and is logged."""
 
 END_AGAIN_S: Final = 1.0
 """The interval in seconds in which the message that marks the end is repeated."""
-
-Done = Callable[[list[Message]], None]
 
 
 class RetainedReader:
@@ -84,26 +82,26 @@ class RetainedReader:
     def tasks(self) -> set[asyncio.Task[None]]:
         return set(self._tasks)
 
-    def read(self, filters: frozenset[str], done: Done) -> None:
-        """Starts a reading. `done` is called later, with an empty list if the reading failed."""
+    def read(self, filters: frozenset[str], done: ReadingDone) -> None:
+        """Starts a reading."""
         loop = asyncio.get_running_loop()
         if not filters or len(self._tasks) >= READINGS_MAX:
             if filters:
                 logger.warning("federation_retained_busy readings=%d", READINGS_MAX)
-            loop.call_soon(done, [])
+            loop.call_soon(done, None if filters else RetainedFound([]))
             return
         task = loop.create_task(self._read(filters, done))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _read(self, filters: frozenset[str], done: Done) -> None:
-        found: dict[str, Message] = {}
+    async def _read(self, filters: frozenset[str], done: ReadingDone) -> None:
+        found = None
         async with self._turn:
             try:
                 found = await self._found(filters)
             except ClientError as error:
                 logger.warning("federation_retained_unread error=%r", str(error))
-        done(list(found.values()))
+        done(found)
 
     async def _await_end(
         self, client: Client, topic: str, end: bytes, is_over: asyncio.Event
@@ -121,8 +119,8 @@ class RetainedReader:
         except TimeoutError:
             raise TimedOut(f"nothing comes back on {topic}") from None
 
-    async def _found(self, filters: frozenset[str]) -> dict[str, Message]:
-        """Reads into a dictionary by topic, because overlapping filters repeat messages."""
+    async def _found(self, filters: frozenset[str]) -> RetainedFound:
+        # By topic, because overlapping filters repeat messages.
         found: dict[str, Message] = {}
         size = 0
         unreadable: list[str] = []
@@ -162,9 +160,10 @@ class RetainedReader:
             logger.warning(
                 "federation_retained_left_out messages=%d error=%r", len(unreadable), unreadable[0]
             )
-        if len(found) >= MESSAGES_MAX or size > BYTES_MAX:
+        is_full = len(found) >= MESSAGES_MAX or size > BYTES_MAX
+        if is_full:
             logger.warning("federation_retained_too_many messages=%d bytes=%d", len(found), size)
-        return found
+        return RetainedFound(list(found.values()), not is_full)
 
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:

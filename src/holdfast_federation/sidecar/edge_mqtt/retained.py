@@ -5,6 +5,7 @@ from collections.abc import Callable
 from holdfast.client.options import LEVEL_5
 from holdfast_federation.core.effects import Message
 from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge import ReadingDone
 from holdfast_federation.sidecar.edge_mqtt.edge import MqttEdge
 from holdfast_federation.sidecar.edge_mqtt.settings import EdgeSettings
 from holdfast_federation.sidecar.edge_mqtt.subscriptions import within
@@ -17,7 +18,7 @@ class RetainingMqttEdge(MqttEdge):
     properties and thus no mark.
     """
 
-    def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
+    def read_retained(self, filters: frozenset[str], done: ReadingDone) -> None:
         allowed = within(filters, self._settings.export_filters)
         self._reader.read(frozenset(allowed), done)
 

@@ -7,6 +7,7 @@ from holdfast.protocol.mqtt.packets import Properties
 from holdfast.protocol.mqtt.properties import CONTENT_TYPE, MESSAGE_EXPIRY_INTERVAL
 from holdfast_federation.core.effects import Message
 from holdfast_federation.core.identity import MessageId
+from holdfast_federation.sidecar.edge import RetainedFound
 from holdfast_federation.sidecar.edge_broker.interest import importable
 from tests.support.broker_in_process import loop_broker
 from tests.support.edge_site import OTHER, Site, run
@@ -63,6 +64,17 @@ def test_interest_is_told_as_far_as_it_may_come_in(tmp_path: Path) -> None:
 # Retained
 
 
+async def read(site: Site, *filters: str) -> list[Message]:
+    """The retained messages, all of them."""
+    done: list[RetainedFound | None] = []
+    site.edge.read_retained(frozenset(filters), done.append)
+    await until(lambda: done)
+    [found] = done
+    assert found is not None
+    assert found.is_complete
+    return found.messages
+
+
 def test_what_is_retained_is_told_as_it_went_out(tmp_path: Path) -> None:
     properties: Properties = {CONTENT_TYPE: "x", MESSAGE_EXPIRY_INTERVAL: 100}
 
@@ -76,11 +88,9 @@ def test_what_is_retained_is_told_as_it_went_out(tmp_path: Path) -> None:
             await client.publish("stays/here", b"y", qos=1, retain=True)
         await until(lambda: len(site.host.published) == 1001)
         sent = {message.topic: message for message in site.host.published}
-        found: list[list[Message]] = []
-        site.edge.read_retained(frozenset(["#", "both/+"]), found.append)
-        await until(lambda: found)
-        told = {message.topic: message for message in found[0]}
-        assert len(told) == len(found[0])
+        found = await read(site, "#", "both/+")
+        told = {message.topic: message for message in found}
+        assert len(told) == len(found)
         assert told.keys() == sent.keys()
         for topic, message in told.items():
             assert (message.payload, message.qos, message.properties) == (
@@ -112,10 +122,8 @@ def test_what_is_retained_for_the_federation_is_no_publication_and_told_as_come_
             message = await client.receive()
             assert message is not None
             assert (message.topic, message.payload, message.retain) == ("a/x", b"1", True)
-        found: list[list[Message]] = []
-        site.edge.read_retained(frozenset(["#"]), found.append)
-        await until(lambda: found)
-        assert [(one.topic, one.delivered_id is None) for one in found[0]] == [("a/x", False)]
+        found = await read(site, "#")
+        assert [(one.topic, one.delivered_id is None) for one in found] == [("a/x", False)]
         assert site.host.published == []
         assert site.edge.counts == {"retained": 1, "import refused: import filters": 1}
 

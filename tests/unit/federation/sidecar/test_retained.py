@@ -220,6 +220,41 @@ def test_what_may_wait_gives_way_to_what_is_newer(
     run(tmp_path, test)
 
 
+def test_what_a_reading_did_not_find_is_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker does not reply in time, and then it has more than a reading takes. Otherwise the
+    member would have the broker replace what it has."""
+    monkeypatch.setattr(retention_module, "READ_AGAIN_S", 0.02)
+
+    async def test(site: Site) -> None:
+        bench = Bench(tmp_path)
+        await bench.store.open()
+        edge, retention = bench.edge, bench.retention
+        edge.retained = {topic: Message(topic, b"x", 1, True) for topic in ("a", "kept")}
+        edge.fails, edge.found_max = True, 1
+        retention.up()
+        retention.set_wanted_filters(frozenset(["a"]))
+        await until(lambda: len(edge.reads) >= 6, "it is read again and again")
+        assert bench.told == []
+        edge.fails = False
+        await until(lambda: len(bench.told) == 2, "both readings")
+        assert [message.topic for message in bench.told] == ["a", "a"]
+        # The readings of a connection end with it.
+        edge.fails = True
+        retention.set_wanted_filters(frozenset(["b"]))
+        retention.down()
+        edge.fails, edge.found_max = False, 2
+        bench.told.clear()
+        retention.up()
+        await until(lambda: len(bench.told) == 2, "all")
+        assert edge.reads[-1] == {"#"}
+        assert [message.topic for message in bench.told] == ["a", "kept"]
+        await bench.store.close()
+
+    run(tmp_path, test)
+
+
 def test_all_that_a_broker_has_is_told(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         bench = Bench(tmp_path)
