@@ -86,8 +86,8 @@ class Scales:
                 _leave_out(at, of, decoded, values[at] not in (0.0, *NOT_IMPLEMENTED))
             elif is_proven and _is_missing(decoded.names[at], values[at]):
                 _leave_out(at, of, decoded, values[at] > 0)  # type: ignore[operator]
-            elif power == 0:
-                continue
+            elif power == 0 or not (is_proven or is_sure):
+                continue  # the speed_scale of a fan_speed shows nothing
             elif power is not None and is_proven and is_sure:
                 _multiply(at, power, decoded)
             else:

@@ -52,6 +52,7 @@ def numbers_of(found: Found) -> Numbers:
         ({"scale": -2, "_scale": -2, "x": 5}, {"scale": -2.0, "x": 5.0}),
         ({"current": "523", "current_scale": -2}, {"current": "523"}),
         ({"map_scale": 25000, "x": 3}, {"x": 3.0}),
+        ({"fan_speed": 3, "speed_scale": 1}, {"fan_speed": 3.0}),
         ({"A": 0, "A_SF": -32768, "W": -32768, "W_SF": 0, "T": -32768, "T_SF": -2},
          {"A": None, "W": None, "T": None}),
     ],
