@@ -326,9 +326,11 @@ class SparkLog:
 class Terminated(BaseException):
     """SIGTERM has come. It is no Exception, because no work may go on after it."""
 
+    number: Final = signal.SIGTERM
+
 
 @contextmanager
-def java_of_command() -> Iterator[None]:
+def java_of_command() -> Iterator["StopSignals"]:
     """Lets SIGTERM and Ctrl-C end a command with its Java. Raises Terminated.
 
     Java ignores both signals. A service sends SIGTERM to all of its processes, and Java must not
@@ -337,8 +339,7 @@ def java_of_command() -> Iterator[None]:
     its fork and the return of Popen waits, or nobody would know of it.
     """
     started: list[subprocess.Popen[bytes]] = []
-    waiting: list[BaseException] = []
-    is_starting = False
+    signals = StopSignals()
 
     def start(*args: Any, preexec_fn: Any, **more: Any) -> subprocess.Popen[bytes]:
         """Starts Java like pyspark, and ignores SIGTERM in it as well."""
@@ -348,33 +349,20 @@ def java_of_command() -> Iterator[None]:
             preexec_fn()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-        nonlocal is_starting
         popen: Any = subprocess.Popen
-        is_starting = True
-        try:
+        with signals.waiting():
             started.append(popen(*args, preexec_fn=ignore_signals, **more))
-        finally:
-            is_starting = False
-        if waiting:
-            raise waiting[0]
         return started[-1]
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        """Interrupts the command."""
-        error = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
-        if not is_starting:
-            raise error
-        waiting.append(error)
 
     gateway: Any = java_gateway
 
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         numbers.append(signal.SIGINT)
-    before = [(number, signal.signal(number, stop)) for number in numbers]
+    before = [(number, signal.signal(number, signals.stop)) for number in numbers]
     original, gateway.Popen = gateway.Popen, start
     try:
-        yield
+        yield signals
     except (Terminated, KeyboardInterrupt):
         for process in started:
             process.kill()
@@ -384,6 +372,45 @@ def java_of_command() -> Iterator[None]:
         gateway.Popen = original
         for number, handler in before:
             signal.signal(number, handler)
+
+
+class StopSignals:
+    """The SIGTERM and SIGINT that a command has received."""
+
+    def __init__(self) -> None:
+        self._came: BaseException | None = None
+        self._are_waiting = False
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """Interrupts the command: the handler of the signals."""
+        self._came = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+        if not self._are_waiting:
+            raise self._came
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Lets a signal wait for the end of this context."""
+        self._are_waiting = True
+        try:
+            yield
+        finally:
+            self._are_waiting = False
+        if self._came is not None:
+            raise self._came
+
+    @contextmanager
+    def not_lost(self) -> Iterator[None]:
+        """Raises a signal that has come in this context in place of the error that it has caused.
+
+        Counter-example: pyspark removes the directory of the address of Java when it is
+        interrupted. Java writes the address to it at the same time, so that this fails.
+        """
+        try:
+            yield
+        except Exception:
+            if self._came is not None:
+                raise self._came from None
+            raise
 
 
 def kill_java() -> None:

@@ -170,3 +170,22 @@ def test_a_stop_between_fork_and_exec(
         java_gateway.Popen(["sleep", "100"], preexec_fn=interrupt)
     assert set(psutil.Process().children()) <= before
     assert signal.getsignal(number) is handler
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_stop_whose_cleaning_up_fails(
+    number: signal.Signals, error: type[BaseException], request: pytest.FixtureRequest
+) -> None:
+    """As pyspark's does: Java writes to the directory that it removes then."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, former))
+    before = set(psutil.Process().children())
+    with pytest.raises(error), java_of_command() as signals, signals.not_lost():
+        java_gateway.Popen(["sleep", "100"], preexec_fn=lambda: None)
+        try:
+            signal.raise_signal(number)
+        finally:
+            raise OSError("Directory not empty")
+    assert set(psutil.Process().children()) <= before

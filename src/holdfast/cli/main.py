@@ -185,20 +185,25 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
-def _interrupt_again(unraisable: Any) -> None:
-    """Repeats a Ctrl-C that came while an object was destroyed, where Python drops exceptions."""
-    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+def _stop_again(unraisable: Any) -> None:
+    """Repeats a signal that came while an object was destroyed, where Python drops exceptions.
+
+    The exception of a signal other than SIGINT has its `number`.
+    """
+    kind = unraisable.exc_type
+    number = getattr(kind, "number", signal.SIGINT if issubclass(kind, KeyboardInterrupt) else None)
+    if number is None:
+        sys.__unraisablehook__(unraisable)
+    else:
         from threading import Timer
 
-        Timer(INTERRUPT_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
-        sys.__unraisablehook__(unraisable)
+        Timer(INTERRUPT_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code. argparse itself raises SystemExit."""
     _replace_closed_streams()
-    sys.unraisablehook = _interrupt_again
+    sys.unraisablehook = _stop_again
     # Modules make no garbage while they load, and the search for it takes a seventh of a start.
     gc.set_threshold(50_000, 20, 100)
     try:

@@ -64,9 +64,9 @@ def spark_of(
             file=sys.stderr,
         )
     is_shown = submitted() or "spark.log.level" in conf
-    with closing(log), log.catching_py4j(), java_of_command():
+    with closing(log), log.catching_py4j(), java_of_command() as signals:
         try:
-            with nullcontext() if is_shown else log.catching():
+            with signals.not_lost(), nullcontext() if is_shown else log.catching():
                 lake.spark = lake_session(args.master, backlog=backlog, **conf)
         except (Terminated, KeyboardInterrupt):
             print("stopped while Spark was starting: nothing was changed", file=sys.stderr)

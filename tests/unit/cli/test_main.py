@@ -128,17 +128,31 @@ class Response:
     def __del__(self) -> None:
         if sys.argv[1] == "raise":
             raise ValueError("what a destructor says")
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT if sys.argv[1] == "interrupt" else signal.SIGTERM)
+
+
+class Terminated(BaseException):
+    number = signal.SIGTERM
+
+
+def terminate(*_) -> None:
+    raise Terminated
+
+
+signal.signal(signal.SIGTERM, terminate)
 
 
 def run(arguments: list[str]) -> int:
     Response()
-    time.sleep(20 if sys.argv[1] == "interrupt" else 0)
+    time.sleep(0 if sys.argv[1] == "raise" else 20)
     return 0
 
 
 main._dispatch = run
-sys.exit(main.main([]))
+try:
+    sys.exit(main.main([]))
+except Terminated:
+    sys.exit(7)
 """
 
 
@@ -147,6 +161,8 @@ def test_an_interrupt_in_a_destructor_is_not_lost() -> None:
     command = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run([*command, "interrupt"], timeout=60, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")
+    done = subprocess.run([*command, "terminate"], timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "")
     done = subprocess.run([*command, "raise"], timeout=60, capture_output=True, text=True)
     assert done.returncode == 0
     assert "what a destructor says" in done.stderr
