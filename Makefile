@@ -160,6 +160,7 @@ test-interpreted: build/tests.stamp
 
 # The first test starts Spark, beside two other runs.
 test-spark: $(VENV)/.installed build/compiled.stamp build/tests.stamp
+	$(BIN)/python -m holdfast.cli.main pipeline prepare
 	$(BIN)/python tools/run_tests.py spark -n $(SPARK_WORKERS) --dist loadfile --timeout 300 \
 	  tests/spark tests/e2e/test_readme.py -m "spark and not long"
 

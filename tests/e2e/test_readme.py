@@ -374,7 +374,7 @@ def test_the_spark_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ pytest.importorskip("pyspark.sql")
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
-from holdfast_lake.session import java_home
+from holdfast_lake.java import java_home
 from tests.support.journal_files import TIME_US, Journal, record
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]

@@ -182,10 +182,15 @@ def test_a_stop_whose_cleaning_up_fails(
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, former))
     before = set(psutil.Process().children())
-    with pytest.raises(error), java_of_command() as signals, signals.not_lost():
+
+    def start() -> None:
+        """Is stopped, and fails at what it does then."""
         java_gateway.Popen(["sleep", "100"], preexec_fn=lambda: None)
         try:
             signal.raise_signal(number)
         finally:
             raise OSError("Directory not empty")
+
+    with pytest.raises(error), java_of_command() as signals, signals.not_lost():
+        start()
     assert set(psutil.Process().children()) <= before

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from holdfast_lake.session import java_home
+from holdfast_lake.java import java_home
 from tests.support.ports import free_port
 
 START_S = 180

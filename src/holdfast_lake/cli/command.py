@@ -44,9 +44,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     imports.add_options(add("import", imports.import_past, "bring files of the past to the log"))
     imports.add_replay_options(add("replay", imports.replay, "publish messages of a lake again"))
-    compact = add(
-        "compact", commands.compact, "make few files of the many that small commits have made"
-    )
+    compact = add("compact", commands.compact, "make few files of those of small commits")
+    add("prepare", commands.prepare, "let Spark start in half the time: once on a machine")
     package = add("package", commands.write_package, "a zip and a script for spark-submit")
     infer = add("infer", commands.infer_rules, "propose rules for the payloads of a log")
     report = add("report", commands.write_report, "charts of the tables as one HTML file")
@@ -90,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.client.log.lake.errors import LakeError, ObjectStoreError, RaceError
     from holdfast.client.log.reading.offsets import DataLossError, OffsetError
     from holdfast.log.files.data_directory import DataDirectoryError
+    from holdfast_lake.java import JavaError
     from holdfast_lake.lake.table import TableError
-    from holdfast_lake.session import JavaError, Terminated
+    from holdfast_lake.session import Terminated
     from holdfast_lake.source.options import OptionError
     from holdfast_lake.tables.profiles import ProfileError
 

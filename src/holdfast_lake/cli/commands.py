@@ -47,6 +47,8 @@ def spark_of(
 
     Its output goes to a file, unless the user sets a log level or spark-submit has started Java.
     """
+    from holdfast_lake.class_archive import archive_path
+    from holdfast_lake.java import java_home
     from holdfast_lake.session import (
         SparkLog,
         Terminated,
@@ -59,8 +61,10 @@ def spark_of(
     conf = dict(args.conf)
     log = SparkLog()
     if not getattr(args, "quiet", False):
+        is_prepared = submitted() or archive_path(java_home()).exists()
         print(
-            "starting Spark: its Java takes some seconds, on a busy machine a minute",
+            "starting Spark: its Java takes some seconds, on a busy machine a minute"
+            + ("" if is_prepared else " (`holdfast pipeline prepare` halves that)"),
             file=sys.stderr,
         )
     is_shown = submitted() or "spark.log.level" in conf
@@ -160,6 +164,21 @@ def compact(args: argparse.Namespace) -> int:
             saved = lake.compact(args.what)
     for name, files in saved.items():
         print(f"{name}: {files} files fewer" if files else f"{name}: nothing to do")
+    return 0
+
+
+def prepare(_args: argparse.Namespace) -> int:
+    """Makes the archive of Spark's classes, unless there is one."""
+    from holdfast_lake.class_archive import archive_path, make_archive
+    from holdfast_lake.java import java_home
+
+    path = archive_path(java_home())
+    is_made = not path.exists()
+    if is_made:
+        print("starting Spark to archive its classes: one to three minutes", file=sys.stderr)
+        make_archive()
+    text = "" if is_made else ", as before"
+    print(f"Spark starts in half the time{text}: its classes are in {path}")
     return 0
 
 

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkRuntimeError
 
-from holdfast_lake.session import (
-    JavaError,
-    SparkLog,
-    java_home,
-    java_version,
-    make_launcher,
-)
+from holdfast_lake.java import JavaError, java_home, java_version, make_launcher
+from holdfast_lake.session import SparkLog
 
 
 def fake_java(folder: Path, version: str) -> Path:
