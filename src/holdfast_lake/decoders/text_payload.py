@@ -7,15 +7,18 @@ with the columns of a rule or of the first line. A column named `_` is left out.
 import csv
 import io
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import unquote_plus
 
 from holdfast_lake.decoders.decoded import Decoded, DecodeError, own_name, utf8
 from holdfast_lake.decoders.json_payload import (
     NUMBERS,
     VALUE,
     Fields,
+    decode_document,
     decode_json,
     decode_parsed,
     extract_fields,
@@ -247,6 +250,26 @@ LINES_MAX: Final = 10_000
 """The most lines of one message."""
 CELLS_MAX: Final = 1_000_000
 """The most cells of one message."""
+
+
+def decode_form(payload: bytes, fields: Fields) -> Decoded:
+    """Decodes named values as a form sends them, `tempf=49.2&humidity=88`, or with a comma or a
+    semicolon between them. Raises DecodeError."""
+    text = utf8(payload).strip()
+    pairs = [part.partition("=") for part in re.split("&" if "&" in text else "[,;]", text)]
+    if not all(name and sign for name, sign, _ in pairs):
+        raise DecodeError("no form: a part is not name=value")
+    values = {}
+    for name, _, value in pairs:
+        if "&" in text:
+            name, value = unquote_plus(name), unquote_plus(value)
+        found = plain_value(value)
+        values[name] = found if type(found) in NUMBERS else value
+    decoded = decode_document(values, fields)
+    for name, count in Counter(name for name, *_ in pairs).items():
+        if count > 1:
+            decoded.refuse_repeated(repr(name), count)
+    return decoded
 
 
 def decode_csv(

@@ -476,8 +476,8 @@ def _read(reader: Reader | None, topic: TopicMessages) -> _Use:
     use = topic.uses[reader.rule] = _Use(messages=len(topic.messages))
     metrics: dict[str, set[str]] = defaultdict(set)
     for payload, store_us in topic.messages:
-        message = TableMessage(topic.name, topic.name, payload, len(payload), 0, 0, store_us, None,
-                               None, 0, 0, 2)  # fmt: skip
+        message = TableMessage(topic.name, topic.name, payload, len(payload), 0, 0, store_us,
+                               "the client id", None, 0, 0, 2)  # fmt: skip
         try:
             device, decoded = reader.read(message, payload)
         except DecodeError:

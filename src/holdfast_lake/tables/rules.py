@@ -24,7 +24,7 @@ from holdfast_lake.decoders.units import UNIT_LENGTH_MAX
 
 DECODERS: Final = (
     "auto", "json", "csv", "number", "text", "status", "presence", "sparkplug", "cbor",
-    "messagepack", "senml", "ignore",
+    "messagepack", "senml", "form", "ignore",
 )  # fmt: skip
 WITH_LAYERS: Final = frozenset(DECODERS) - {"sparkplug", "ignore"}
 """The decoders that a layer can stand before."""

@@ -35,6 +35,7 @@ from holdfast_lake.decoders.text_payload import (
     ONLINE,
     decode_any,
     decode_csv,
+    decode_form,
     decode_number,
     decode_status,
     decode_text,
@@ -107,6 +108,8 @@ class Reader:
             return decode_any(payload, fields, self.metric_of(topic))
         if decode == "csv":
             return decode_csv(payload, self.rule.columns, fields, self.rule.delimiter)
+        if decode == "form":
+            return decode_form(payload, fields)
         if decode == "number":
             return decode_number(payload, self.metric_of(topic), fields.decimal)
         if decode == "text":
