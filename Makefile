@@ -16,7 +16,7 @@ COMPILE_LEVEL ?= $(or $(LEVEL_THERE),2)
 # Containers set it, and hundreds of processes that the tests start would each compile their source.
 unexport PYTHONDONTWRITEBYTECODE
 # More than the cores: tests of real processes mostly wait. Three runs share them.
-WORKERS ?= 4
+WORKERS ?= 3
 INTERPRETED_WORKERS ?= 2
 # Each has a Java of its own, which uses all cores.
 SPARK_WORKERS ?= 1

@@ -17,7 +17,7 @@ from tests.support.seeds import block_of_seeds
 SEEDS = 12
 BLOCKS = 2
 DURATION_S = 4.0
-FIRST_PLANTED, LAST_PLANTED = 17, 60
+FIRST_PLANTED, LAST_PLANTED = 36, 80
 """The seeds in which the planted mistake is looked for, in order."""
 
 

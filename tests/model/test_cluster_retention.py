@@ -12,10 +12,13 @@ from tests.sim.plans import settings_for
 from tests.sim.world import World
 
 FAULTS = (WIPE, KILL, POWER, PAUSE)
-SEEDS = (2, 4, 22, 27)
+SEEDS = (2, 22, 4, 27)
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed", [*SEEDS[:2], *(pytest.param(each, marks=LONG) for each in SEEDS[2:])]
+)
 def test_images_of_a_lost_disk_come_back(seed: int) -> None:
     """In the end every node has the same sessions, retained messages and so on."""
     settings = replace(
@@ -32,7 +35,7 @@ def test_images_of_a_lost_disk_come_back(seed: int) -> None:
         raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
 
 
-@pytest.mark.parametrize("seed", [3, 5])
+@pytest.mark.parametrize("seed", [3, pytest.param(5, marks=LONG)])
 def test_a_gateway_that_was_away_gets_the_state(seed: int) -> None:
     """Its mark is below the start of the leaders' logs when it is back."""
     settings = replace(
