@@ -12,6 +12,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -38,36 +39,72 @@ from holdfast.security.http.requests import shown
 
 _TEMPLATE: Final = "#/components/schemas/{name}"
 REFUSALS: Final = {
-    400: "a parameter or the body is wrong; `error` says how",
+    400: "a parameter or the body is wrong; the text says how",
     401: "no valid credentials",
     403: "the credentials do not have the scope, or the request comes from another web page",
-    404: "there is no such thing, or this node does not have it; `error` says which",
+    404: "there is no such thing, or this node does not have it; the text says which",
     406: "this node cannot make the content type that `Accept` names",
-    409: "it contradicts the present state; `error` says what to do",
+    409: "it contradicts the present state; the text says what to do",
     410: "the records were removed by retention",
     413: "the body is too large",
     421: "this node does not store the log; the reply names the nodes that do",
-    429: "too many of these; `Retry-After` says when to try again",
+    429: "too many of these; try again later, or when `Retry-After` says",
     503: "this node cannot serve it now; try again, or use another node",
 }
 
 
-def document(endpoints: Sequence[Endpoint], title: str) -> Any:
+class ReplyForm:
+    """The form of replies and refusals, and the part of the OpenAPI document about them."""
+
+    openapi_path = "/api/v1/openapi.json"
+    openapi_scope = Scope.VIEWER
+    refusal: Any = msgspec.defstruct("Refusal", [("error", str)])
+    """The type of a refusal's content."""
+    schemes: Mapping[str, Any] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "session": {"type": "apiKey", "in": "cookie", "name": "holdfast_session"},
+    }
+    """The security schemes."""
+
+    def reply(self, endpoint: Endpoint) -> Any:
+        """The type of a reply's content. None: `{}`."""
+        return endpoint.reply
+
+    def security(self, scope: Scope) -> Any:
+        """The credentials that a scope needs. The empty ones of health and metrics depend on
+        `admin.open`."""
+        if scope is Scope.OPEN:
+            return []
+        none: list[Any] = [{}] if scope in (Scope.HEALTH, Scope.METRICS) else []
+        return [*none, {"bearer": []}, {"session": []}]
+
+    def respond(self, call: Call, value: object) -> Response:
+        """The response of a handler that returned this value."""
+        encoded = b"{}" if value is None else msgspec.json.encode(value)
+        return Response(encoded, media_type="application/json")
+
+    def refuse(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+        """The response of a refusal."""
+        content = msgspec.json.encode({"error": text})
+        return Response(content, status, headers, media_type="application/json")
+
+
+PLAIN: Final = ReplyForm()
+
+
+def document(endpoints: Sequence[Endpoint], title: str, form: ReplyForm = PLAIN) -> Any:
     """The document as JSON values."""
-    types = [each.reply for each in endpoints if each.reply is not None]
+    replies = [form.reply(each) for each in endpoints]
+    types = [form.refusal, *(each for each in replies if each is not None)]
     types += [each.body for each in endpoints if each.body is not None]
     # By identity of the type: two types may be equal in name.
     unique = list({id(each): each for each in types}.values())
     schemas, components = msgspec.json.schema_components(unique, ref_template=_TEMPLATE)
     schema_of = {id(each): schema for each, schema in zip(unique, schemas, strict=True)}
-    components["Refusal"] = {
-        "type": "object",
-        "properties": {"error": {"type": "string"}},
-        "required": ["error"],
-    }
+    refusal = schema_of[id(form.refusal)]
     paths: Any = {}
-    for each in endpoints:
-        operation = _operation(each, schema_of.get(id(each.reply), {"type": "object"}))
+    for each, reply in zip(endpoints, replies, strict=True):
+        operation = _operation(each, schema_of.get(id(reply), {"type": "object"}), refusal, form)
         if each.body is not None:
             operation["requestBody"] = {
                 "required": True,
@@ -80,15 +117,12 @@ def document(endpoints: Sequence[Endpoint], title: str) -> Any:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "session": {"type": "apiKey", "in": "cookie", "name": "holdfast_session"},
-            },
+            "securitySchemes": form.schemes,
         },
     }
 
 
-def _operation(each: Endpoint, reply: Any) -> Any:
+def _operation(each: Endpoint, reply: Any, refusal: Any, form: ReplyForm) -> Any:
     schema = reply if each.media_type == "application/json" else {"type": "string"}
     content = {each.media_type: {"schema": schema}}
     content |= {other: {"schema": {"type": "string"}} for other in each.other_media_types}
@@ -103,25 +137,16 @@ def _operation(each: Endpoint, reply: Any) -> Any:
     for status in sorted(refusals):
         responses[str(status)] = {
             "description": REFUSALS[status],
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}},
+            "content": {"application/json": {"schema": refusal}},
         }
     return {
         "summary": each.summary,
         "operationId": f"{each.method} {each.path}".lower(),
         "parameters": [_parameter(parameter) for parameter in each.parameters],
         "x-scope": each.scope.name.lower(),
-        "security": _security(each.scope),
+        "security": form.security(each.scope),
         "responses": responses,
     }
-
-
-def _security(scope: Scope) -> Any:
-    """The credentials that a scope needs. The empty ones of health and metrics depend on
-    `admin.open`."""
-    if scope is Scope.OPEN:
-        return []
-    none: list[Any] = [{}] if scope in (Scope.HEALTH, Scope.METRICS) else []
-    return [*none, {"bearer": []}, {"session": []}]
 
 
 def _parameter(parameter: Parameter[Any]) -> Any:
@@ -141,7 +166,6 @@ READS_MAX: Final = 4
 READ_AGAIN_S: Final = 3.0
 """A read during which the log moves begins again at most READS_MAX times, and not after this time
 in seconds: a node that does not answer has taken longer."""
-OPENAPI_PATH: Final = "/api/v1/openapi.json"
 
 
 class AccessGate(Protocol):
@@ -163,7 +187,11 @@ def remote_of(request: Request) -> str:
 
 
 def application(
-    endpoints: Iterable[Endpoint], gate: AccessGate, title: str, pages: Iterable[BaseRoute] = ()
+    endpoints: Iterable[Endpoint],
+    gate: AccessGate,
+    title: str,
+    pages: Iterable[BaseRoute] = (),
+    form: ReplyForm = PLAIN,
 ) -> Starlette:
     """The application of these endpoints, and of the OpenAPI document about them. `pages`: the
     routes of public files, which are not part of the API."""
@@ -173,12 +201,12 @@ def application(
     async def openapi(call: Call) -> Response:
         # Made at the first request, because few processes are asked for it.
         if not encoded:
-            encoded.append(json.dumps(document(declared, title)).encode())
+            encoded.append(json.dumps(document(declared, title, form)).encode())
         return Response(encoded[0], media_type="application/json")
 
     declared.append(
-        Endpoint("GET", OPENAPI_PATH, Scope.VIEWER, "the OpenAPI document of this port", openapi,
-                 reply=dict)
+        Endpoint("GET", form.openapi_path, form.openapi_scope,
+                 "the OpenAPI document of this port", openapi, reply=dict)
     )  # fmt: skip
     known: set[tuple[str, str]] = set()
     for each in declared:
@@ -187,25 +215,27 @@ def application(
         known.add((each.method, each.path))
     return Starlette(
         routes=[
-            *(Route(each.path, _responder(each, gate), methods=[each.method])
+            *(Route(each.path, _responder(each, gate, form), methods=[each.method])
               for each in declared),
             *pages,
         ],
-        exception_handlers={HTTPException: _no_route},
+        exception_handlers={HTTPException: partial(_no_route, form)},
     )  # fmt: skip
 
 
-def _responder(endpoint: Endpoint, gate: AccessGate) -> Callable[[Request], Awaitable[Response]]:
+def _responder(
+    endpoint: Endpoint, gate: AccessGate, form: ReplyForm
+) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         try:
             caller = await gate.admit(request, endpoint)
             values = parameters_of(request, endpoint)
             body = await _body(request, endpoint)
         except ApiRefusal as error:
-            return refused(error.status, str(error), error.headers)
+            return form.refuse(error.status, str(error), error.headers)
         call = Call(request, endpoint, caller, values, body)
         if not endpoint.is_change:
-            response = (await _carry_out(call))[0]
+            response = (await _carry_out(call, form))[0]
             if isinstance(response, StreamingResponse) and endpoint.media_type == EVENT_STREAM:
                 events = response.body_iterator
                 assert isinstance(events, AsyncGenerator)
@@ -213,7 +243,7 @@ def _responder(endpoint: Endpoint, gate: AccessGate) -> Callable[[Request], Awai
             return response
         status, text = 500, "internal error"
         try:
-            response, text = await _carry_out(call)
+            response, text = await _carry_out(call, form)
             status = response.status_code
         finally:
             await gate.record(call, status, text)
@@ -234,16 +264,13 @@ async def _while_admitted(
             yield event
 
 
-async def _carry_out(call: Call) -> tuple[Response, str]:
+async def _carry_out(call: Call, form: ReplyForm) -> tuple[Response, str]:
     """Returns the response, and the reason of a refusal."""
     try:
         result = await _handle(call)
     except ApiRefusal as error:
-        return refused(error.status, str(error), error.headers), str(error)
-    if isinstance(result, Response):
-        return result, ""
-    encoded = b"{}" if result is None else msgspec.json.encode(result)
-    return Response(encoded, media_type="application/json"), ""
+        return form.refuse(error.status, str(error), error.headers), str(error)
+    return (result if isinstance(result, Response) else form.respond(call, result)), ""
 
 
 async def _handle(call: Call) -> object:
@@ -260,18 +287,11 @@ async def _handle(call: Call) -> object:
     return await call.endpoint.handler(call)
 
 
-def refused(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The response of a refusal."""
-    response = Response(msgspec.json.encode({"error": text}), status, media_type="application/json")
-    response.headers.update(headers or {})
-    return response
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(form: ReplyForm, request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    text = f"there is no {request.method} {shown(request.url.path)}: see {OPENAPI_PATH}"
+    text = f"there is no {request.method} {shown(request.url.path)}: see {form.openapi_path}"
     headers = {"Allow": allowed} if status == 405 and (allowed := _methods_of(request)) else None
-    return refused(status, text, headers)
+    return form.refuse(status, text, headers)
 
 
 def _methods_of(request: Request) -> str:

@@ -1,15 +1,15 @@
 """The REST interface. Every response of /api/v1 is the published envelope, that of a refusal
 included.
 
-The body is read whatever its content type is, because the published federator sends none. Requests
-of web pages are refused, because a browser on the operator's machine reaches the loopback address.
+The body is read whatever its content type is, because the published federator sends none. Unknown
+parameters are ignored. Requests of web pages are refused, because a browser on the operator's
+machine reaches the loopback address.
 """
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -17,13 +17,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
-from holdfast import __version__
-from holdfast.numbers import whole_number
+from holdfast.api.dispatch import ReplyForm, application, remote_of
+from holdfast.api.endpoints import ApiRefusal, Call, Caller, Endpoint, Number, Text, Whole
+from holdfast.security.access.scopes import Scope
 from holdfast.security.http.connections import note_proof
 from holdfast.security.http.requests import page_refusal
 from holdfast_federation.manager.access import (
@@ -60,122 +59,6 @@ from holdfast_federation.manager.messages import (
 from holdfast_federation.manager.state.changes import TooMany
 from holdfast_federation.manager.state.federation_state import ChangeRefused, Member, rules_of
 from holdfast_federation.manager.state.store import StateStoreError
-
-_TEMPLATE: Final = "#/components/schemas/{name}"
-REFUSALS: Final = {
-    400: "the request is wrong; `description` says how",
-    401: "no token or certificate, or one that is not known",
-    403: "a token or certificate that does not allow it, or a web page",
-    404: "there is no such member",
-    409: "it contradicts the state; `description` says what to do",
-    413: "the body is too large",
-    429: "a bound of the manager's is reached",
-    503: "the state cannot be stored, or not be read; ask again later",
-}
-
-
-@dataclass(frozen=True)
-class ManagerParameter:
-    name: str
-    kind: str
-    """A type of a JSON schema."""
-    text: str
-    location: str = "query"
-
-
-@dataclass(frozen=True)
-class Described:
-    method: str
-    path: str
-    summary: str
-    answer: Any
-    """Type of the envelope's data; None: none."""
-    body: type | None = None
-    parameters: tuple[ManagerParameter, ...] = ()
-    refusals: tuple[int, ...] = ()
-    media_type: str = ""
-    """The type of an answer that may be text instead."""
-    needs_token: bool = True
-
-
-_SCHEMES: Final = {
-    "bearer": {"type": "http", "scheme": "bearer"},
-    "certificate": {
-        "type": "mutualTLS",
-        "description": "a certificate of the authority that the manager's client_ca names",
-    },
-}
-
-
-def schemes_of(access: str, has_token: bool) -> list[list[str]]:
-    """Returns the security schemes. A caller needs all parts of any one of them."""
-    match access:
-        case "certificate":
-            return [["certificate"]]
-        case "either":
-            return [["bearer"], ["certificate"]]
-        case "both":
-            return [["bearer", "certificate"]]
-    return [["bearer"]] if has_token else []
-
-
-def document(endpoints: list[Described], schemes: list[list[str]]) -> dict[str, Any]:
-    """Returns the document. `schemes`: see `schemes_of`."""
-    security: list[dict[str, list[str]]] = [{name: [] for name in names} for names in schemes]
-    answers = [Envelope[each.answer] for each in endpoints]  # type: ignore[name-defined]
-    bodies = [each.body for each in endpoints if each.body is not None]
-    failure = Envelope[None]
-    types = [*answers, *bodies, failure]
-    schemas, components = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
-    schema_of = dict(zip([str(each) for each in types], schemas, strict=True))
-    paths: dict[str, dict[str, Any]] = {}
-    for each, answer in zip(endpoints, answers, strict=True):
-        operation = _operation(each, schema_of[str(answer)], schema_of[str(failure)], security)
-        if each.body is not None:
-            operation["requestBody"] = {
-                "required": True,
-                "content": {"application/json": {"schema": schema_of[str(each.body)]}},
-            }
-        paths.setdefault(each.path, {})[each.method.lower()] = operation
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Holdfast topology manager", "version": __version__},
-        "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {name: _SCHEMES[name] for names in schemes for name in names},
-        },
-    }
-
-
-def _operation(
-    each: Described, answer: Any, failure: Any, security: list[dict[str, list[str]]]
-) -> dict[str, Any]:
-    content = {} if each.answer is None else {"application/json": {"schema": answer}}
-    if each.media_type:
-        content[each.media_type] = {"schema": {"type": "string"}}
-    responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
-    for code in (*each.refusals, *((401, 403) if each.needs_token else ())):
-        responses[str(code)] = {
-            "description": REFUSALS[code],
-            "content": {"application/json": {"schema": failure}},
-        }
-    return {
-        "summary": each.summary,
-        "operationId": f"{each.method} {each.path}".lower(),
-        "parameters": [
-            {
-                "name": parameter.name,
-                "in": parameter.location,
-                "required": parameter.location == "path",
-                "description": parameter.text,
-                "schema": {"type": parameter.kind},
-            }
-            for parameter in each.parameters
-        ],
-        "security": security if each.needs_token else [],
-        "responses": dict(sorted(responses.items())),
-    }
 
 
 def node_view(manager: Manager, member: Member, verdict: HealthVerdict) -> NodeView:
@@ -335,8 +218,6 @@ def render(registry: CollectorRegistry) -> bytes:
     return text
 
 
-T = TypeVar("T")
-
 BODY_BYTES_MAX: Final = 262_144
 """The most bytes of a request's body."""
 NUMBER_MAX: Final = 10**18 - 1
@@ -361,26 +242,82 @@ _CODES: Final[dict[type[Exception], int]] = {
 CERTIFICATE_NAME: Final = "certificate_name"
 """The field of a request's state with the name of the client's verified certificate."""
 
-_ID: Final = ManagerParameter("id", "integer", "of the member", "path")
+_ID: Final = Whole("id", "of the member", in_path=True, most=NUMBER_MAX)
+_SINCE: Final = Whole("since", "the revision that is known", most=NUMBER_MAX)
+_NODE: Final = Whole("node", "the id of the member", most=NUMBER_MAX)
+_TIMEOUT: Final = Number("timeout", "seconds", most=WATCH_S_MAX, default=WATCH_S)
+_LINES: Final = Whole("lines", "how many", most=AUDIT_LINES_MAX, default=AUDIT_LINES)
+_FORMAT: Final = Text("format", "the form", choices=("json", "dot"), default="json")
 
-Handler = Callable[[Request, ManagerCaller], Awaitable[object]]
+
+def schemes_of(access: str, has_token: bool) -> list[list[str]]:
+    """Returns the security schemes. A caller needs all parts of any one of them."""
+    match access:
+        case "certificate":
+            return [["certificate"]]
+        case "either":
+            return [["bearer"], ["certificate"]]
+        case "both":
+            return [["bearer", "certificate"]]
+    return [["bearer"]] if has_token else []
+
+
+_SCHEMES: Final = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "certificate": {
+        "type": "mutualTLS",
+        "description": "a certificate of the authority that the manager's client_ca names",
+    },
+}
+
+
+class EnvelopeForm(ReplyForm):
+    """The published envelope around each reply and refusal."""
+
+    openapi_path = "/openapi.json"
+    openapi_scope = Scope.OPEN
+    refusal = Envelope[None]
+
+    def __init__(self, schemes: list[list[str]], note: Callable[[str], str]) -> None:
+        """`schemes`: see `schemes_of`. `note`: returns the description of the success of a request
+        with a method."""
+        self._schemes = schemes
+        self._note = note
+        self.schemes = {name: _SCHEMES[name] for names in schemes for name in names}
+
+    def reply(self, endpoint: Endpoint) -> Any:
+        return Envelope[endpoint.reply]  # type: ignore[name-defined]
+
+    def security(self, scope: Scope) -> Any:
+        return [{name: [] for name in names} for names in self._schemes] if scope else []
+
+    def respond(self, call: Call, value: object) -> Response:
+        note = self._note(call.endpoint.method)
+        return _enveloped(200, Envelope("success", 200, value, note))
+
+    def refuse(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+        response = _enveloped(status, Envelope("error", status, None, text))
+        response.headers.update(headers or {})
+        if status == 401:
+            response.headers["www-authenticate"] = "Bearer"
+        return response
+
+
+def _enveloped(code: int, envelope: Envelope[Any]) -> Response:
+    return Response(msgspec.json.encode(envelope), code, media_type="application/json")
+
+
+def envelope_of_refusal(text: str) -> object:
+    """Returns the envelope for a request that reaches no endpoint."""
+    return msgspec.to_builtins(Envelope("error", 403, None, text))
+
+
+Handler = Callable[[Call, ManagerCaller], Awaitable[object]]
 """The function of an endpoint. It returns the envelope's data, or a complete response."""
 
 
-class TooLarge(Exception):
-    """The body has more than BODY_BYTES_MAX bytes: status 413."""
-
-
-@dataclass(frozen=True)
-class ManagerEndpoint:
-    """An endpoint: its description and its function."""
-
-    described: Described
-    handler: Handler
-
-
 class Api:
-    """The endpoints of the manager, as an ASGI application."""
+    """The endpoints of the manager, as an ASGI application. It is also their `AccessGate`."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
@@ -388,87 +325,95 @@ class Api:
         self.endpoints = self._endpoints()
 
     def application(self) -> Starlette:
-        routes = [
-            Route(each.described.path, self._answering(each), methods=[each.described.method])
-            for each in self.endpoints
-        ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+        settings = self._manager.settings
+        form = EnvelopeForm(schemes_of(settings.access, bool(settings.token)), self._note)
+        return application(self.endpoints, self, "Holdfast topology manager", form=form)
 
-    def _endpoints(self) -> list[ManagerEndpoint]:
+    def _endpoints(self) -> list[Endpoint]:
         def at(
-            method: str, path: str, handler: Handler, summary: str, answer: Any = None, **more: Any
-        ) -> ManagerEndpoint:
-            return ManagerEndpoint(Described(method, path, summary, answer, **more), handler)
+            method: str, path: str, handler: Handler, summary: str, reply: Any = None,
+            scope: Scope = Scope.VIEWER, **more: Any,
+        ) -> Endpoint:  # fmt: skip
+            return Endpoint(
+                method, path, scope, summary, self._refusing(handler), reply,
+                body_bytes_max=BODY_BYTES_MAX, any_parameter=True, **more,
+            )  # fmt: skip
 
-        v1 = "/api/v1"
+        v1, everybody, operator = "/api/v1", Scope.OPEN, Scope.OPERATOR
         node = f"{v1}/nodes/{{id}}"
         return [
             at("POST", f"{v1}/join", self._join, "become a member, or come back", JoinAnswer,
-               body=JoinRequest, refusals=(400, 404, 409, 413, 429, 503)),
+               body=JoinRequest, refusals=(404, 409, 429, 503)),
             at("GET", f"{v1}/nodes", self._nodes, "all members", list[NodeView]),
-            at("GET", node, self._node, "a member", NodeView, parameters=(_ID,),
-               refusals=(400, 404)),
+            at("GET", node, self._node, "a member", NodeView, parameters=(_ID,), refusals=(404,)),
             at("DELETE", node, self._leave, "remove a member and repair", parameters=(_ID,),
-               refusals=(400, 404, 503)),
+               refusals=(404, 503)),
             at("POST", f"{node}/report", self._report, "how a member finds its links", Desired,
-               body=Report, parameters=(_ID,), refusals=(400, 404, 409, 413, 503)),
-            at("GET", f"{v1}/topology", self._topology, "members and desired links",
-               TopologyView, media_type="text/vnd.graphviz", refusals=(400,),
-               parameters=(ManagerParameter("format", "string", "json or dot"),)),
-            at("PUT", f"{v1}/links", self._rules, "pin or forbid links", TopologyView,
-               body=LinkRules, refusals=(400, 409, 413, 503)),
+               body=Report, parameters=(_ID,), refusals=(404, 409, 503)),
+            at("GET", f"{v1}/topology", self._topology, "members and desired links", TopologyView,
+               other_media_types=("text/vnd.graphviz",), parameters=(_FORMAT,)),
+            at("PUT", f"{v1}/links", self._rules, "pin or forbid links", TopologyView, operator,
+               body=LinkRules, refusals=(409, 503)),
             at("POST", f"{v1}/rebalance", self._rebalance, "exchange dear links for cheap ones",
-               TopologyView, refusals=(503,)),
+               TopologyView, operator, refusals=(503,)),
             at("GET", f"{v1}/watch", self._watch, "wait for the next revision", Watched,
-               refusals=(400, 404, 429, 503), parameters=(
-                   ManagerParameter("since", "integer", "the revision that is known"),
-                   ManagerParameter("node", "integer", "the id of the member"),
-                   ManagerParameter("timeout", "number", f"seconds, at most {WATCH_S_MAX:g}"),
-               )),
+               refusals=(404, 429, 503), parameters=(_SINCE, _NODE, _TIMEOUT)),
             at("POST", f"{v1}/join-tokens", self._token, "a token that is good for one join",
-               TokenView, body=TokenRequest, refusals=(400, 413, 429, 503)),
+               TokenView, operator, body=TokenRequest, refusals=(429, 503)),
             at("GET", f"{v1}/audit", self._audit, "the newest changes first", list[AuditView],
-               refusals=(400, 503), parameters=(ManagerParameter("lines", "integer", "how many"),)),
+               operator, refusals=(503,), parameters=(_LINES,)),
             at("GET", f"{v1}/health", self._health, "is the federation well", HealthView),
-            at("GET", "/metrics", self._metrics, "for Prometheus", needs_token=False,
+            at("GET", "/metrics", self._metrics, "for Prometheus", scope=everybody,
                media_type="application/openmetrics-text"),
-            at("GET", "/healthz", self._healthz, "this process lives", needs_token=False,
+            at("GET", "/healthz", self._healthz, "this process lives", scope=everybody,
                media_type="text/plain"),
-            at("GET", "/openapi.json", self._openapi, "this document", needs_token=False),
         ]  # fmt: skip
 
-    def _answering(self, endpoint: ManagerEndpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def respond(request: Request) -> Response:
+    def _refusing(self, handler: Handler) -> Callable[[Call], Awaitable[object]]:
+        async def handle(call: Call) -> object:
             try:
-                caller = self._caller(request, endpoint.described)
-                result = await endpoint.handler(request, caller)
-            except TooLarge:
-                return _refusal(413, f"the body has more than {BODY_BYTES_MAX} bytes")
+                return await handler(call, call.request.state.manager_caller)
             except tuple(_CODES) as error:
-                code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-                return _refusal(code, str(error))
-            if isinstance(result, Response):
-                return result
-            return _enveloped(200, Envelope("success", 200, result, self._notes(endpoint)))
+                raise _refusal(error) from None
 
-        return respond
+        return handle
 
-    def _notes(self, endpoint: ManagerEndpoint) -> str:
+    def _note(self, method: str) -> str:
         lost = self._manager.changes.unknown_because
-        if endpoint.described.method == "GET":
+        if method == "GET":
             return f"as it was when the database was lost: {lost}" if lost else ""
         return "; ".join(self._manager.problems)
 
-    def _caller(self, request: Request, described: Described) -> ManagerCaller:
+    # AccessGate
+
+    async def admit(self, request: Request, endpoint: Endpoint) -> Caller:
+        """Returns the caller of a request. Raises `ApiRefusal`."""
+        try:
+            caller = self._caller(request, endpoint)
+            if endpoint.scope is Scope.OPERATOR:
+                require_operator(caller)
+        except (Unauthorized, Forbidden) as error:
+            raise _refusal(error) from None
+        request.state.manager_caller = caller
+        return Caller(caller.name, endpoint.scope, remote_of(request))
+
+    def still_admits(self, request: Request, endpoint: Endpoint) -> bool:
+        """No response is a stream."""
+        return True
+
+    async def record(self, call: Call, status: int, error: str) -> None:
+        """The audit log is a part of each change: see `changes`."""
+
+    def _caller(self, request: Request, endpoint: Endpoint) -> ManagerCaller:
         """Returns the caller of a request. Raises Unauthorized or Forbidden."""
         headers = request.headers
         text = page_refusal(headers.getlist("origin"), headers.getlist("sec-fetch-site"))
         if text:
             raise Forbidden(text)
-        if not described.needs_token:
+        if endpoint.scope is Scope.OPEN:
             return ManagerCaller(Role.JOINER, "anybody")
         caller = caller_of(
-            request.headers.get("authorization", ""),
+            headers.get("authorization", ""),
             getattr(request.state, CERTIFICATE_NAME, ""),
             self._manager.settings,
             self._manager.state,
@@ -477,8 +422,10 @@ class Api:
         note_proof(request)
         return caller
 
-    async def _join(self, request: Request, caller: ManagerCaller) -> object:
-        wanted = await _body(request, JoinRequest)
+    # Handlers
+
+    async def _join(self, call: Call, caller: ManagerCaller) -> object:
+        wanted = call.body(JoinRequest)
 
         def check() -> None:
             if caller.member is not None:
@@ -489,14 +436,14 @@ class Api:
         return await self._manager.join(
             wanted,
             caller.name,
-            is_vouched=self._require_broker(request, caller, wanted),
+            is_vouched=self._require_broker(call, caller, wanted),
             join_token=caller.join_token,
             certificate="" if caller.role is Role.OPERATOR else caller.certificate,
             gives_token=caller.gives_token,
             check=check,
         )
 
-    def _require_broker(self, request: Request, caller: ManagerCaller, wanted: JoinRequest) -> bool:
+    def _require_broker(self, call: Call, caller: ManagerCaller, wanted: JoinRequest) -> bool:
         """Returns whether the operator vouches for the address. Raises Forbidden."""
         ip = broker_url(wanted.ip)
         known = self._manager.state.by_ip(ip)
@@ -506,8 +453,8 @@ class Api:
         if join_token is not None and join_token.vouched_ip == ip:
             return True
         settings = self._manager.settings
-        remote = request.client.host if request.client is not None else ""
-        return require_broker(caller, ip, remote, settings.brokers, bool(settings.broker_username))
+        has_password = bool(settings.broker_username)
+        return require_broker(caller, ip, call.caller.remote, settings.brokers, has_password)
 
     def _is(self, caller: ManagerCaller, member: Member) -> bool:
         try:
@@ -516,160 +463,81 @@ class Api:
             return False
         return True
 
-    async def _nodes(self, request: Request, caller: ManagerCaller) -> object:
+    async def _nodes(self, call: Call, caller: ManagerCaller) -> object:
         return node_views(self._manager)
 
-    async def _node(self, request: Request, caller: ManagerCaller) -> object:
-        member = self._manager.member(_id(request))
+    async def _node(self, call: Call, caller: ManagerCaller) -> object:
+        member = self._manager.member(call[_ID])
         return node_view(self._manager, member, self._manager.verdict())
 
-    async def _leave(self, request: Request, caller: ManagerCaller) -> object:
-        node = _id(request)
+    async def _leave(self, call: Call, caller: ManagerCaller) -> object:
+        node = call[_ID]
         self._require_member(caller, node)
         await self._manager.leave(node, caller.name)
         return None
 
-    async def _report(self, request: Request, caller: ManagerCaller) -> object:
-        node = _id(request)
+    async def _report(self, call: Call, caller: ManagerCaller) -> object:
+        node = call[_ID]
         self._require_member(caller, node)
-        return await self._manager.report(node, await _body(request, Report))
+        return await self._manager.report(node, call.body(Report))
 
     def _require_member(self, caller: ManagerCaller, node: int) -> None:
         """Checks that the caller is the member. A member that was removed as dead receives 404 and
         not 403, so that it joins again. Raises NoSuchMember or Forbidden."""
         require_member(caller, self._manager.member(node))
 
-    async def _topology(self, request: Request, caller: ManagerCaller) -> object:
-        wanted = request.query_params.get("format", "json")
-        if wanted == "dot":
+    async def _topology(self, call: Call, caller: ManagerCaller) -> object:
+        if call[_FORMAT] == "dot":
             return PlainTextResponse(dot(self._manager), media_type="text/vnd.graphviz")
-        if wanted != "json":
-            raise ValueError(f"format {wanted!r}: choose json or dot")
         return topology_view(self._manager)
 
-    async def _rules(self, request: Request, caller: ManagerCaller) -> object:
-        require_operator(caller)
-        wanted = await _body(request, LinkRules)
+    async def _rules(self, call: Call, caller: ManagerCaller) -> object:
+        wanted = call.body(LinkRules)
         await self._manager.set_rules(
             rules_of([(each.a, each.b, each.rule) for each in wanted.links]), caller.name
         )
         return topology_view(self._manager)
 
-    async def _rebalance(self, request: Request, caller: ManagerCaller) -> object:
-        require_operator(caller)
+    async def _rebalance(self, call: Call, caller: ManagerCaller) -> object:
         await self._manager.rebalance(caller.name)
         return topology_view(self._manager)
 
-    async def _watch(self, request: Request, caller: ManagerCaller) -> object:
+    async def _watch(self, call: Call, caller: ManagerCaller) -> object:
         manager = self._manager
-        since = _parameter(request, "since", -1)
-        timeout_s = _seconds(request, "timeout", WATCH_S)
-        node = _parameter(request, "node", -1)
-        if node >= 0:
+        since, node = call.get(_SINCE), call.get(_NODE)
+        if node is not None:
             manager.member(node)
-        is_changed = await manager.changed_since(since, timeout_s)
-        if node >= 0:
+        is_changed = await manager.changed_since(-1 if since is None else since, call[_TIMEOUT])
+        if node is not None:
             manager.member(node)
         return Watched(
             revision=manager.state.revision,
             changed=is_changed,
             links=sorted(manager.state.links),
-            neighbors=manager.neighbors(node) if node >= 0 else None,
+            neighbors=None if node is None else manager.neighbors(node),
         )
 
-    async def _token(self, request: Request, caller: ManagerCaller) -> object:
-        require_operator(caller)
-        wanted = await _body(request, TokenRequest)
+    async def _token(self, call: Call, caller: ManagerCaller) -> object:
+        wanted = call.body(TokenRequest)
         token, expires_at_s = await self._manager.new_join_token(wanted.valid_s, caller.name)
         return TokenView(token=token, expires_at_s=expires_at_s)
 
-    async def _audit(self, request: Request, caller: ManagerCaller) -> object:
-        require_operator(caller)
-        lines = _parameter(request, "lines", AUDIT_LINES)
-        if lines > AUDIT_LINES_MAX:
-            raise ValueError(f"lines: at most {AUDIT_LINES_MAX}")
-        return await self._manager.changes.audit(lines)
+    async def _audit(self, call: Call, caller: ManagerCaller) -> object:
+        return await self._manager.changes.audit(call[_LINES])
 
-    async def _health(self, request: Request, caller: ManagerCaller) -> object:
+    async def _health(self, call: Call, caller: ManagerCaller) -> object:
         return health_view(self._manager)
 
-    async def _metrics(self, request: Request, caller: ManagerCaller) -> object:
+    async def _metrics(self, call: Call, caller: ManagerCaller) -> object:
         return Response(
             render(self._registry),
             media_type="application/openmetrics-text; version=1.0.0; charset=utf-8",
         )
 
-    async def _healthz(self, request: Request, caller: ManagerCaller) -> object:
+    async def _healthz(self, call: Call, caller: ManagerCaller) -> object:
         return PlainTextResponse("ok\n")
 
-    async def _openapi(self, request: Request, caller: ManagerCaller) -> object:
-        settings = self._manager.settings
-        schemes = schemes_of(settings.access, bool(settings.token))
-        return JSONResponse(document([each.described for each in self.endpoints], schemes))
 
-
-def _enveloped(code: int, envelope: Envelope[Any]) -> Response:
-    return Response(msgspec.json.encode(envelope), code, media_type="application/json")
-
-
-def _refusal(code: int, text: str) -> Response:
-    response = _enveloped(code, Envelope("error", code, None, text))
-    if code == 401:
-        response.headers["www-authenticate"] = "Bearer"
-    return response
-
-
-def envelope_of_refusal(text: str) -> object:
-    """Returns the envelope for a request that reaches no endpoint."""
-    return msgspec.to_builtins(Envelope("error", 403, None, text))
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    code = error.status_code if isinstance(error, HTTPException) else 500
-    return _refusal(
-        code, f"{request.method} {request.url.path}: see /openapi.json for what there is"
-    )
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    """Returns the decoded body. Raises ValueError or TooLarge."""
-    data = bytearray()
-    try:
-        async for piece in request.stream():
-            data += piece
-            if len(data) > BODY_BYTES_MAX:
-                raise TooLarge
-    except ClientDisconnect:
-        raise ValueError("the body has ended early") from None
-    try:
-        return msgspec.json.decode(bytes(data), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"body: {error}") from None
-
-
-def _id(request: Request) -> int:
-    text = request.path_params["id"]
-    id = whole_number(text, NUMBER_MAX)
-    if id is None:
-        raise ValueError(f"{text!r} is no id of a member: those are whole numbers")
-    return id
-
-
-def _parameter(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    number = whole_number(text, NUMBER_MAX)
-    if number is None:
-        raise ValueError(f"{name}={text!r}: give a whole number")
-    return number
-
-
-def _seconds(request: Request, name: str, default: float) -> float:
-    try:
-        value = float(request.query_params.get(name, default))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= WATCH_S_MAX:
-        raise ValueError(f"{name}: give seconds, from 0 to {WATCH_S_MAX:g}")
-    return value
+def _refusal(error: Exception) -> ApiRefusal:
+    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    return ApiRefusal(code, str(error))

@@ -2,7 +2,10 @@
 
 import pytest
 
+from holdfast.api.dispatch import document
+from holdfast.api.endpoints import Call, Endpoint
 from holdfast.config.problem import ConfigError
+from holdfast.security.access.scopes import Scope
 from holdfast_federation.manager.access import (
     Forbidden,
     ManagerCaller,
@@ -12,7 +15,7 @@ from holdfast_federation.manager.access import (
     require_join,
     require_member,
 )
-from holdfast_federation.manager.api import Described, document, schemes_of
+from holdfast_federation.manager.api import EnvelopeForm, schemes_of
 from holdfast_federation.manager.manager import hash_of
 from holdfast_federation.manager.settings import PREFIX, ManagerSettings, load
 from holdfast_federation.manager.state.federation_state import FederationState, JoinToken, Member
@@ -186,6 +189,9 @@ def test_what_does_not_go_together(environ: dict[str, str], text: str) -> None:
 
 
 def test_openapi_says_what_is_asked_for() -> None:
+    async def nothing(call: Call) -> None:
+        """Does nothing."""
+
     bearer, certificate = {"bearer": []}, {"certificate": []}
     for access, has_token, security in (
         ("token", False, []),
@@ -194,7 +200,8 @@ def test_openapi_says_what_is_asked_for() -> None:
         ("either", True, [bearer, certificate]),
         ("both", True, [bearer | certificate]),
     ):
-        made = document([Described("GET", "/x", "x", None)], schemes_of(access, has_token))
+        form = EnvelopeForm(schemes_of(access, has_token), lambda method: "")
+        made = document([Endpoint("GET", "/x", Scope.VIEWER, "x", nothing)], "test", form)
         assert made["paths"]["/x"]["get"]["security"] == security
         assert set(made["components"]["securitySchemes"]) == {
             name for each in security for name in each
