@@ -5,7 +5,7 @@ A unit is written in one way in the tables, so that `C`, `degC` and `°C` are no
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from holdfast_lake.decoders.decoded import Decoded
@@ -87,6 +87,45 @@ def with_point(text: str, decimal: str) -> str | None:
         return None
     sign, whole, part, rest = match.groups()
     return f"{sign}{re.sub('[^0-9]', '', whole)}{f'.{part}' if part else ''}{rest}"
+
+
+_NUMBER_LIKE: Final = re.compile(r"[+-]?\d[\d.,' \xa0\u202f]*(?:\s*[^\d\s,;.][^\s,;]*)?")
+"""A text that may be a number with separators and a unit."""
+DECIMALS_MIN: Final = 3
+"""The fewest different texts that show a decimal sign."""
+DIGITS_MIN: Final = 5
+"""The fewest different digits behind a comma that are no second number, such as a status."""
+
+
+def decimal_of(texts: Iterable[str], *, may_be_two: bool = False) -> str:
+    """Returns the decimal sign of some texts if they need one, and show it: a text that no other
+    sign explains, such as `21,5`, and none that speaks against it. `1,234` shows nothing.
+
+    Without units, all have the same number of decimals. `3,15` and `20,4` may be two numbers each.
+    With `may_be_two`, 21,45 and 22,47 may be two as well, as a temperature and a humidity are: the
+    decimals begin with a zero somewhere, or are digits that differ.
+    """
+    numbers = {text for text in texts if _NUMBER_LIKE.fullmatch(text)}
+    for sign, other in ((",", "."), (".", ",")):
+        shown = [text for text in numbers if "," in text and with_point(text, other) is None]
+        plain = {text.rpartition(sign)[2] for text in shown if text[-1].isdigit()}
+        is_one = any(each.startswith("0") and len(each) > 1 for each in plain) or (
+            len(plain) >= DIGITS_MIN and max(map(len, plain)) == 1
+        )
+        if (
+            may_be_two
+            and plain
+            and not is_one
+            and not any("," in text and "." in text for text in shown)
+        ):
+            continue
+        if (
+            len(shown) >= DECIMALS_MIN
+            and len(set(map(len, plain))) <= 1
+            and all(with_point(text, sign) is not None for text in numbers)
+        ):
+            return sign
+    return ""
 
 
 def known_unit(text: object) -> str | None:

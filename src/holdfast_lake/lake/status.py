@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -23,7 +23,7 @@ from holdfast.client.log.lake.files import LakeError, noted_failures, readable
 from holdfast.client.log.lake.objects import LakePath
 from holdfast.client.log.reading import offsets
 from holdfast.protocol.topics.names import matches
-from holdfast_lake.decoders.json_payload import VALUE
+from holdfast_lake.decoders.json_payload import NUMBERS, VALUE
 from holdfast_lake.decoders.scales import POWER_MAX, SUFFIXES, scale_of
 from holdfast_lake.decoders.text_payload import plain_value
 from holdfast_lake.lake.catalog import DECLARED_BY, Catalog
@@ -347,14 +347,13 @@ def _text_hints(lake: LakePath, catalog: Catalog) -> list[str]:
             texts[row["device"], row["metric"]].add(row["last_string"])
             if _COMMA.fullmatch(row["last_string"]):
                 found[row["device"], row["metric"]] = row["last_string"]
+    codes = {key: some for key, some in texts.items() if _are_numbers(key[1], some)}
+    showing = {key[0] for key, some in codes.items() if len(some) > 1 or "." in min(some)}
     plain = [
         f"device {device}: {metric} has texts such as {min(some)!r}. If they are numbers, a rule "
         f"with numbers=({metric!r},) makes them numbers"
-        for (device, metric), some in sorted(texts.items())
-        if all(isinstance(plain_value(each), int | float) for each in some)
-        and not any(isinstance(plain_value(each), bool) for each in some)
-        and (len(some) > 1 or "." in min(some))
-        and not CODE_NAME.fullmatch(metric.rpartition(".")[2].lower())
+        for (device, metric), some in sorted(codes.items())
+        if device in showing
     ]
     hints = [
         f"device {device}: {metric} has texts such as {text!r}. If they are numbers with a decimal "
@@ -362,6 +361,12 @@ def _text_hints(lake: LakePath, catalog: Catalog) -> list[str]:
         for (device, metric), text in sorted(found.items())
     ]
     return _some(hints, "metrics") + _some(plain, "metrics")
+
+
+def _are_numbers(metric: str, texts: Collection[str]) -> bool:
+    """Returns whether texts look like numbers and the metric is not named like a code."""
+    kinds = {type(plain_value(each)) for each in texts}
+    return kinds <= NUMBERS and not CODE_NAME.fullmatch(metric.rpartition(".")[2].lower())
 
 
 def _scale_hints(lake: LakePath, catalog: Catalog) -> list[str]:

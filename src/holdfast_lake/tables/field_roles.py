@@ -18,10 +18,10 @@ from holdfast_lake.decoders.text_payload import plain_value
 from holdfast_lake.decoders.times import parse_time
 from holdfast_lake.decoders.units import (
     UNIT_FIELDS,
+    decimal_of,
     known_unit,
     measured_field,
     measured_value,
-    with_point,
 )
 from holdfast_lake.tables.alike import EARLIEST_US
 from holdfast_lake.tables.rules import ID_FIELDS, SEQUENCE_FIELDS, TIME_FIELDS, Rule
@@ -63,12 +63,6 @@ _UNIT_NAME: Final = re.compile(r"(.*?)[._]?(?:[uU]nits?|UNITS?|unit_of_measureme
 """The name of a field that may be a unit, with the name of what it is the unit of."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+(\s*[^\d\s,;.][^\s,;]*)?")
 """A text that is probably one number, `20,5 °C`, and not two cells."""
-_NUMBER_LIKE: Final = re.compile(r"[+-]?\d[\d.,' \xa0\u202f]*(?:\s*[^\d\s,;.][^\s,;]*)?")
-"""A text that may be a number with separators and a unit."""
-DECIMALS_MIN: Final = 3
-"""The fewest different texts that show a decimal sign."""
-DIGITS_MIN: Final = 5
-"""The fewest different digits behind a comma that are no second number, such as a status."""
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n", "tagname")
 PAIR_VALUES: Final = ("v", "val", "value")
 """The names of key and value in lists of named values, in small letters without underscores."""
@@ -205,8 +199,7 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     found |= _named_value(group)
     if "value" in found:
         reasons.append(f"{found['metric']} says what {found['value']} is")
-    signs = {name: sign for name, of_name in kinds.items() if str in of_name
-             and (sign := _number_texts(name, objects)) is not None}  # fmt: skip
+    signs = _signs_of(objects, [name for name, of_name in kinds.items() if str in of_name])
     decimal = next(filter(None, signs.values()), "")
     texts = [name for name, sign in signs.items() if sign == decimal]
     if texts:
@@ -442,40 +435,24 @@ def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
     )
 
 
-def decimal_of(texts: Iterable[str], *, may_be_two: bool = False) -> str:
-    """Returns the decimal sign of some texts if they need one, and show it: a text that no other
-    sign explains, such as `21,5`, and none that speaks against it. `1,234` shows nothing.
-
-    Without units, all have the same number of decimals. `3,15` and `20,4` may be two numbers each.
-    With `may_be_two`, 21,45 and 22,47 may be two as well, as a temperature and a humidity are: the
-    decimals begin with a zero somewhere, or are digits that differ.
-    """
-    numbers = {text for text in texts if _NUMBER_LIKE.fullmatch(text)}
-    for sign, other in ((",", "."), (".", ",")):
-        shown = [text for text in numbers if "," in text and with_point(text, other) is None]
-        plain = {text.rpartition(sign)[2] for text in shown if text[-1].isdigit()}
-        is_one = any(each.startswith("0") and len(each) > 1 for each in plain) or (
-            len(plain) >= DIGITS_MIN and max(map(len, plain)) == 1
-        )
-        if (
-            may_be_two
-            and plain
-            and not is_one
-            and not any("," in text and "." in text for text in shown)
-        ):
-            continue
-        if (
-            len(shown) >= DECIMALS_MIN
-            and len(set(map(len, plain))) <= 1
-            and all(with_point(text, sign) is not None for text in numbers)
-        ):
-            return sign
-    return ""
+def _signs_of(objects: Sequence[tuple[Document, int]], names: Sequence[str]) -> dict[str, str]:
+    """Returns the decimal sign of each field whose texts are numbers. A device that writes 21.5 in
+    quotes writes 7 in quotes, too."""
+    signs = {name: _number_texts(name, objects) for name in names}
+    if any(signs[name] is not None and type(plain_value(str(_inner(each, name)))) is float
+           for name in names for each, _ in objects):  # fmt: skip
+        signs = {name: _number_texts(name, objects, like_others=True) for name in names}
+    return {name: sign for name, sign in signs.items() if sign is not None}
 
 
-def _number_texts(name: str, objects: Sequence[tuple[Document, int]]) -> str | None:
+def _number_texts(
+    name: str, objects: Sequence[tuple[Document, int]], *, like_others: bool = False
+) -> str | None:
     """Returns the decimal sign that a rule has to name for a field whose texts are numbers in all
-    messages, and no identifiers. Empty: it needs none. None: they are no numbers."""
+    messages, and no identifiers. Empty: it needs none. None: they are no numbers.
+
+    With `like_others`, another field of the messages is a number in a text.
+    """
     texts = []
     for document, _ in objects:
         value = _inner(document, name)
@@ -495,7 +472,7 @@ def _number_texts(name: str, objects: Sequence[tuple[Document, int]]) -> str | N
         and not CODE_NAME.fullmatch(_words(name))
         and (
             any("." in text or decimal for text in texts)
-            or len(set(texts)) > len(texts) / 2
+            or len(set(texts)) > (1 if like_others else len(texts) / 2)
             or all(map(measured_value, texts))
         )
         and not _offset_is_near(

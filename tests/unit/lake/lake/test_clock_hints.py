@@ -265,5 +265,5 @@ def test_numbers_in_texts_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert status.hints(tmp_path, load_catalog([])) == [
         f"device air: {metric} has texts such as {text!r}. If they are numbers, a rule with "
         f"numbers=({metric!r},) makes them numbers"
-        for metric, text in (("atmp", "21.5"), ("pm02", "12"))
+        for metric, text in (("atmp", "21.5"), ("n", "3"), ("pm02", "12"))
     ]

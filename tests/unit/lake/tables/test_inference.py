@@ -716,3 +716,15 @@ def test_a_name_beside_the_value_is_the_metric_and_one_beside_others_the_device(
     # The same name below two gateways is two devices, of which no rule makes one.
     two = fleet(*((f"gw/{n}", text) for n in (1, 2) for text in names))
     assert not any("name" in each.rule for each in proposed(two))
+
+
+def test_a_device_that_writes_one_number_as_a_text_writes_all_of_them_so() -> None:
+    """Particles of 7, 8 and 9 µg come again and again, as a mode of 1 and 2 does alone."""
+    air = [
+        {"pm02": str(7 + n % 3), "atmp": f"21.{n}", "boot": "6", "serialno": f"008{n % 2}"}
+        for n in range(9)
+    ]
+    (proposal,) = proposed([("air/one", json.dumps(each).encode()) for each in air])
+    assert "numbers=('pm02', 'atmp')" in proposal.rule
+    mode = [("hvac/one", json.dumps({"mode": str(1 + n % 2)}).encode()) for n in range(9)]
+    assert proposed(mode) == []
