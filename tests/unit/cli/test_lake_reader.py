@@ -6,6 +6,8 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,7 @@ from holdfast.node.reads.fetch_frames import (
 from holdfast.node.reads.lake_source import LakeAccess
 from holdfast.protocol.topics.names import matches
 from tests.support.journal_files import TIME_US
-from tests.support.small_s3 import BUCKET, Refusal, small_s3
+from tests.support.small_s3 import BUCKET, Handler, Refusal, small_s3
 from tests.unit.client.log.test_lake_and_log import HOUR_US, Site
 
 PARTITIONS = 4
@@ -375,6 +377,47 @@ def test_the_process_is_started_again(site: Site, monkeypatch: pytest.MonkeyPatc
     run_port(site.root, body)
 
 
+def test_the_lake_is_opened_before_the_first_check(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_port, "CHECK_S", 3600.0)
+
+    async def body(port: LakePort, reads: Reads) -> None:
+        assert isinstance(await reads.answers.get(), FetchedFrame)
+
+    run_port(site.root, body)
+
+
+def test_a_lake_in_a_store_is_opened_with_requests_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store responds to none of them before it has all."""
+    response = Handler.response
+    commits = 5
+    older, newest = Barrier(commits - 1), Barrier(2)
+    together = {f"{each:08}.json": older for each in range(1, commits)}
+    together |= {f"{each:08}.json": newest for each in (commits, commits + 1)}
+
+    def respond(handler: Handler, key: str, *rest: Any) -> Any:
+        if is_slow and key.rpartition("/")[2] in together:
+            together[key.rpartition("/")[2]].wait(60)
+        return response(handler, key, *rest)
+
+    is_slow = False
+    monkeypatch.setattr(Handler, "response", respond)
+    with small_s3(monkeypatch) as store:
+        site = Site(tmp_path, f"s3://{BUCKET}/plant")
+        for _ in range(commits):
+            site.publish(5)
+            site.run()
+        is_slow, before = True, store.requests
+        reader = LakeReader(site.root)
+        reader.begin()
+        ask(reader, frame())
+        # A listing and the settings of the lake besides.
+        assert store.requests - before == commits + 3
+
+
 def test_what_a_store_says_is_told_before_the_process_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -386,7 +429,8 @@ def test_what_a_store_says_is_told_before_the_process_is_killed(
                 pass
             assert "does not serve s3://lake/plant/" in answer
             assert "503 Service Unavailable, SlowDown" in answer
-            assert store.requests == objects.SHORT_RETRIES_MAX + 1
+            # Two requests at once: a listing, and the settings of the lake.
+            assert store.requests == 2 * (objects.SHORT_RETRIES_MAX + 1)
 
         run_port(f"s3://{BUCKET}/plant", body)
 

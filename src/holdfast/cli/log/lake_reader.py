@@ -20,9 +20,10 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.abc import MetaPathFinder
 from time import monotonic
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
@@ -33,6 +34,7 @@ from holdfast.client.log.lake.objects import (
     BACKOFF_MAX_S,
     REQUEST_S,
     SHORT_RETRY_S,
+    at_once,
     shorten_retries,
 )
 from holdfast.client.log.lake.records import (
@@ -243,6 +245,13 @@ class LakeReader:
         self._cache = RowGroupCache(CACHE_BYTES)
         # Reads that may go on, the one that was used last at the end.
         self._scans: dict[ScanKey, LakeScan] = {}
+        self._opening: Future[tuple[LakeRecords, list[str]]] | None = None
+
+    def begin(self) -> None:
+        """Begins to open the lake before there is a request."""
+        threads = ThreadPoolExecutor(1, "lake")
+        self._opening = threads.submit(_open, LakeRecords(self._place))
+        threads.shutdown(wait=False)
 
     def answer(self, payload: bytes) -> list[bytes]:
         """Returns the pieces of the answer to a FETCH. Raises LakeError and OSError."""
@@ -273,14 +282,17 @@ class LakeReader:
     def _pinned(self, frame: FetchFrame, *, is_newest: bool = False) -> LakeRecords:
         """Returns the lake as of a version that was checked, or as of the newest one."""
         lake = self._lake
+        opening, self._opening = self._opening, None
         if lake is None or is_newest:
-            lake = lake or LakeRecords(self._place)
-            lake.refresh()
-            self._check(lake, frame)
+            if opening is not None and not is_newest:
+                lake, topics = opening.result()
+            else:
+                lake, topics = _open(lake or LakeRecords(self._place))
+            self._check(lake, topics, frame)
             self._lake = lake
         return lake
 
-    def _check(self, lake: LakeRecords, frame: FetchFrame) -> None:
+    def _check(self, lake: LakeRecords, topics: list[str], frame: FetchFrame) -> None:
         """Raises LakeRefused for a lake of another log, and for one of some topics only. A lake of
         another generation raises LakeError, because the pipeline may continue it soon.
         Counter-example: an operator gives up a lost disk, and each session that is behind would
@@ -300,11 +312,9 @@ class LakeReader:
                 " another one"
             )
         try:
-            lake.check_topics(TopicFilter())
+            lake.check_topics(TopicFilter(), topics)
         except LakeError as error:
-            if (lake.path / "lake.json").exists():
-                raise LakeRefused(f"{error}, or set log.lake to a lake of all topics") from None
-            raise
+            raise LakeRefused(f"{error}, or set log.lake to a lake of all topics") from None
 
     # Ranges
 
@@ -359,7 +369,6 @@ class LakeReader:
         parts = Seam(lake.bounds, {}, lake.skipped).divide(ranges)
         wanted = set(frame.wanted)
         found: dict[tuple[int, int], Record] = {}
-        size_bytes = 0
         for rows in self._rows(lake.pieces(parts.lake), TopicFilter()):
             offsets = np.asarray(rows.rows.column("offset"))
             mine = [
@@ -371,12 +380,10 @@ class LakeReader:
             ]
             for record in records_of(rows.rows.take(pa.array(mine, pa.int64()))):
                 found[record.partition, record.offset] = record
-                size_bytes += len(record.payload) + len(record.properties)
             if len(found) == len(wanted):
                 break
         records: list[Record] = []
-        looked_at = 0
-        size_bytes = 0
+        looked_at = size_bytes = 0
         for place in frame.wanted:
             looked_at += 1
             if place in found:
@@ -467,6 +474,13 @@ def _is_found(offsets: Sequence[int], count: int, piece: LakePiece) -> bool:
     return not count or all(end <= offsets[-1] for _, end in piece.ranges.values())
 
 
+def _open(lake: LakeRecords) -> tuple[LakeRecords, list[str]]:
+    """Pins the newest version of a lake, and returns it with the topics that it was made of."""
+    calls: list[Callable[[], Any]] = [lake.refresh, lake.own_topics]
+    _, topics = at_once(lake.path, calls)
+    return lake, topics
+
+
 def _end_of(lake: LakeRecords, partition: int) -> int:
     bounds = lake.bounds.get(partition)
     return 0 if bounds is None else bounds.end
@@ -511,6 +525,7 @@ def main() -> None:
     sys.meta_path.insert(0, WithoutPandas())
     shorten_retries()
     reader = LakeReader(sys.argv[1])
+    reader.begin()
     output = sys.stdout.buffer
     # Nothing else may write between the answers.
     sys.stdout = sys.stderr

@@ -120,10 +120,14 @@ class LakePort(asyncio.SubprocessProtocol):
             self._fail(f"the lake {self._place} has not answered for {ANSWER_S:g} s")
             self._process.kill()
         elif now >= self._greet_at and not self._waiting:
-            frame = self._greeting()
-            if frame is not None:
-                self._greet_at = now + GREET_S
-                self._ask(encode_fetch(frame))
+            self._greet()
+
+    def _greet(self) -> None:
+        """Tries the lake, once the node has metadata."""
+        frame = self._greeting()
+        if frame is not None:
+            self._greet_at = self._loop.time() + GREET_S
+            self._ask(encode_fetch(frame))
 
     async def _start(self) -> None:
         try:
@@ -142,6 +146,7 @@ class LakePort(asyncio.SubprocessProtocol):
         self._process = cast(asyncio.SubprocessTransport, transport)
         self._received.clear()
         self._waiting, self._greet_at = 0, 0.0
+        self._greet()
 
     def process_exited(self) -> None:
         process, self._process = self._process, None

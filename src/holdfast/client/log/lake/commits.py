@@ -16,16 +16,17 @@ run that finds it missing writes it again. So each change is told once, wherever
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from holdfast.client.log.lake.errors import RaceError
 from holdfast.client.log.lake.files import LakeError, remove_all, write_atomically, write_new
-from holdfast.client.log.lake.objects import LakePath, ObjectPath
+from holdfast.client.log.lake.objects import LakePath, ObjectPath, at_once
 
 COMMITS: Final = "_commits"
 RECORDS: Final = "records"
@@ -222,6 +223,13 @@ class CommitLog:
             version, self._last = 0, None
         if version == 0:
             version = self._newest()
+            if version:
+                following = self._path(version + 1)
+                calls: list[Callable[[], Any]] = [partial(self.read, version), following.exists]
+                self._last, is_newer = at_once(self.lake, calls)
+                if not is_newer:
+                    return self._last
+                version += 1
         while self._path(version + 1).exists():
             version += 1
         if version and (self._last is None or self._last.version != version):
@@ -242,6 +250,16 @@ class CommitLog:
                 f"{path} has format {commit.format}, this version reads {FORMAT}: use a newer one"
             )
         return commit
+
+    def _read_all(self, versions: Iterable[int]) -> Iterator[Commit]:
+        """Yields commits in order."""
+        last = self._last
+
+        def read(version: int) -> Commit:
+            """Reads a commit, unless it is the newest one."""
+            return last if last is not None and last.version == version else self.read(version)
+
+        return at_once(self.lake, [partial(read, each) for each in versions])
 
     def record(self, commit: Commit) -> None:
         """Records a commit: the commit point of a step.
@@ -268,8 +286,8 @@ class CommitLog:
             self._live, self._live_version, self._sorted = {}, 0, []
         if self._live_version == 0:
             self._load_live(upto)
-        for version in range(self._live_version + 1, upto + 1):
-            _apply(self._live, self.read(version))
+        for commit in self._read_all(range(self._live_version + 1, upto + 1)):
+            _apply(self._live, commit)
         if upto > self._live_version or not self._sorted:
             files = self._live.values()
             self._sorted = sorted(files, key=lambda file: (file.version, file.path))
@@ -292,13 +310,15 @@ class CommitLog:
     def _load_live(self, upto: int) -> None:
         version = upto - upto % LIVE_EVERY
         while version > 0:
-            path = self.directory / f"{version:08}.live"
-            if path.exists():
-                files = msgspec.json.decode(path.read_bytes(), type=list[File])
-                self._live = {file.path: file for file in files}
-                self._live_version = version
-                return
-            version -= LIVE_EVERY
+            try:
+                text = (self.directory / f"{version:08}.live").read_bytes()
+            except FileNotFoundError:
+                version -= LIVE_EVERY
+                continue
+            files = msgspec.json.decode(text, type=list[File])
+            self._live = {file.path: file for file in files}
+            self._live_version = version
+            return
 
     def kept(self) -> list[int]:
         """Returns the versions whose commits are still there, oldest first."""

@@ -49,7 +49,7 @@ REQUEST_S: Final = 30.0
 PART_BYTES: Final = 8 << 20
 """The bytes of a part of a large file. A part of 8 MiB needs 280 KB/s to be sent in REQUEST_S."""
 AT_ONCE: Final = 8
-"""The most copies that are made at the same time."""
+"""The most requests that are made at the same time."""
 CUT_MAX: Final = 5
 """The most times that a request is sent whose response ends within its body."""
 PAGE: Final = 1000
@@ -307,6 +307,17 @@ def directory_of(lake: LakePath) -> Path:
             " an Iceberg catalog: `holdfast pipeline register --iceberg CATALOG`"
         )
     return lake
+
+
+def at_once(place: LakePath, calls: Iterable[Callable[[], Response]]) -> Iterator[Response]:
+    """Yields the results of calls in their order. Requests to an object store do not wait for each
+    other, because each takes the time of a way to the store and back."""
+    if isinstance(place, ObjectPath):
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            yield from threads.map(lambda call: call(), calls)
+    else:
+        for call in calls:
+            yield call()
 
 
 def remove_objects(paths: Iterable[ObjectPath]) -> None:

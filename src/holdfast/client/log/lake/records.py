@@ -11,9 +11,9 @@ offsets.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from holdfast.client.log.lake.commits import RECORDS, Commit, CommitLog, File
 from holdfast.client.log.lake.errors import LakeError
-from holdfast.client.log.lake.objects import AT_ONCE, LakePath, location
+from holdfast.client.log.lake.objects import LakePath, at_once, location
 from holdfast.client.log.lake.parquet import offsets_of_rows, parquet_file
 from holdfast.client.log.messages import LogMessage
 from holdfast.client.log.reading.offsets import (
@@ -162,9 +162,10 @@ class LakeRecords:
         kept = next((text for name, text in source.items() if name.lower() == "topics"), "")
         return [each.strip() for each in kept.split(",") if each.strip()]
 
-    def check_topics(self, topics: TopicFilter) -> None:
-        """Raises LakeError if the lake was made of some topics only, and others are wanted."""
-        own = self.own_topics()
+    def check_topics(self, topics: TopicFilter, own: Sequence[str] | None = None) -> None:
+        """Raises LakeError if the lake was made of some topics only, and others are wanted. `own`:
+        what `own_topics` has returned, if it was called."""
+        own = self.own_topics() if own is None else own
         is_among = any(
             not clause.prefixes
             and all(any(covers(wide, each) for wide in own) for each in clause.filters)
@@ -291,9 +292,9 @@ class LakeRecords:
         before = self._offsets
         self._offsets = {file.path: file.offsets or before.get(file.path, {}) for file in files}
         unknown = [file for file in files if file.rows and not self._offsets[file.path]]
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            read = threads.map(lambda file: offsets_of_rows(self.path / file.path), unknown)
-            self._offsets |= {file.path: found for file, found in zip(unknown, read, strict=True)}
+        calls = [partial(offsets_of_rows, self.path / file.path) for file in unknown]
+        read = at_once(self.path, calls)
+        self._offsets |= {file.path: found for file, found in zip(unknown, read, strict=True)}
 
 
 def _cut(commit: Commit, file: File, partition: int) -> int:
