@@ -10,8 +10,7 @@ only where an object has a negative one, or SunSpec's names.
 """
 
 import re
-from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -37,9 +36,14 @@ _PHASES: Final = re.compile(
 )
 """The words that may be before or behind the name of a scale: `l1_current`, `voltage_ln`,
 `import_energy_active`."""
-_SUNSPEC: Final = r"(?:ph|pp)?{}(?:exp|imp|cab|snk|trns|ot)?(?:ph(?:[abc]|ab|bc|ca))?"
-"""The names of SunSpec's models 10x and 20x that share a scale: AphA, PPVphAB, TotWhImpPhA,
-TmpSnk."""
+_SUNSPEC_ENDS: Final = (
+    re.compile(r"ph(?:[abc]|ab|bc|ca)\Z"), re.compile(r"(?:exp|imp|cab|snk|trns|ot)\Z"),
+    re.compile(r"\A(?:ph|pp)"),
+)  # fmt: skip
+"""The parts of names of SunSpec's models 10x and 20x that share a scale: AphA, PPVphAB,
+TotWhImpPhA, TmpSnk."""
+WORDS_MAX: Final = 12
+"""The most words of a name in which the name of a scale is looked for."""
 
 _Positions = Mapping[str, int]
 
@@ -56,28 +60,39 @@ class Scales:
         if not self._rules and not has_scale(decoded.names):
             return
         for objects in _objects(decoded):
+            known = {}
             for prefix, fields in objects.items():
-                self._apply_to_object(prefix, fields, objects, decoded)
+                scales = {name: decoded.values[at] for name, at in fields.items()
+                          if name.endswith(SUFFIXES)}  # fmt: skip
+                if scales:
+                    known[prefix] = ObjectScales(scales, scales.values())
+            for prefix, fields in objects.items() if known or self._rules else ():
+                self._apply_to_object(prefix, fields, objects, known, decoded)
 
     def _apply_to_object(
-        self, prefix: str, fields: _Positions, objects: Mapping[str, _Positions], decoded: Decoded
+        self,
+        prefix: str,
+        fields: _Positions,
+        objects: Mapping[str, _Positions],
+        known: Mapping[str, "ObjectScales"],
+        decoded: Decoded,
     ) -> None:
-        chain = [objects[above] for above in _above(prefix) if above in objects]
-        scales = {name: at for name, at in ChainMap(*map(dict, chain)).items()
-                  if name.endswith(SUFFIXES)}  # fmt: skip
+        chain = [(above, known[above]) for above in _above(prefix) if above in known]
         values = decoded.values
         pairs: list[tuple[int, int, bool]] = []
         for field, at in fields.items():
             ruled = self._by_rule(f"{prefix}{field}")
             if ruled is not None:
                 self._apply_rule(at, ruled, prefix, objects, decoded)
-            elif field not in scales:
-                name, is_sure = scale_of(field, scales)
+                continue
+            for above, scales in () if field.endswith(SUFFIXES) else chain:
+                name, is_sure = scales.find(field)
                 if name:
-                    pairs.append((at, scales[name], is_sure))
-        powers = {at: _power(values[at]) for at in scales.values()}
-        is_sunspec = any(name.endswith("_SF") for name in scales)
-        is_proven = is_sunspec or any((power or 0) < 0 for power in powers.values())
+                    pairs.append((at, objects[above][name], is_sure))
+                    break
+        powers = {of: _power(values[of]) for _, of, _ in pairs}
+        is_sunspec = any(scales.is_sunspec for _, scales in chain)
+        is_proven = is_sunspec or any(scales.has_negative for _, scales in chain)
         if any(sure and powers[of] and not _is_whole(values[at]) for at, of, sure in pairs):
             return  # no register has a fraction: somebody has multiplied already
         for at, of, is_sure in pairs:
@@ -139,23 +154,37 @@ def has_scale(names: Sequence[str]) -> bool:
     return any(name.endswith(SUFFIXES) for name in names)
 
 
-def scale_of(field: str, scales: Collection[str]) -> tuple[str, bool]:
-    """Returns the scale of a field among some of its object, and whether it certainly is. Empty:
-    the field has none."""
-    for suffix in SUFFIXES:
-        if f"{field}{suffix}" in scales:
-            return f"{field}{suffix}", True
-    best, best_rest = "", ["_"] * len(field)
-    for name in scales:
-        base = name.rpartition("_")[0]
-        if base and name.lower().endswith("_sf"):
-            joined = field.replace("_", "")
-            if re.fullmatch(_SUNSPEC.format(re.escape(base.replace("_", ""))), joined, re.I):
-                return name, True
-        rest = _rest(field.split("_"), base.split("_"))
-        if base and rest is not None and len(rest) < len(best_rest):
-            best, best_rest = name, rest
-    return best, all(map(_PHASES.fullmatch, best_rest))
+class ObjectScales:
+    """The scales of one object, by what they are the scale of."""
+
+    def __init__(self, names: Iterable[str], values: Iterable[object] = ()) -> None:
+        self._names = {name[: name.rindex("_")]: name for name in names if name.rindex("_")}
+        self._joined = {base.replace("_", "").lower(): name for base, name in self._names.items()
+                        if name.lower().endswith("_sf")}  # fmt: skip
+        self.is_sunspec = any(name.endswith("_SF") for name in self._names.values())
+        self.has_negative = any((_power(value) or 0) < 0 for value in values)
+
+    def find(self, field: str) -> tuple[str, bool]:
+        """Returns the scale of a field of the object, and whether it certainly is. Empty: the field
+        has none. Its cost does not depend on the number of scales."""
+        if field in self._names:
+            return self._names[field], True
+        words = field.split("_") if self._names else ()
+        if not 0 < len(words) <= WORDS_MAX:
+            return "", False
+        parts = [field.replace("_", "").lower()]
+        for end in _SUNSPEC_ENDS if self._joined else ():
+            parts += [shorter for part in parts if (shorter := end.sub("", part)) != part]
+        for part in parts if self._joined else ():
+            if part in self._joined:
+                return self._joined[part], True
+        for length in range(len(words) - 1, 0, -1):
+            for at in range(len(words) - length + 1):
+                name = self._names.get("_".join(words[at : at + length]))
+                if name is not None:
+                    rest = words[:at] + words[at + length :]
+                    return name, all(map(_PHASES.fullmatch, rest))
+        return "", False
 
 
 def scale_reasons(documents: Iterable[Any]) -> list[str]:
@@ -189,14 +218,6 @@ def scale_reasons(documents: Iterable[Any]) -> list[str]:
             f'scales={{"{some[0]}": "..."}} has the field of its power of ten, or "" for none'
         )
     return reasons
-
-
-def _rest(words: list[str], some: list[str]) -> list[str] | None:
-    """Returns the words around some others that are in a row. None: they are not there."""
-    for at in range(len(words) - len(some) + 1):
-        if words[at : at + len(some)] == some:
-            return words[:at] + words[at + len(some) :]
-    return None
 
 
 def _objects(decoded: Decoded) -> Iterator[dict[str, dict[str, int]]]:

@@ -24,7 +24,7 @@ from holdfast.client.log.lake.objects import LakePath
 from holdfast.client.log.reading import offsets
 from holdfast.protocol.topics.names import matches
 from holdfast_lake.decoders.json_payload import NUMBERS, VALUE
-from holdfast_lake.decoders.scales import POWER_MAX, SUFFIXES, scale_of
+from holdfast_lake.decoders.scales import POWER_MAX, SUFFIXES, ObjectScales
 from holdfast_lake.decoders.text_payload import plain_value
 from holdfast_lake.lake.catalog import DECLARED_BY, Catalog
 from holdfast_lake.lake.settings import read_settings
@@ -397,8 +397,9 @@ def _scale_hints(lake: LakePath, catalog: Catalog) -> list[str]:
     )
     hints = []
     for place, fields in sorted(numbers.items()):
+        known = ObjectScales(scales[place])
         for name, (device, metric) in sorted(fields.items()):
-            scale, _ = scale_of(name, scales[place])
+            scale, _ = known.find(name)
             if scale:
                 hints.append(
                     f"device {device}: {metric} is not multiplied by 10 to the power of {scale}: "

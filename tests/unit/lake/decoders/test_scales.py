@@ -1,6 +1,7 @@
 """Numbers with a power of ten beside them are multiplied, or left out with a line."""
 
 import json
+import sys
 from fractions import Fraction
 from typing import Any
 
@@ -138,3 +139,25 @@ def test_infer_says_what_is_multiplied_and_what_is_left_out() -> None:
     assert "current, zoom: 2 in all are multiplied by 10 to the power" in proposal.reason
     assert 'zoom_level may be multiplied by the scale beside: left out until scales={"zoom_level"' \
         in proposal.reason  # fmt: skip
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_many_scales_cost_no_more_than_many_numbers(is_nested: bool) -> None:
+    """Each of 4,000 numbers was compared with each of 4,000 scales, with a pattern of its own."""
+    document: Numbers = {f"a_b{at}_c": at for at in range(4000)}
+    document |= {f"x_y{at}_{end}": -1 for at in range(2000) for end in ("sf", "SF")}
+    if is_nested:
+        document = {f"o{at}": {"x": at} for at in range(1500)} | document
+    calls = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        found = read(document)
+    finally:
+        sys.setprofile(None)
+    assert len(found.readings) == len(document)
+    assert calls < 100 * len(document)
