@@ -436,8 +436,10 @@ class ClusterMembership:
     async def _forget_aside(self) -> None:
         await self._ready.wait()
         replacement = self.broker.runtime.replacement
+        context = self.cluster_node.context
         await self._aside.forget(
-            lambda: replacement.has_everything(self.cluster_node.context.metadata)
+            lambda: replacement.has_everything(context.metadata),
+            lambda: set(range(len(context.leading))) - context.unstored,
         )
         replacement.aside = self._aside.path
 

@@ -8,12 +8,14 @@ replaced. All functions block and may raise `OSError`.
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from holdfast.log.files.data_directory import DirectoryLock
+from holdfast.log.files.data_directory import DataDirectoryError, DirectoryLock, open_to_read
 from holdfast.log.files.filesystem import OsFileSystem, replace_file
 from holdfast.log.files.layout import ASIDE, LOCK, QUARANTINE
+from holdfast.log.journal.recovery import open_journal
 
 MARK: Final = "begin-anew"
 _STAYS: Final = frozenset({ASIDE, MARK, LOCK, QUARANTINE, "lost+found"})
@@ -67,10 +69,15 @@ def begin_anew(root: Path) -> bool:
     return True
 
 
-def forget(root: Path) -> Path | None:
-    """Removes what was set aside. Content to keep is renamed instead, and its path returned."""
+def forget(root: Path, partitions: Collection[int]) -> Path | None:
+    """Removes what was set aside. Content to keep is renamed instead, and its path returned: also a
+    log that has more than the present one of these partitions, which are stored here.
+
+    Counter-example without the comparison: the only complete log is damaged, and an operator lets
+    the others go on without it (`unsafe-recover`). The only copies of its readable records go.
+    """
     aside = root / ASIDE
-    if not (aside / KEPT).exists():
+    if not (aside / KEPT).exists() and not _has_more(aside, root, partitions):
         shutil.rmtree(aside)
         return None
     number = 1
@@ -79,3 +86,20 @@ def forget(root: Path) -> Path | None:
     aside.rename(kept)
     OsFileSystem(root).sync_folder("")
     return kept
+
+
+def _has_more(aside: Path, root: Path, partitions: Collection[int]) -> bool:
+    """True if a log that was set aside is not the beginning of the present one. A record is the
+    same in both if its offset and its epoch are. What retention has removed is not missing."""
+    try:
+        former = open_journal(open_to_read(aside), writes=False).journal
+    except DataDirectoryError:
+        return False  # nothing in it can be read
+    present = open_journal(open_to_read(root), writes=False).journal
+    for partition in partitions:
+        end, epoch = former.next_offset[partition], former.last_epoch(partition)
+        start = max(former.start_offsets[partition], present.start_offsets[partition])
+        found, epoch_end = present.epoch_end(partition, epoch)
+        if start < end and (found != epoch or epoch_end < end):
+            return True
+    return False

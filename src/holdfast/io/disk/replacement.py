@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -50,14 +50,17 @@ class AsideDirectory:
         logger.warning("disk_put_aside to=%s", self._root / ASIDE)
         return True
 
-    async def forget(self, has_everything: Callable[[], bool]) -> None:
-        """Waits until the node has everything, then removes what was set aside."""
+    async def forget(
+        self, has_everything: Callable[[], bool], partitions: Callable[[], Collection[int]]
+    ) -> None:
+        """Waits until the node has everything, then removes what was set aside, unless these
+        partitions lack a part of it."""
         # Polled, because no event reports each change of an in-sync set.
         while not has_everything():  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         try:
-            kept = await asyncio.to_thread(quarantine.forget, self._root)
-        except OSError as error:
+            kept = await asyncio.to_thread(quarantine.forget, self._root, partitions())
+        except (OSError, DataDirectoryError) as error:
             logger.error("aside_not_removed error=%r", str(error))
             return
         self.path = ""
@@ -78,7 +81,7 @@ class AsideDirectory:
 
 def _warn(kept: Path) -> None:
     text = (
-        "it has committed records that the others went on without: list or publish them with"
+        "it has records that the others went on without: list or publish them with"
         " `holdfast cluster diverged`, then remove it"
     )
     logger.warning("aside_kept directory=%s text=%r", kept, text)

@@ -8,8 +8,10 @@ import pytest
 
 from holdfast.io.disk import quarantine as set_aside
 from holdfast.io.disk import replacement
+from holdfast.io.disk.journal_writer import GroupWriter
 from holdfast.io.disk.storage import Storage
 from holdfast.log.files.data_directory import DataDirectoryError, lock_root
+from tests.support.replica_bench import build_batch
 
 
 def make(root: Path, incarnation: str) -> None:
@@ -45,7 +47,7 @@ def test_the_node_begins_with_an_empty_directory(tmp_path: Path) -> None:
     finally:
         storage.close()
     assert not set_aside.begin_anew(tmp_path)
-    set_aside.forget(tmp_path)
+    assert set_aside.forget(tmp_path, range(4)) is None
     assert not set_aside.exists(tmp_path)
     assert (tmp_path / "quarantine" / "piece").exists()
 
@@ -105,7 +107,7 @@ def test_records_that_the_others_dropped_are_named_until_they_are_removed(
     async def follow() -> None:
         changes: asyncio.Queue[list[str]] = asyncio.Queue()
         following = asyncio.create_task(aside.follow_kept(changes.put_nowait))
-        await aside.forget(lambda: True)
+        await aside.forget(lambda: True, lambda: range(4))
         while await changes.get() != ["diverged-1"]:
             pass
         shutil.rmtree(tmp_path / "diverged-1")
@@ -115,3 +117,53 @@ def test_records_that_the_others_dropped_are_named_until_they_are_removed(
 
     asyncio.run(asyncio.wait_for(follow(), 10.0))
     assert replacement.AsideDirectory(tmp_path).kept == []
+
+
+def write(root: Path, batches: list[tuple[int, int, list[bytes]]], start: int = 0) -> None:
+    """The log of partition 0: offset, epoch and payloads of each batch. It begins at `start`."""
+    storage = Storage.open(root, "n1", 1, 1 << 20, "first")
+    journal = storage.journal
+    if start:
+        journal.reset(0, start)
+    for offset, epoch, payloads in batches:
+        journal.append_batch(build_batch(0, offset, epoch, payloads))
+    group = journal.close_write_group()
+    if group is not None:
+        GroupWriter(storage.directory, durable=True).write(group)
+    storage.close()
+
+
+FORMER = [(0, 1, [b"a", b"b"]), (2, 2, [b"c"])]
+
+
+@pytest.mark.parametrize(
+    ("present", "start", "is_kept"),
+    [
+        pytest.param(FORMER, 0, False, id="the same"),
+        pytest.param([*FORMER, (3, 4, [b"d"])], 0, False, id="and more"),
+        pytest.param([(0, 1, [b"a", b"b"])], 0, True, id="less"),
+        pytest.param([(0, 1, [b"a", b"b"]), (2, 3, [b"x", b"y"])], 0, True, id="other records"),
+        pytest.param([], 0, True, id="nothing"),
+        pytest.param([(9, 5, [b"z"])], 9, False, id="removed by retention"),
+    ],
+)
+def test_a_log_with_records_that_nobody_else_has_is_kept(
+    tmp_path: Path, present: list[tuple[int, int, list[bytes]]], start: int, is_kept: bool
+) -> None:
+    """It was damaged, and the others were told to go on without it."""
+    write(tmp_path, FORMER)
+    set_aside.mark(tmp_path)
+    assert set_aside.begin_anew(tmp_path)
+    write(tmp_path, [*present], start)
+    kept = set_aside.forget(tmp_path, [0])
+    assert (kept is not None) == is_kept
+    assert set_aside.kept(tmp_path) == ["diverged-1"] * is_kept
+    assert not set_aside.exists(tmp_path)
+
+
+def test_a_log_that_is_not_stored_here_any_more_is_not_compared(tmp_path: Path) -> None:
+    write(tmp_path, FORMER)
+    set_aside.mark(tmp_path)
+    assert set_aside.begin_anew(tmp_path)
+    write(tmp_path, [(0, 5, [b"x"])])
+    assert set_aside.forget(tmp_path, []) is None
