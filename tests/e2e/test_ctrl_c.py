@@ -187,7 +187,8 @@ def test_the_demo(tmp_path: Path, reached: str, monkeypatch: pytest.MonkeyPatch)
     """Its nodes are in sessions of their own, which a terminal's SIGINT does not reach."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     is_ready = {
-        "start": lambda _: any(tmp_path.glob("*/cluster.log")),
+        # Its first process has been started, and has written to the log.
+        "start": lambda _: any(path.stat().st_size for path in tmp_path.glob("*/cluster.log")),
         "telemetry": printed("the subscriber goes away"),
         "Spark's start": printed("Spark makes tables"),
     }

@@ -38,7 +38,7 @@ class Process(Mastership):
             root,
             Standby(files, root, 1 << 16, NodeConfig(node_id="a", partitions=PARTITIONS)),
             HolderInfo(node_id),
-            LeaseTimes(),
+            LeaseTimes(timeout_s=60.0),  # also where a beat is late
             file_system="",
             kills_stale_holder=False,
             adopt=adopt_epoch,
