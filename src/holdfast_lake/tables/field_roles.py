@@ -164,7 +164,7 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
         named = _named_value(group)
         why = {"why": f"{named['metric']} says what {named['value']} is"} if named else {}
         return named | why or _named_items(group) or _measured_texts(group)
-    kinds = _kinds(objects)
+    kinds = kinds_of(objects)
     found, reasons = _time_of(group, objects, kinds, zone)
     growing = [name for name, of_name in kinds.items() if int in of_name
                and _is_counter(name, group) and not _offset_is_near(name, objects)]  # fmt: skip
@@ -241,7 +241,7 @@ def _time_of(
             of_time, why = time_arguments(named, group, zone)
             if "zone" not in of_time and offset_of(named, group) is None:
                 of_time, why = {"time": named}, ""
-                if any(_names_no_zone(_inner(document, named)) for document, _ in objects):
+                if any(_names_no_zone(inner_value(document, named)) for document, _ in objects):
                     why = ' of UTC, as it names no zone: if it is local, zone="Europe/Berlin"'
             found |= of_time
             reasons.append(f"the time is {named}{why}")
@@ -335,7 +335,7 @@ def _words(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", name.rpartition(".")[2]).lower()
 
 
-def _kinds(objects: Sequence[tuple[Document, int]]) -> dict[str, set[type]]:
+def kinds_of(objects: Sequence[tuple[Document, int]]) -> dict[str, set[type]]:
     """Returns the names of the fields of some objects, those inside of objects with dots, and the
     types of their values."""
     kinds: dict[str, set[type]] = {}
@@ -348,19 +348,19 @@ def _kinds(objects: Sequence[tuple[Document, int]]) -> dict[str, set[type]]:
     return kinds
 
 
-def _inner(document: Mapping[str, Any], name: str) -> Any:
-    if name in document:
-        return document[name]
-    first, dot, rest = name.partition(".")
-    inner = document.get(first) if dot else None
-    return inner.get(rest) if isinstance(inner, dict) else None
+def inner_value(document: Document, name: str) -> Any:
+    """Returns the value of a field, also of one inside of an object. None: there is none."""
+    first, _, rest = name.partition(".")
+    inner: Any = document.get(first)
+    is_inside = name not in document and isinstance(inner, dict)
+    return inner.get(rest) if is_inside else document.get(name)
 
 
 def _offset_is_near(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     """Returns whether a field is a time within a day of storing, in nearly all messages."""
     others = 0
     for document, store_us in objects:
-        found = _inner(document, name)
+        found = inner_value(document, name)
         time_us = parse_time(found) if type(found) in _TIME_KINDS else None
         others += time_us is None or abs(time_us - store_us) >= DAY_US
         if others > (1 - SHARE) * len(objects):
@@ -372,7 +372,7 @@ def _moves(name: str, group: Sequence[TopicMessages]) -> bool:
     """Returns whether a time is another one in later messages. The time of a sunrise, or of the
     last start, is near as well, and not that of the message."""
     times = [[(time_us, at) for document, at in topic.objects
-              if (time_us := parse_time(_inner(document, name))) is not None]
+              if (time_us := parse_time(inner_value(document, name))) is not None]
              for topic in group]  # fmt: skip
     is_minutes = all(time_us % MINUTE_US == 0 for found in times for time_us, _ in found)
     step_us = MINUTE_US if is_minutes else 1_000_000
@@ -386,13 +386,13 @@ def _moves(name: str, group: Sequence[TopicMessages]) -> bool:
 
 def _is_of_the_past(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     """Returns whether a field is a time that is believed, of any age, in nearly all messages."""
-    found = [(parse_time(_inner(document, name)), store_us) for document, store_us in objects]
+    found = [(parse_time(inner_value(document, name)), store_us) for document, store_us in objects]
     past = sum(time_us is not None and EARLIEST_US <= time_us <= at for time_us, at in found)
     return past >= SHARE * len(objects)
 
 
 def _steps(name: str, topic: TopicMessages) -> list[int]:
-    found = [_inner(document, name) for document, _ in topic.objects]
+    found = [inner_value(document, name) for document, _ in topic.objects]
     return [after - before for before, after in pairwise(n for n in found if type(n) is int)]
 
 
@@ -414,14 +414,14 @@ def _grows(name: str, topic: TopicMessages) -> bool:
     of two devices below one topic do so all the time."""
     steps = _steps(name, topic)
     if len(steps) < 2:
-        return any(type(_inner(document, name)) is int for document, _ in topic.objects)
+        return any(type(inner_value(document, name)) is int for document, _ in topic.objects)
     return sum(step < 0 for step in steps) <= len(steps) / 5 and max(steps) > 0
 
 
 def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
     """Returns whether a field identifies the message: a text that messages share only if they are
     equal."""
-    ids = [_inner(document, name) for topic in group for document, _ in topic.objects]
+    ids = [inner_value(document, name) for topic in group for document, _ in topic.objects]
     if not _ID_NAME.fullmatch(_words(name)) and not (
         name == "id" and all(isinstance(each, str) and len(each) >= UUID_LENGTH for each in ids)
     ):
@@ -439,7 +439,7 @@ def _signs_of(objects: Sequence[tuple[Document, int]], names: Sequence[str]) -> 
     """Returns the decimal sign of each field whose texts are numbers. A device that writes 21.5 in
     quotes writes 7 in quotes, too."""
     signs = {name: _number_texts(name, objects) for name in names}
-    if any(signs[name] is not None and type(plain_value(str(_inner(each, name)))) is float
+    if any(signs[name] is not None and type(plain_value(str(inner_value(each, name)))) is float
            for name in names for each, _ in objects):  # fmt: skip
         signs = {name: _number_texts(name, objects, like_others=True) for name in names}
     return {name: sign for name, sign in signs.items() if sign is not None}
@@ -455,7 +455,7 @@ def _number_texts(
     """
     texts = []
     for document, _ in objects:
-        value = _inner(document, name)
+        value = inner_value(document, name)
         if value is None or str(value).strip().lower() in _NO_VALUES:
             continue
         if not isinstance(value, str):
@@ -476,7 +476,7 @@ def _number_texts(
             or all(map(measured_value, texts))
         )
         and not _offset_is_near(
-            name, [each for each in objects if _inner(each[0], name) is not None]
+            name, [each for each in objects if inner_value(each[0], name) is not None]
         )
     )
     return decimal if are_numbers else None
@@ -484,7 +484,7 @@ def _number_texts(
 
 def _is_number(name: str, objects: Sequence[tuple[Document, int]]) -> bool:
     """Returns whether a field is a number in each message that has it."""
-    kinds = {type(_inner(document, name)) for document, _ in objects} - {type(None)}
+    kinds = {type(inner_value(document, name)) for document, _ in objects} - {type(None)}
     return bool(kinds) and kinds <= NUMBERS
 
 
@@ -498,11 +498,11 @@ def _unit_fields(
     for name in names:
         match = _UNIT_NAME.fullmatch(name)
         values = [found for document, _ in objects if match is not None
-                  and (found := _inner(document, name)) is not None]  # fmt: skip
+                  and (found := inner_value(document, name)) is not None]  # fmt: skip
         if match is None or not values or None in map(known_unit, values):
             continue
         above, _, last = name.rpartition(".")
-        holders = [_inner(document, above) if above else document for document, _ in objects]
+        holders = [inner_value(document, above) if above else document for document, _ in objects]
         if last in UNIT_FIELDS and all(
             measured_field(holder.keys(), [key for key in holder if type(holder[key]) is bool])
             for holder in holders
@@ -617,7 +617,7 @@ def offset_of(
     offsets = []
     for topic in topics:
         for document, store_us in topic.objects:
-            found = _inner(document, name)
+            found = inner_value(document, name)
             time_us = None if found is None else parse_time(found, zone, store_us)
             if time_us is not None:
                 offsets.append(time_us - store_us)
@@ -659,7 +659,7 @@ def time_arguments(name: str, topics: Sequence[TopicMessages], zone: str) -> tup
         return {"time": name, "zone": zone}, ""
     if offset_us is None:
         why = f"; {name} is no time that agrees with the broker's, which is used"
-    elif not any(_names_no_zone(_inner(document, name))
+    elif not any(_names_no_zone(inner_value(document, name))
                  for topic in topics for document, _ in topic.objects):  # fmt: skip
         return {"time": None}, (
             f"; {name} is {_distance(offset_us)} the broker's, which is used: it counts from 1970 "

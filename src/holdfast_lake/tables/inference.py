@@ -6,6 +6,7 @@ may be quarantined that the default rules read. A wrong rule mixes devices, and 
 without a rule each topic is a device.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -22,7 +23,9 @@ from holdfast_lake.tables.field_roles import (
     TopicMessages,
     csv_of,
     discovered_units,
+    inner_value,
     is_picture,
+    kinds_of,
     local_zone,
     roles_of,
     time_arguments,
@@ -45,6 +48,11 @@ DEVICE_FIELDS: Final = (
     ("sensor",), ("name",),
 )  # fmt: skip
 """The fields that may name a device, if one topic has several."""
+_DEVICE_NAME: Final = re.compile(
+    r"(?:unique|dev|device|sensor|node|meter|module|station)_?id|(?:device|sensor|node|meter|message|"
+    r"station)\.id|dev_?eui|imei|mac|serial(?:_?(?:no|nr|number))?"
+)
+"""The words of a field that may name a device under another spelling or inside of an object."""
 OFTEN_OTHERS: Final = frozenset({"id", "mac", "device_name", "deviceName", "sensor_name", "sensor",
                                  "name"})  # fmt: skip
 """Those of them that name a device only if few values come again and again."""
@@ -338,7 +346,7 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
     count = len(group[0].levels)
     is_object = all(len(each.objects) == len(each.messages) for each in group)
     if is_object:
-        for names in DEVICE_FIELDS:
+        for names in (*DEVICE_FIELDS, *_other_device_fields(group)):
             word = "field" if len(names) == 1 else "fields"
             device = f"{word} {' '.join(names)}"
             if device != common.get("metric") and _has_several_devices(group, names):
@@ -377,20 +385,30 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
             yield _Draft(base | {"device": device}, f"{why}; {one}" if why else one)
 
 
+def _other_device_fields(group: Sequence[TopicMessages]) -> list[tuple[str]]:
+    """Returns the fields that may name a device by their words: the meters that a radio hears are
+    told apart by `Message.ID` only."""
+    found = kinds_of([each for topic in group for each in topic.objects])
+    words = {name: re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() for name in found}
+    known = {name for names in DEVICE_FIELDS for name in names}
+    named = [name for name, word in words.items() if name not in known
+             and any(map(_DEVICE_NAME.fullmatch, (word, word.rpartition(".")[2])))]  # fmt: skip
+    return [(name,) for name in named]
+
+
 def _has_several_devices(group: Sequence[TopicMessages], names: Sequence[str]) -> bool:
     """Returns whether each message has some fields, and a topic has several values of them."""
     several = False
+    is_certain = len(names) > 1 or (names in DEVICE_FIELDS and names[0] not in OFTEN_OTHERS)
     for topic in group:
-        values = {tuple(document.get(name) for name in names) for document, _ in topic.objects
-                  if all(type(document.get(name)) in (str, int) for name in names)}  # fmt: skip
-        found = sum(all(type(document.get(name)) in (str, int) for name in names)
-                    for document, _ in topic.objects)  # fmt: skip
-        if found < len(topic.messages):
+        rows = [tuple(inner_value(document, name) for name in names)
+                for document, _ in topic.objects]  # fmt: skip
+        named = [row for row in rows if all(type(each) in (str, int) for each in row)]
+        if len(named) < len(topic.messages):
             return False
+        values = set(named)
         # A value of its own in each message is the message's, not the device's.
-        several |= 1 < len(values) <= len(topic.messages) / 2 or (
-            len(values) > 1 and names[0] not in OFTEN_OTHERS
-        )
+        several |= 1 < len(values) <= len(topic.messages) / 2 or (len(values) > 1 and is_certain)
     return several
 
 
@@ -419,14 +437,18 @@ def _status_of(
                 taken.append(each)
     places = [([each], "levels 1--2") for each in taken]
     places += [(group, rule.device) for _, group in sorted(some.items())]
-    # The 2 of an inverter that is `available` is no `value` beside its other metrics.
-    return [
-        _Draft({"filter": _filter(group), "decode": STATUS_LEVELS[last], "device": device}
-               | ({"metric": last.strip("$")} if STATUS_LEVELS[last] == "presence" else {}),
-               PRESENCE)
-        for group, device in places
-        for last in (group[0].levels[-1],)
-    ]  # fmt: skip
+    drafts = []
+    for some_topics, device in places:
+        last = some_topics[0].levels[-1]
+        arguments = {"filter": _filter(some_topics), "decode": STATUS_LEVELS[last],
+                     "device": device}  # fmt: skip
+        if STATUS_LEVELS[last] == "presence":
+            # The 2 of an inverter that is `available` is no `value` beside its other metrics.
+            is_alike = len(some_topics[0].levels) == len(group[0].levels) and last[:1] != "$"
+            named = str(draft.arguments.get("metric", "")) if is_alike else ""
+            arguments["metric"] = named if named.startswith("level") else last.strip("$")
+        drafts.append(_Draft(arguments, PRESENCE))
+    return drafts
 
 
 def _filter(topics: Sequence[TopicMessages]) -> str:

@@ -286,6 +286,26 @@ def test_an_empty_level_is_no_device_and_no_metric(
     assert [row["code"] for row in read.quarantine] == ["device", "device"]
 
 
+@pytest.mark.parametrize(
+    ("texts", "device"),
+    [
+        (('{"Type":"S","Message":{"ID":12,"Use":#}}', '{"Type":"S","Message":{"ID":9,"Use":1}}'),
+         "field Message.ID"),
+        (('{"pos":{"id":1#,"v":#},"device":{"uniqueId":"a"}}',
+          '{"pos":{"id":2#,"v":9},"device":{"uniqueId":"b"}}'), "field device.uniqueId"),
+        (('{"NodeId":"ns=2;s=T","Value":{"Value":#}}', '{"NodeId":"ns=2;s=P","Value":{"Value":9}}'),
+         "field NodeId"),
+        (('{"IMEI":"35","t":#}', '{"IMEI":"36","t":9}'), "field IMEI"),
+    ],
+)  # fmt: skip
+def test_a_device_may_be_named_inside_of_an_object(texts: tuple[str, ...], device: str) -> None:
+    """Else the consumption of two meters at one receiver is one metric."""
+    (found,) = proposed(fleet(*(("radio", text) for text in texts), times=5))
+    assert f'device="{device}"' in found.rule
+    alone = proposed(fleet(("radio", texts[0]), times=5))
+    assert not any("device=" in each.rule for each in alone)
+
+
 def test_each_value_has_the_name_of_its_topic_beside_others_of_its_device() -> None:
     """A presence that is a number is `available`, and a list below a device has its topic."""
     inverters, _ = FLEETS["inverters whose presence is a number, and a value of each"]
@@ -296,6 +316,19 @@ def test_each_value_has_the_name_of_its_topic_beside_others_of_its_device() -> N
     assert {metric for _, metric, _ in log.read().values()} == {
         "available", "grid/P", "roof/P", "amp", "nrg.0", "nrg.1", "tma.0", "tma.1", "cdi.value",
     }  # fmt: skip
+
+
+def test_a_status_that_is_no_presence_has_the_levels_of_the_values_beside_it() -> None:
+    parts = fleet(*((f"nut/{name}/{part}", text) for name in ("ups1", "ups2") for part, text in (
+        ("battery/charge", "9#"), ("input/voltage", "23#"), ("ups/status", "OL CHRG")
+    )))  # fmt: skip
+    log = Log(*(eval(each.rule, {"Rule": Rule}) for each in proposed(parts)))
+    for topic, payload in parts[:3]:
+        log.add(topic, payload)
+    assert log.read().values() == [
+        ("ups1", "battery/charge", 90.0), ("ups1", "input/voltage", 230.0),
+        ("ups1", "ups/status", "OL CHRG"),
+    ]  # fmt: skip
 
 
 def test_rules_of_a_maker_fit_nodes_that_come_later() -> None:
