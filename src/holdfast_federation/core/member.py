@@ -108,14 +108,15 @@ class FederationMember:
         self.links = LinkTable(config)
         self._interest = LocalInterest(config.filters_max)
         self._interest.change(_federated(filters), ())
-        self._remote = RemoteInterest()
+        self.remote = RemoteInterest()
+        """The interest of the other members. The driver reports to it what is remembered."""
         self._graph_version = -1
         self._tidy_at = now + config.tidy_s
         self.custody = Custody(context)
         used = self.custody.load(stored, now, disputed)
         self._forwarding = FrameForwarder(context, self.routes, self.links)
         self.retained = RetainedMessages(
-            context, wall_s, self._remote, self.routes, self._forwarding, now
+            context, wall_s, self.remote, self.routes, self._forwarding, now
         )
         delivering = LocalDelivery(context, self._interest, self.retained)
         self.receiving = IncomingStreams(
@@ -128,7 +129,7 @@ class FederationMember:
         self._sending = Origin(
             context,
             self._interest,
-            self._remote,
+            self.remote,
             self.custody,
             self.retained,
             self._forwarding,
@@ -328,7 +329,7 @@ class FederationMember:
 
     def interested(self, topic: str) -> tuple[bytes, ...]:
         """Returns the members that are interested in the topic, by this member's database."""
-        wanting = self._remote.wanting(topic)
+        wanting = self.remote.wanting(topic)
         nodes = set(wanting.members).union(*wanting.groups.values()) - {self.node}
         if self._interest.matches(topic):
             nodes.add(self.node)
@@ -337,7 +338,7 @@ class FederationMember:
     @property
     def remote_version(self) -> int:
         """Another one when `remote_filters` may have changed."""
-        return self._remote.version
+        return self.remote.version
 
     def remote_filters(self) -> frozenset[str]:
         """Returns the filters of all other members, shared ones without `$share/group/`."""
@@ -455,7 +456,7 @@ class FederationMember:
         self._announcing.set_links(self.links.usable(now), now)
         if self.database.changes:
             for change in self.database.take_changes():
-                self._remote.change(change.node, change.added, change.removed)
+                self.remote.change(change.node, change.added, change.removed)
                 self.retained.changed(change, now)
         if self._graph_version != self.database.graph_version:
             self._graph_version = self.database.graph_version

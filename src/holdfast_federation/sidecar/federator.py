@@ -28,7 +28,7 @@ from holdfast_federation.core.effects import (
     Send,
     Store,
 )
-from holdfast_federation.core.frames import InvalidFrame
+from holdfast_federation.core.frames import Data, InvalidFrame, decode
 from holdfast_federation.core.graph import Mesh
 from holdfast_federation.core.identity import BadIdentity, Identity, MessageId
 from holdfast_federation.core.member import FederationMember
@@ -91,8 +91,9 @@ class InterestPersister:
         self._store = store
         self._want = want
         self._knows_members = has_memory
-        # The interest as the store has been given it, and as it is durable.
-        self._given_version = self._durable_version = member.remote_version
+        # The interest as the store has been given it.
+        self._given_version = member.remote_version
+        member.remote.remembered(member.remote_version)
         self._is_stopped = False
         self._want_timer: asyncio.TimerHandle | None = None
         self._memory_timer: asyncio.TimerHandle | None = None
@@ -120,15 +121,13 @@ class InterestPersister:
                 self._memory_delay_s, self._attempt, self._remember
             )
 
-    def is_durable(self, member: FederationMember) -> bool:
-        """Returns whether a crash leaves all interest that is known now."""
-        return self._durable_version == member.remote_version
-
-    def before_custody(self, member: FederationMember, now: float) -> None:
-        """Gives the store the interest, unless it has it. What it is given next is durable no
-        sooner."""
-        if self._given_version != member.remote_version:
-            self._write(member, now)
+    def before_custody(self, member: FederationMember, data: bytes) -> None:
+        """Gives the store the interest by which a message that it will receive has destinations."""
+        if member.remote.has_young and self._given_version != member.remote_version:
+            message = decode(data)
+            assert isinstance(message, Data)
+            if member.remote.is_young(message.topic):
+                self._attempt(self._write)
 
     def stop(self) -> None:
         """Stops, and gives the store the final state."""
@@ -164,10 +163,7 @@ class InterestPersister:
     def _write(self, member: FederationMember, now: float) -> None:
         self._given_version = version = member.remote_version
         self._store.remember(member.memory(now, time.time()))
-        self._store.when_written(lambda: self._note_durable(version))
-
-    def _note_durable(self, version: int) -> None:
-        self._durable_version = version
+        self._store.when_written(lambda: member.remote.remembered(version))
 
 
 logger = logging.getLogger("holdfast")
@@ -514,8 +510,7 @@ class Federator:
 
     def _publish(self, message: Message) -> MessageId | None:
         def publish(member: FederationMember, now: float) -> MessageId | None:
-            assert self._noticing is not None
-            if message.is_repeatable and not self._noticing.is_durable(member):
+            if message.is_repeatable and member.remote.is_young(message.topic):
                 return member.local_publish(replace(message, is_repeatable=False), now)
             return member.local_publish(message, now)
 
@@ -579,7 +574,7 @@ class Federator:
             self._deliveries.accept(effect, self._now())
         elif isinstance(effect, Store):
             assert self._noticing is not None
-            self._noticing.before_custody(self.member, self._now())
+            self._noticing.before_custody(self.member, effect.data)
             self.store.add(effect.id, effect.data, effect.may_wait)
         elif isinstance(effect, Delete):
             self.store.remove(effect.id)

@@ -100,13 +100,21 @@ class TopicInterest(NamedTuple):
 
 
 class RemoteInterest:
-    """The filters of all members as they announce them."""
+    """The filters of all members as they announce them.
+
+    A filter is young until the driver reports that it is remembered. The driver stores the memory
+    no later than a message of a topic that a young filter matches, and hands that message over as
+    not repeatable.
+    """
 
     def __init__(self) -> None:
         # Keys: (member, group), values: (member, filter with its group, or None).
         self._trie = SubscriptionTrie()
         self._memo: dict[str, TopicInterest] = {}
         self._memo_version = 0
+        # The filters that a member has added and that are not remembered, with the version after.
+        self._young: dict[str, int] = {}
+        self._young_trie = SubscriptionTrie()
 
     @property
     def version(self) -> int:
@@ -116,8 +124,24 @@ class RemoteInterest:
         for filter in removed:
             self._trie.remove(plain_of(filter), (node, filter))
         for filter in added:
-            share = filter if is_shared(filter) else None
-            self._trie.add(plain_of(filter), (node, filter), (node, share))
+            plain, share = plain_of(filter), filter if is_shared(filter) else None
+            self._trie.add(plain, (node, filter), (node, share))
+            self._young_trie.add(plain, plain, None)
+            self._young[plain] = self._trie.version
+
+    def remembered(self, version: int) -> None:
+        """Notes that a crash leaves all interest up to a version."""
+        for plain in [each for each, since in self._young.items() if since <= version]:
+            del self._young[plain]
+            self._young_trie.remove(plain, plain)
+
+    @property
+    def has_young(self) -> bool:
+        return bool(self._young)
+
+    def is_young(self, topic: str) -> bool:
+        """True if a member is interested in the topic by a filter that a crash may take."""
+        return bool(self._young) and bool(self._young_trie.match(topic))
 
     def wanting(self, topic: str) -> TopicInterest:
         """Returns the members that are interested in a topic."""

@@ -10,6 +10,7 @@ import uvloop
 from holdfast_federation.core.effects import Message
 from holdfast_federation.core.identity import Identity, MessageId
 from holdfast_federation.core.messages.streams import Position
+from holdfast_federation.core.routing.interest import RemoteInterest
 from holdfast_federation.sidecar import federator
 from holdfast_federation.sidecar.federator import Federator
 from holdfast_federation.sidecar.store.file import (
@@ -172,6 +173,25 @@ def test_nothing_leaves_by_interest_that_a_crash_would_take(
         await crash(site, disk, origin, *others)
 
     run(tmp_path, test)
+
+
+def test_interest_is_young_until_it_is_remembered() -> None:
+    interest = RemoteInterest()
+    interest.change(b"B", ["a/#"], [])
+    first = interest.version
+    interest.change(b"C", ["$share/g/b/+"], [])
+    assert [interest.is_young(topic) for topic in ("a/x", "b/x", "c")] == [True, True, False]
+    interest.remembered(first)
+    assert [interest.is_young(topic) for topic in ("a/x", "b/x")] == [False, True]
+    # The same filter of another member, and one that comes after the memory was taken.
+    second = interest.version
+    interest.change(b"C", ["a/#"], [])
+    interest.remembered(second)
+    assert [interest.is_young(topic) for topic in ("a/x", "b/x")] == [True, False]
+    interest.change(b"C", [], ["a/#"])
+    interest.remembered(interest.version)
+    assert not interest.has_young
+    assert interest.members("a/x") == (b"B",)
 
 
 def test_the_edge_learns_the_filters_at_each_start(tmp_path: Path) -> None:
