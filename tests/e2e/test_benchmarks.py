@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.brokers import SOURCE
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,8 @@ def test_a_killed_holder_costs_a_moment_and_no_message(tmp_path: Path) -> None:
     assert campaign["violations"] == []
 
 
+# A pair is measured above; the takeover with more than this is `make failover`.
+@pytest.mark.long
 def test_takeover_is_measured_with_sessions_and_a_journal(tmp_path: Path) -> None:
     figures = run("takeover", tmp_path, "--sessions", "20", "--journal", "100KB", "--rounds", "1")
     (stage,) = figures["stages"]

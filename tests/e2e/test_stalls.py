@@ -1,7 +1,7 @@
 """Nodes on one directory that are held up at every point of the lease and of the way of a message,
 under load: what was acknowledged stays, once and in order.
 
-`HOLDFAST_STALLS` (default 15): how many; `make stalls` waits for 200.
+`HOLDFAST_STALLS` (default 8): how many; `make stalls` waits for 200.
 """
 
 import os
@@ -31,7 +31,7 @@ from tests.e2e.pair import Node
 from tests.e2e.test_kill9 import describe
 from tests.e2e.test_shared_storage import verify
 
-STALLS = int(os.environ.get("HOLDFAST_STALLS", "15"))
+STALLS = int(os.environ.get("HOLDFAST_STALLS", "8"))
 PER_ROUND_S = 0.6
 SETTINGS: dict[str, dict[str, Any]] = {
     "lease": {"timeout_s": 0.4, "heartbeat_s": 0.1, "kill_stale_holder": False},
