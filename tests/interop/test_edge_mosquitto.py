@@ -374,7 +374,7 @@ def test_the_session_outlives_the_process(mosquitto: Mosquitto, level: int) -> N
 @LEVELS
 @pytest.mark.parametrize("has_lost_file", [False, True])
 def test_nothing_is_acknowledged_before_the_host_reports(
-    mosquitto: Mosquitto, level: int, has_lost_file: bool
+    mosquitto: Mosquitto, level: int, has_lost_file: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker sends at once what waited for the session, and a whole life of the federator ends
     without a report of its host. Nothing is lost, whatever the state file says: the disk may have
@@ -396,6 +396,7 @@ def test_nothing_is_acknowledged_before_the_host_reports(
             await until(lambda: silent.is_up, "it is up")
             # Behind all that waited, on the same connection.
             await until(lambda: edge.status()["waiting_for_interest"] == 50, "all have come")
+            await until(lambda: "until it learns what other" in caplog.text, "a line says so")
         assert not silent.published
         last = ScriptedHost()
         async with running(settings, last) as edge:

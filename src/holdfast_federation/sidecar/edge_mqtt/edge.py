@@ -658,6 +658,9 @@ class MqttEdge:
             await asyncio.sleep(TICK_S)
             self._memory.sources.expire(asyncio.get_running_loop().time())
             self._interest_stated.set()
+            if self._exports.held and self._subscriptions.is_waiting:
+                text = "keeps its broker's messages until it learns what other members want"
+                self._complain.say("held", "", text)
             if self._imports.counts["imported"] > imported and not self._is_paused:
                 imported = self._imports.counts["imported"]
                 self._pause_s = PAUSE_S

@@ -115,6 +115,11 @@ class EdgeSubscriptions:
         """Filters that the broker has refused since the connection was made."""
         exports.allow(frozenset(held))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the host has not reported what is wanted."""
+        return self._wanted is None
+
     def subscribed(self) -> list[str]:
         return sorted(self._subscribed)
 
