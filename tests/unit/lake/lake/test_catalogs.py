@@ -6,6 +6,7 @@ The tables are committed without Spark: their rows are made here.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -259,6 +260,9 @@ def test_a_lake_in_an_object_store(
             wanted.name, **store_properties(lake.path), **wanted.properties
         ).load_table((wanted.namespace, "numbers"))
         assert sorted(table.scan().to_arrow()["n"].to_pylist()) == [1, 2, 3]
+        if find_spec("duckdb") is not None:
+            found = table.scan().to_duckdb("numbers").sql("SELECT n FROM numbers ORDER BY n")
+            assert found.fetchall() == [(1,), (2,), (3,)]
         files = {each.file.file_path for each in table.scan().plan_files()}
         assert files == {f"s3://{BUCKET}/{key}" for key in s3.objects if key.endswith(".parquet")}
         assert dict(unregister(lake.path, lake.catalog, wanted))["numbers"]
