@@ -60,14 +60,14 @@ def make_archive() -> Path:
         _make_base(home, archive)
         _write_log(Path(folder) / "data")
         environment = dict(os.environ)
-        base = (
-            f"-XX:SharedArchiveFile={_base_path(archive)} " if _base_path(archive).exists() else ""
-        )
-        _add_options(environment, f"{base}-XX:ArchiveClassesAtExit={made}")
+        base = [_base_path(archive)] if _base_path(archive).exists() else []
+        options = [f"-XX:SharedArchiveFile={each}" for each in base]
+        _add_options(environment, " ".join([*options, f"-XX:ArchiveClassesAtExit={made}"]))
         words = ["run", "all", "--from", f"{folder}/data", "--lake", f"{folder}/lake"]
         _run([sys.executable, "-m", "holdfast.cli.main", "pipeline", *words], environment)
         if not made.exists():
             raise JavaError(f"the Java in {home} wrote no archive of its classes")
+        _check(home, [*base, made])
         made.replace(archive)
     old = sorted(archive.parent.glob("spark-*.jsa"), key=lambda each: each.stat().st_mtime)
     for each in old[:-ARCHIVES_MAX]:
@@ -90,6 +90,23 @@ def _make_base(home: Path, archive: Path) -> None:
             made = Path(folder) / "java.jsa"
             _run([java, "-Xshare:dump", f"-XX:SharedArchiveFile={made}"], dict(os.environ))
             made.replace(_base_path(archive))
+
+
+def _check(home: Path, files: list[Path]) -> None:
+    """Starts a Java with an archive, the last file, and makes it durable. Raises JavaError.
+
+    Counter-example: the disk is full, and the archive is cut. Each Spark would die of SIGBUS.
+    """
+    folder = files[-1].parent
+    crash = ["-XX:-CreateCoredumpOnCrash", f"-XX:ErrorFile={folder / 'crash.log'}"]
+    archives = f"-XX:SharedArchiveFile={':'.join(map(str, files))}"
+    try:
+        _run([str(home / "bin" / "java"), archives, *crash, "-version"], dict(os.environ))
+    except JavaError:
+        text = f"Java cannot use the archive that it wrote to {folder.parent}: is the disk full?"
+        raise JavaError(text) from None
+    with files[-1].open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _write_log(directory: Path) -> None:

@@ -62,12 +62,15 @@ def test_another_java_and_another_release_have_archives_of_their_own(home: Path)
     assert archive_path(home) != first
 
 
-def test_the_newest_archives_are_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(command: list[str], environment: dict[str, str]) -> None:
+def writing(command: list[str], environment: dict[str, str]) -> None:
+    """The run that makes an archive, in place of Java."""
+    if command[-1] != "-version":
         assert command[3:5] == ["pipeline", "run"]
         Path(environment[OPTIONS].partition("ArchiveClassesAtExit=")[2]).write_text("classes")
 
-    monkeypatch.setattr(class_archive, "_run", run)
+
+def test_the_newest_archives_are_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_archive, "_run", writing)
     folder = archive_path(home).parent
     for at in range(5):
         (folder / f"spark-{at}.jsa").touch()
@@ -76,6 +79,30 @@ def test_the_newest_archives_are_kept(home: Path, monkeypatch: pytest.MonkeyPatc
     names = {made.name, "spark-3.jsa", "spark-4.jsa"}
     assert {each.name for each in folder.iterdir()} == names
     assert made.read_text() == "classes"
+
+
+def test_an_archive_that_java_cannot_map_is_not_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk has cut it. Java dies of SIGBUS."""
+
+    def run(command: list[str], environment: dict[str, str]) -> None:
+        writing(command, environment)
+        if command[-1] == "-version":
+            original(command, environment)
+
+    original = class_archive._run
+    monkeypatch.setattr(class_archive, "_run", run)
+    (home / "bin" / "java").write_text(
+        "#!/bin/sh\n"
+        "case $1 in\n"
+        """-version) echo 'openjdk version "17.0.1"' >&2;;\n"""
+        "-XX:*) echo '# A fatal error'; kill -BUS $$;;\n"
+        "esac\n"
+    )
+    with pytest.raises(JavaError, match="is the disk full"):
+        make_archive()
+    assert list(archive_path(home).parent.iterdir()) == []
 
 
 def test_a_java_that_writes_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
