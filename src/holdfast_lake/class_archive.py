@@ -51,6 +51,11 @@ def archive_path(home: Path) -> Path:
     return cache_directory() / f"spark-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.jsa"
 
 
+def has_archive() -> bool:
+    """Whether there is an archive of some Spark. This starts no Java to find its version."""
+    return any(cache_directory().glob("spark-*.jsa"))
+
+
 def make_archive() -> Path:
     """Makes the archive, and returns its path. Raises JavaError."""
     home = java_home()

@@ -47,8 +47,7 @@ def spark_of(
 
     Its output goes to a file, unless the user sets a log level or spark-submit has started Java.
     """
-    from holdfast_lake.class_archive import archive_path
-    from holdfast_lake.java import java_home
+    from holdfast_lake.class_archive import has_archive
     from holdfast_lake.session import (
         SparkLog,
         Terminated,
@@ -61,7 +60,7 @@ def spark_of(
     conf = dict(args.conf)
     log = SparkLog()
     if not getattr(args, "quiet", False):
-        is_prepared = submitted() or archive_path(java_home()).exists()
+        is_prepared = submitted() or has_archive()
         print(
             "starting Spark: its Java takes some seconds, on a busy machine a minute"
             + ("" if is_prepared else " (`holdfast pipeline prepare` halves that)"),
