@@ -123,7 +123,7 @@ class InterestPersister:
 
     def before_custody(self, member: FederationMember, data: bytes) -> None:
         """Gives the store the interest by which a message that it will receive has destinations."""
-        if member.remote.has_young and self._given_version != member.remote_version:
+        if self._given_version != member.remote_version:
             message = decode(data)
             assert isinstance(message, Data)
             if member.remote.is_young(message.topic):

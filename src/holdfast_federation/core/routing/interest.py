@@ -135,10 +135,6 @@ class RemoteInterest:
             del self._young[plain]
             self._young_trie.remove(plain, plain)
 
-    @property
-    def has_young(self) -> bool:
-        return bool(self._young)
-
     def is_young(self, topic: str) -> bool:
         """True if a member is interested in the topic by a filter that a crash may take."""
         return bool(self._young) and bool(self._young_trie.match(topic))

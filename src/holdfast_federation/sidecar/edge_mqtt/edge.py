@@ -287,6 +287,8 @@ PAUSE_MAX_S: Final = 30.0
 DRAIN_S: Final = 3.0
 """The time in seconds that `stop` waits for messages in flight, checked each DRAIN_STEP_S."""
 DRAIN_STEP_S: Final = 0.01
+INTEREST_EVERY_S: Final = 0.1
+"""The shortest interval in seconds between two writes of clients' interest."""
 TICK_S: Final = 1.0
 """The interval in seconds of checks for expired interest."""
 BRIDGE_REFUSALS: Final = 2
@@ -646,6 +648,7 @@ class MqttEdge:
             await self._interest_stated.wait()
             self._interest_stated.clear()
             await self._report_interest()
+            await asyncio.sleep(INTEREST_EVERY_S)
 
     async def _report_interest(self) -> None:
         added, removed = await self._memory.take_interest()

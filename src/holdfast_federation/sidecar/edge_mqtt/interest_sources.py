@@ -115,6 +115,9 @@ class InterestSources:
         self.own_clients: frozenset[str] = frozenset()
         """The federator's own client ids. Their subscriptions in the log are no interest."""
         self._expiries: dict[HeldInterest, float] = {}
+        self._ttls: dict[HeldInterest, float] = {}
+        self.is_longer = False
+        """Whether a statement is valid for longer than at the last `snapshot`, renewals aside."""
         self._counts: Counter[str] = Counter()
         self._reported: set[str] = set()
         self._touched: set[str] = set()
@@ -174,6 +177,7 @@ class InterestSources:
 
     def snapshot(self, now: float) -> list[tuple[str, str, str, float]]:
         """Returns the statements with the seconds left of each, for `restore` after a restart."""
+        self.is_longer = False
         return [
             (*held, until - now)
             for held, until in self._expiries.items()
@@ -248,6 +252,8 @@ class InterestSources:
     def _renew(self, held: HeldInterest, ttl_s: float, now: float) -> None:
         if held not in self._expiries and len(self._expiries) >= HELD_MAX:
             raise BadWord(f"{HELD_MAX} filters are wanted already, and more are not taken")
+        self.is_longer |= ttl_s > self._ttls.get(held, 0.0)
+        self._ttls[held] = ttl_s
         self._extend(held, now + ttl_s)
 
     def _extend(self, held: HeldInterest, until: float) -> None:
@@ -256,6 +262,7 @@ class InterestSources:
         self._expiries[held] = until
 
     def _drop(self, held: HeldInterest) -> None:
+        self._ttls.pop(held, None)
         if self._expiries.pop(held, None) is not None:
             self._count(held.filter, -1)
 

@@ -110,7 +110,7 @@ class EdgeMemory:
         """Returns filters that began to be wanted, and those that ended, since the last call. They
         are on disk, or the failure is logged."""
         added, removed = self.sources.take_changes()
-        if added or removed:
+        if added or removed or self.sources.is_longer:
             await self.save()
         return added, removed
 

@@ -124,10 +124,8 @@ class EdgeSubscriptions:
         return sorted(self._subscribed)
 
     def set_wanted_filters(self, filters: frozenset[str]) -> None:
-        """Replaces the wanted filters. Until the first call the subscriptions stay unchanged.
-
-        The broker may have subscriptions for the new filters already, of an earlier process.
-        """
+        """Replaces the wanted filters. Until the first call the subscriptions stay unchanged. The
+        broker may have some for the new filters already, of an earlier process."""
         self._wanted = filters
         self._exports.allow(frozenset((*within(filters, self._allowed), *self._subscribed)))
 

@@ -160,6 +160,19 @@ def test_survives_a_restart_with_the_time_that_is_left() -> None:
     assert wanted(after, known) == {"static"}
 
 
+def test_a_statement_that_is_valid_for_longer_is_to_be_saved() -> None:
+    """A start would otherwise restore the shorter validity. A renewal need not be saved."""
+    interest = sources()
+    for ttl, is_longer in ((10, True), (10, False), (100, True), (50, False)):
+        interest.handle(INTEREST_TOPIC, word("a/#", ttl=ttl, client="x"), 1.0)
+        assert interest.is_longer == is_longer
+        interest.snapshot(1.0)
+        assert not interest.is_longer
+    interest.handle(INTEREST_TOPIC, word("a/#", ttl=0, client="x"), 2.0)
+    interest.handle(INTEREST_TOPIC, word("a/#", ttl=10, client="x"), 2.0)
+    assert interest.is_longer
+
+
 def test_any_bytes_at_all() -> None:
     choose = random.Random(3)
     interest = sources()

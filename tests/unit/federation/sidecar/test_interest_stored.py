@@ -190,7 +190,7 @@ def test_interest_is_young_until_it_is_remembered() -> None:
     assert [interest.is_young(topic) for topic in ("a/x", "b/x")] == [True, False]
     interest.change(b"C", [], ["a/#"])
     interest.remembered(interest.version)
-    assert not interest.has_young
+    assert not interest.is_young("a/x")
     assert interest.members("a/x") == (b"B",)
 
 
