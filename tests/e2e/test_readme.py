@@ -53,7 +53,7 @@ def holdfast_lines(text: str) -> list[str]:
     return [
         line.split("  #")[0].strip()
         for block in blocks("sh", text)
-        for line in block.splitlines()
+        for line in block.replace("\\\n", "").splitlines()
         if line.startswith("holdfast ")
     ]
 

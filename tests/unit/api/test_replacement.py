@@ -90,6 +90,7 @@ def test_what_was_put_aside_is_removed_when_the_node_is_in_sync(
     monkeypatch.setattr("holdfast.io.disk.replacement.POLL_S", 0.001)
     assert AsideDirectory(root).mark(keep=False)
     directory = AsideDirectory(root)
+    Storage.open(root, "n1", 2, 1 << 20, "second").close()
     views = [None, metadata(("n2",), ("n2",)), metadata(("n1", "n2"), ("n2",))]
 
     def has_everything() -> bool:
@@ -97,7 +98,7 @@ def test_what_was_put_aside_is_removed_when_the_node_is_in_sync(
         view = views.pop(0) if views else metadata(("n2", "n1"), ("n1", "n2", "n3"))
         return replacement.has_everything(view)
 
-    asyncio.run(directory.forget(has_everything))
+    asyncio.run(directory.forget(has_everything, lambda: [0, 1]))
     assert views == []
     assert not (root / "damaged").exists()
     assert not directory.path
