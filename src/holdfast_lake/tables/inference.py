@@ -375,7 +375,8 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
             if last:
                 yield _Draft(base | {"device": device, "prefix": rest}, why)
         elif last or level == 0:
-            if last and has_parts:
+            # Under one name the objects need no other, also if some are broken.
+            if last and has_parts and len({each.levels[level + 1 :] for each in group}) > 1:
                 yield _Draft(base | {"device": device, "prefix": rest} | last, why)
             yield _Draft(base | {"device": device} | last, why)
         else:

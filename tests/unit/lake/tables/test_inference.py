@@ -318,6 +318,15 @@ def test_each_value_has_the_name_of_its_topic_beside_others_of_its_device() -> N
     }  # fmt: skip
 
 
+def test_a_broken_object_gives_the_others_no_longer_names() -> None:
+    """All of a device's messages are on one topic."""
+    messages = fleet(*((f"plant/line1/press{each}/data", '{"rpm":#,"on":true}') for each in "12"))
+    messages.append(("plant/line1/press1/data", b'{"rpm":1,"on":tr'))
+    (found,) = proposed(messages)
+    assert found.rule == 'Rule("plant/line1/+/data", device="level 3", metric="level 4")'
+    assert "2 metrics, such as on, rpm" in found.reason
+
+
 def test_a_status_that_is_no_presence_has_the_levels_of_the_values_beside_it() -> None:
     parts = fleet(*((f"nut/{name}/{part}", text) for name in ("ups1", "ups2") for part, text in (
         ("battery/charge", "9#"), ("input/voltage", "23#"), ("ups/status", "OL CHRG")
