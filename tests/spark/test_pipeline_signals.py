@@ -178,7 +178,7 @@ def test_a_stop_between_fork_and_exec(
 def test_a_stop_whose_cleaning_up_fails(
     number: signal.Signals, error: type[BaseException], request: pytest.FixtureRequest
 ) -> None:
-    """As pyspark's does: Java writes to the directory that it removes then."""
+    """Fails as pyspark's does: Java writes to the directory that it removes then."""
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, former))
     before = set(psutil.Process().children())

@@ -15,6 +15,8 @@ logger = logging.getLogger("holdfast")
 
 POLL_S: Final = 1.0
 """The interval in seconds in which a new node checks whether it has everything."""
+AGAIN_S: Final = 60.0
+"""The time in seconds after which it tries again to remove what was set aside."""
 
 
 class AsideDirectory:
@@ -55,14 +57,17 @@ class AsideDirectory:
     ) -> None:
         """Waits until the node has everything, then removes what was set aside, unless these
         partitions lack a part of it."""
-        # Polled, because no event reports each change of an in-sync set.
-        while not has_everything():  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)
-        try:
-            kept = await asyncio.to_thread(quarantine.forget, self._root, partitions())
-        except (OSError, DataDirectoryError) as error:
-            logger.error("aside_not_removed error=%r", str(error))
-            return
+        while True:
+            # Polled, because no event reports each change of an in-sync set.
+            while not has_everything():  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
+            try:
+                kept = await asyncio.to_thread(quarantine.forget, self._root, partitions())
+                break
+            except (OSError, DataDirectoryError) as error:
+                # Retention may have removed a file of the present log that was being read.
+                logger.error("aside_not_removed error=%r", str(error))
+            await asyncio.sleep(AGAIN_S)
         self.path = ""
         if kept is not None:
             self.kept = [*self.kept, kept.name]

@@ -78,7 +78,7 @@ class Disk:
 
 @pytest.fixture(autouse=True)
 def _memory_is_not_written_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under load: a crash may come before any delay has passed."""
+    """A crash may come before any delay has passed, as it may under load."""
     monkeypatch.setattr(federator, "MEMORY_DELAY_S", 1000.0)
 
 

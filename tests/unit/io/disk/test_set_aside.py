@@ -167,3 +167,27 @@ def test_a_log_that_is_not_stored_here_any_more_is_not_compared(tmp_path: Path) 
     assert set_aside.begin_anew(tmp_path)
     write(tmp_path, [(0, 5, [b"x"])])
     assert set_aside.forget(tmp_path, []) is None
+
+
+def test_a_comparison_that_fails_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention removes a file of the present log while it is read."""
+    monkeypatch.setattr(replacement, "AGAIN_S", 0.001)
+    write(tmp_path, FORMER)
+    set_aside.mark(tmp_path)
+    aside = replacement.AsideDirectory(tmp_path)
+    write(tmp_path, FORMER)
+    answers: list[Exception | None] = [FileNotFoundError("gone"), DataDirectoryError("half"), None]
+    forget = set_aside.forget
+
+    def forget_at_last(root: Path, partitions: range) -> Path | None:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return forget(root, partitions)
+
+    monkeypatch.setattr(set_aside, "forget", forget_at_last)
+    asyncio.run(aside.forget(lambda: True, lambda: range(1)))
+    assert not answers
+    assert not set_aside.exists(tmp_path)
+    assert aside.path == ""
