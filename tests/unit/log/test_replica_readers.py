@@ -17,6 +17,7 @@ from holdfast.log.batch import Batch
 from holdfast.log.columns.chunk import Chunk
 from holdfast.log.files.filesystem import OsFileSystem
 from holdfast.log.reading.segment_reader import SegmentReader
+from holdfast.log.record import Record
 from tests.support.replica_bench import PartitionModel, RandomReplica, ReplicaBench, build_batch
 
 Capture = pytest.CaptureFixture[str]
@@ -160,44 +161,102 @@ def check_verify(path: Path, capsys: Capture) -> None:
     assert [problem for problem in found["problems"] if "needs a snapshot" not in problem] == []
 
 
+class Follower:
+    """A reader of a replica's directory that goes on as `holdfast log tail --follow` does."""
+
+    def __init__(self, bench: ReplicaBench) -> None:
+        self.bench = bench
+        self.log = ReplicaJournal(bench.directory, _no_damage)
+        self.first = list(self.log.records())
+        reader = self.log.reader()
+        assert reader is not None
+        self.reader = reader
+
+    def arrived(self) -> list[Record]:
+        directory = self.bench.directory
+        checkpoint = directory.read_checkpoint()
+        while True:
+            newer = [each for each in directory.segments() if each > self.reader.sequence]
+            for item in self.reader.read(newest=not newer):
+                assert isinstance(item, Batch)
+                self.log.add(item, self.reader.sequence, self.reader.position - item.length)
+            if not newer:
+                return list(self.log.committed(checkpoint))
+            self.reader = SegmentReader(directory, newer[0])
+
+
+class NewLeaders(RandomReplica):
+    """A log that begins again is that of a new leader, so its records are others."""
+
+    def follow(self, partition: int) -> None:
+        if not self.models[partition].last_epoch:
+            self.leads[partition] = True
+        super().follow(partition)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_follow_shows_each_record_once(bench: ReplicaBench, seed: int) -> None:
-    replica = RandomReplica(bench, seed)
-    # A log that begins again shows nothing below what was shown.
-    replica.forgets = 0.0
+    chance = random.Random(seed)
+    replica = NewLeaders(bench, seed)
     for _ in range(60):
         replica.step()
     bench.flush()
+    replica.open_base.clear()
     bench.directory.write_watermarks(bench.journal.checkpoint())
-    log = ReplicaJournal(bench.directory, _no_damage)
-    shown: dict[tuple[int, int], bytes] = {}
-    for record in log.records():
-        shown[record.partition, record.offset] = record.payload
-    reader = log.reader()
-    assert reader is not None
+    follower = Follower(bench)
+    shown = {record.payload for record in follower.first}
     for _ in range(20):
         for _ in range(15):
             replica.step()
         bench.flush()
-        bench.directory.write_watermarks(bench.journal.checkpoint())
-        watermarks = bench.directory.read_watermarks()
-        while True:
-            newer = [each for each in bench.directory.segments() if each > reader.sequence]
-            for item in reader.read(newest=not newer):
-                assert isinstance(item, Batch)
-                log.add(item)
-            if not newer:
-                break
-            reader = SegmentReader(bench.directory, newer[0])
-        for record in log.committed(watermarks):
-            assert (record.partition, record.offset) not in shown
-            shown[record.partition, record.offset] = record.payload
-        for partition, payloads in committed(replica.models, watermarks).items():
-            start = replica.models[partition].start
-            for offset, payload in enumerate(payloads, start):
-                assert shown[partition, offset] == payload
-            later = [each for each in shown if each[0] == partition]
-            assert max((each[1] for each in later), default=-1) < watermarks[partition] or not later
+        replica.open_base.clear()
+        is_known = chance.random() < 0.7
+        if is_known:
+            bench.directory.write_watermarks(bench.journal.checkpoint())
+        now = committed(replica.models, bench.journal.checkpoint().offsets)
+        for record in follower.arrived():
+            assert record.payload not in shown
+            shown.add(record.payload)
+            at = record.offset - replica.models[record.partition].start
+            assert at < 0 or now[record.partition][at] == record.payload
+        if is_known:
+            for payloads in now.values():
+                assert shown.issuperset(payloads)
+
+
+def test_follow_shows_other_records_below_those_that_it_has_shown(bench: ReplicaBench) -> None:
+    """The partition begins again at 0, first with the same records and then without the third."""
+    journal = bench.journal
+    first, second = [
+        build_batch(0, n, n + 1, [each, each * 2]) for n, each in ((0, b"a"), (2, b"b"))
+    ]
+    journal.append_batch(first)
+    journal.append_batch(second)
+    bench.flush()
+    journal.advance(0, 4)
+    bench.directory.write_watermarks(journal.checkpoint())
+    follower = Follower(bench)
+    assert [each.payload for each in follower.first] == [b"a", b"aa", b"b", b"bb"]
+    journal.reset(0, 0)
+    journal.append_batch(first)
+    journal.append_batch(second)
+    bench.flush()
+    journal.advance(0, 4)
+    bench.directory.write_watermarks(journal.checkpoint())
+    assert not follower.arrived()
+    journal.reset(0, 0)
+    journal.append_batch(first)
+    journal.append_batch(build_batch(0, 2, 7, [b"x", b"y", b"z"]))
+    bench.flush()
+    # The checkpoint is of the log before.
+    assert not follower.arrived()
+    assert not Follower(bench).arrived()
+    journal.advance(0, 3)
+    bench.directory.write_watermarks(journal.checkpoint())
+    assert [each.payload for each in follower.arrived()] == [b"x"]
+    journal.advance(0, 5)
+    bench.directory.write_watermarks(journal.checkpoint())
+    assert [each.payload for each in follower.arrived()] == [b"y", b"z"]
 
 
 def _no_damage(damage: object) -> None:

@@ -240,13 +240,15 @@ def _tail_replica(directory: DataDirectory, printer: "_Printer", args: argparse.
     sys.stdout.flush()
     follower = _Follower(directory, log.reader())
     while args.follow:
-        watermarks = directory.read_watermarks()
+        checkpoint = directory.read_checkpoint()
         for item in follower.arrived():
             if isinstance(item, Damage):
                 printer.tell(item)
             else:
-                log.add(item)
-        for record in log.committed(watermarks):
+                assert follower.reader is not None
+                position = follower.reader.position - item.length
+                log.add(item, follower.reader.sequence, position)
+        for record in log.committed(checkpoint):
             printer.show_record(record)
         sys.stdout.flush()
         time.sleep(POLL_S)

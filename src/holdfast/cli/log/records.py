@@ -14,15 +14,17 @@ import argparse
 import base64
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
 from holdfast.client.log.messages import LogMessage
-from holdfast.log.batch import Batch
+from holdfast.log.batch import ATTRIBUTE_RESET, Batch
 from holdfast.log.files.layout import DataDirectory
 from holdfast.log.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.journal.segment_list import claims
+from holdfast.log.journal.watermarks import Checkpoint
 from holdfast.log.kinds import KIND_NAMES
 from holdfast.log.reading.cursor import LogReader
 from holdfast.log.reading.segment_reader import Damage, SegmentReader
@@ -314,7 +316,13 @@ class ReplicaJournal:
         self._told: set[tuple[int, int]] = set()
         self._opened = self._open()
         self._shown = list(self._opened.journal.high_watermark)
-        """Per partition the end of the records that `records` and `newest` return."""
+        """Per partition the end of the records that were returned."""
+        self._epochs = [self._epoch_below(*each) for each in enumerate(self._shown)]
+        """Per partition the newest epoch of these records. A partition may begin again at a lower
+        offset. Records of this epoch or an older one are then the same as before, and those of a
+        newer epoch are others."""
+        self._resets: dict[int, tuple[int, int]] = {}
+        """Per partition that began again: the segment and the position of the newest mark."""
         self._waiting: dict[int, list[Batch]] = {}
         """Per partition the batches that are not known to be committed."""
 
@@ -360,8 +368,11 @@ class ReplicaJournal:
             self._waiting[partition] = [Batch(data) for data in batches]
         return reader
 
-    def add(self, batch: Batch) -> None:
-        """Adds the next batch of the files. It replaces batches from its base offset on."""
+    def add(self, batch: Batch, segment: int, position: int) -> None:
+        """Adds the next batch of the files, which is at `position` of the segment. It replaces
+        batches from its base offset on."""
+        if batch.attributes & ATTRIBUTE_RESET:
+            self._resets[batch.partition] = segment, position
         waiting = self._waiting.get(batch.partition, [])
         if batch.count:
             kept = [each for each in waiting if each.base_offset < batch.base_offset]
@@ -369,21 +380,39 @@ class ReplicaJournal:
         else:
             self._waiting.pop(batch.partition, None)
 
-    def committed(self, watermarks: Sequence[int]) -> Iterator[Record]:
+    def committed(self, checkpoint: Checkpoint) -> Iterator[Record]:
         """Yields the added records that are committed and were not yielded before.
 
-        `watermarks`: read before the last batch was added. Later ones could commit a record that
+        `checkpoint`: read before the last batch was added. A later one could commit a record that
         replaced an added one and was not read yet.
         """
+        ends = claims(self._opened.journal.segments, checkpoint)
+        for partition, place in self._resets.items():
+            if place >= (checkpoint.segment, checkpoint.position):
+                ends[partition] = 0
         for partition, waiting in self._waiting.items():
-            end = watermarks[partition]
-            start = self._shown[partition]
+            end = ends[partition]
             for batch in waiting:
+                is_newer = batch.epoch > self._epochs[partition]
                 for record in batch.records():
-                    if start <= record.offset < end:
+                    if record.offset < end and (
+                        is_newer or record.offset >= self._shown[partition]
+                    ):
                         yield record
+                        self._shown[partition] = record.offset + 1
+                        self._epochs[partition] = max(self._epochs[partition], batch.epoch)
             self._waiting[partition] = [each for each in waiting if each.end_offset > end]
-            self._shown[partition] = max(start, end)
+
+    def _epoch_below(self, partition: int, offset: int) -> int:
+        """Returns the epoch of the last record below the offset, 0 if there is none."""
+        journal = self._opened.journal
+        epoch = journal.last_epoch(partition)
+        while epoch:
+            older, begin = journal.epoch_end(partition, epoch - 1)
+            if begin < offset:
+                break
+            epoch = older
+        return epoch
 
     def _open(self) -> OpenedJournal:
         opened = open_journal(self._directory, writes=False, on_damage=self._tell)
