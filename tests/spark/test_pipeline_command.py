@@ -44,18 +44,27 @@ def publish(journal: Journal, first: int) -> None:
             journal.append(0, [record("t/a", payload, timestamp_us=TIME_US + number)])
 
 
+def publish_meters(journal: Journal) -> None:
+    """Two meters that one radio hears."""
+    for number in range(10):
+        payload = json.dumps({"Message": {"ID": number % 2, "Use": number}}).encode()
+        journal.append(1, [record("amr", payload, timestamp_us=TIME_US + number)])
+
+
 def test_a_run_prints_its_own_lines_only_and_nothing_new_needs_no_java(
     journal: Journal, tmp_path: Path
 ) -> None:
     lake = str(tmp_path / "lake")
+    publish_meters(journal)
     first = holdfast("run", "records", "readings", "--from", str(journal.directory), "--lake", lake)
     assert first.returncode == 0, first.stderr
-    start, records, readings, end = first.stderr.splitlines()
+    start, records, readings, end, hint = first.stderr.splitlines()
     assert start.startswith("starting Spark: ")
-    assert records == "records: 31 rows in 1 commit"
+    assert records == "records: 41 rows in 1 commit"
     # Each number comes twice, with another value; one message comes again.
-    assert readings == "readings: 31 rows in 1 commit, 1 repetitions"
+    assert readings == "readings: 51 rows in 1 commit, 1 repetitions"
     assert end.startswith("2 tables have new rows, in ")
+    assert hint.startswith("hint: readings: Message.ID has 2 values such as 0 and 1 in 10 messages")
 
     no_java = tmp_path / "no_java"
     no_java.mkdir()

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast_lake.lake.engine import locked
     from holdfast_lake.lake.lake import Lake
     from holdfast_lake.lake.runner import RunProgress, check_log, check_source
-    from holdfast_lake.lake.status import LATENCY, QUALITY, TOPICS, hints
+    from holdfast_lake.lake.status import LATENCY, QUALITY, READINGS, TOPICS, hints
     from holdfast_lake.lake.table import RECORDS
 
     lake = Lake(args.lake, store=args.format, tables=args.tables)
@@ -125,7 +125,9 @@ def run(args: argparse.Namespace) -> int:
         report = runner.continuously(args.trigger) if args.continuous else runner.run_once()
         reporter.is_ok = report.ok
         progress.finished(report)
-        if not args.quiet and not report.commits.keys().isdisjoint((QUALITY, LATENCY, TOPICS)):
+        if not args.quiet and not report.commits.keys().isdisjoint(
+            (READINGS, QUALITY, LATENCY, TOPICS)
+        ):
             for hint in hints(lake.path, lake.catalog):
                 print(f"hint: {hint}", file=sys.stderr)
         if not report.ok:
@@ -153,7 +155,7 @@ def _metrics(address: tuple[str, int], lake: "Lake") -> AbstractContextManager[i
     from holdfast.client.log.lake.files import LakeError
 
     try:
-        return serving(address, lambda: lake.status())
+        return serving(address, lambda: lake.status(with_hints=False))
     except OSError as error:
         raise LakeError(f"--metrics {address[0]}:{address[1]}: {error.strerror}") from None
 

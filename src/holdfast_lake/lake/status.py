@@ -27,12 +27,15 @@ from holdfast_lake.decoders.json_payload import NUMBERS, VALUE
 from holdfast_lake.decoders.scales import POWER_MAX, SUFFIXES, ObjectScales
 from holdfast_lake.decoders.text_payload import plain_value
 from holdfast_lake.lake.catalog import DECLARED_BY, Catalog
+from holdfast_lake.lake.samples import Sample
 from holdfast_lake.lake.settings import read_settings
 from holdfast_lake.lake.table import RECORDS
 from holdfast_lake.source.options import parse
 from holdfast_lake.source.source import LogAccess
 from holdfast_lake.tables.field_roles import CODE_NAME
-from holdfast_lake.tables.rules import DEFAULT_RULES, UNMARKED_LEVELS, default_mark
+from holdfast_lake.tables.inference import mixtures, rule_text
+from holdfast_lake.tables.rules import DEFAULT_RULES, UNMARKED_LEVELS, Rule, default_mark
+from holdfast_lake.tables.topics import Topics
 
 QUALITY: Final = "quality"
 """The table of repetitions and missing messages of each device (holdfast_lake.tables)."""
@@ -60,6 +63,10 @@ REPETITIONS_SHARE: Final = 0.1
 """The share of repetitions that is no hint: clients repeat few messages."""
 DEVICE_HINTS_MAX: Final = 5
 """The most devices with a hint of their own of each kind."""
+HINT_LENGTH_MAX: Final = 1000
+"""The most characters of a hint."""
+_LONG: Final = re.compile(r"(\S{80})\S+")
+"""A name that is cut in a hint."""
 QUARTER_MS: Final = 900_000
 """The step of the offsets of time zones."""
 AHEAD_MS: Final = 2_000
@@ -198,10 +205,16 @@ def _stored(lake: LakePath) -> set[str]:
 def hints(lake: LakePath, catalog: Catalog) -> list[str]:
     """Returns what looks wrong in the tables of a lake, and what may mend it."""
     found = (
-        _number_hints, _clock_hints, _unit_hints, _text_hints, _scale_hints, _topic_hints,
-        _default_hints,
+        _number_hints, _clock_hints, _unit_hints, _text_hints, _scale_hints, _mixture_hints,
+        _topic_hints, _default_hints,
     )  # fmt: skip
-    return [hint for hints_of in found for hint in hints_of(lake, catalog)]
+    hints = (hint for hints_of in found for hint in hints_of(lake, catalog))
+    return [_printable(_LONG.sub(r"\1…", hint)[:HINT_LENGTH_MAX]) for hint in hints]
+
+
+def _printable(text: str) -> str:
+    """Returns a text without the line breaks and escapes that names of clients may have."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _newest_rows(
@@ -248,6 +261,34 @@ def _topic_hints(lake: LakePath, catalog: Catalog) -> list[str]:
             "meant"
         )
     return hints
+
+
+def _mixture_hints(lake: LakePath, catalog: Catalog) -> list[str]:
+    """Returns the topics that mix the messages of several devices, because no rule decides them."""
+    build = catalog.tables[READINGS].build if READINGS in catalog.tables else None
+    rules: Sequence[Rule] = getattr(build, "rules", ())
+    given = len(rules) - len(DEFAULT_RULES)
+    if not rules or tuple(rules[given:]) != DEFAULT_RULES:
+        return []
+    known = Topics(rules)
+    undecided = known.readers[max(given, 0) :]
+
+    def is_wanted(name: str) -> bool:
+        reader = None if name.startswith("$") else known[name].reader
+        return reader in undecided and reader.rule.decode != "sparkplug"
+
+    hints = []
+    for each in mixtures(*Sample(lake, is_wanted).topics()):
+        first, second = each.values[:2]
+        are = "metric" if "metric" in each.arguments else "device"
+        count = f"{len(each.topics):,} topic{'s' * (len(each.topics) > 1)}"
+        hints.append(
+            f"{READINGS}: {each.field} has {len(each.values):,} values such as {first} and "
+            f"{second} in {each.messages:,} messages of {count} such as {each.topics[0]}, "
+            f"and all are one {are}: {rule_text(each.arguments)} keeps them apart (see `holdfast "
+            "pipeline infer`)"
+        )
+    return _some(hints, "patterns of topics")
 
 
 def _default_hints(lake: LakePath, catalog: Catalog) -> list[str]:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from holdfast.client.log.lake.files import LakeError, write_atomically
 from holdfast.client.log.lake.objects import LakePath
 from holdfast_lake.lake.catalog import Catalog
+from holdfast_lake.lake.status import hints
 from holdfast_lake.lake.table import QUARANTINE, RECORDS
 from holdfast_lake.report import charts
 from holdfast_lake.report.charts import (
@@ -618,6 +619,13 @@ def _short(reason: str) -> str:
     return reason if len(reason) <= REASON_LENGTH else f"{reason[:REASON_LENGTH]}…"
 
 
+def add_hints(page: Page, lines: Sequence[str]) -> None:
+    """Adds what looks wrong in the tables, if anything does."""
+    if lines:
+        part = page.part("Hints", "What looks wrong in the tables, and what may mend it.")
+        part.html.append(f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>")
+
+
 def write_report(
     lake: LakePath,
     catalog: Catalog,
@@ -654,6 +662,7 @@ def report(
     for add_to_report in catalog.report_parts:
         add_to_report(page, stored, run)
     if run is None:
+        add_hints(page, hints(lake, catalog))
         span = read_short_span(stored)
         add_devices(page, stored, span)
         add_quality(page, stored, span)

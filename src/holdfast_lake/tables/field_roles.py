@@ -3,11 +3,11 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast_lake.decoders.decoded import DecodeError
@@ -82,6 +82,7 @@ SHARE: Final = 0.9
 """The share of messages that must agree."""
 Arguments = dict[str, Any]
 """The arguments of a rule."""
+_Value = TypeVar("_Value", bound=Hashable)
 Document = dict[str, Any]
 """A JSON object of a device."""
 
@@ -161,18 +162,18 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     texts."""
     objects = [(document, at) for topic in group for document, at in topic.objects]
     if not objects:
-        named = _named_value(group)
+        named = named_value(group)
         why = {"why": f"{named['metric']} says what {named['value']} is"} if named else {}
-        return named | why or _named_items(group) or _measured_texts(group)
+        return named | why or named_items(group) or _measured_texts(group)
     kinds = kinds_of(objects)
     found, reasons = _time_of(group, objects, kinds, zone)
     growing = [name for name, of_name in kinds.items() if int in of_name
-               and _is_counter(name, group) and not _offset_is_near(name, objects)]  # fmt: skip
-    counters = [name for name in growing if _COUNTER_NAME.fullmatch(_words(name))]
+               and is_counter(name, group) and not _offset_is_near(name, objects)]  # fmt: skip
+    counters = [name for name in growing if _COUNTER_NAME.fullmatch(words_of(name))]
     reasons += [
         f'if {name} counts messages and nothing else, sequence="{name}"'
         for name in growing
-        if not counters and _NUMBER_NAME.fullmatch(_words(name))
+        if not counters and _NUMBER_NAME.fullmatch(words_of(name))
     ]
     if counters and counters[0] not in SEQUENCE_FIELDS:
         found["sequence"] = counters[0]
@@ -193,10 +194,10 @@ def roles_of(group: Sequence[TopicMessages], zone: str) -> Arguments:
     if pairs is not None:
         found["pairs"] = pairs
         reasons.append(f"lists of {pairs[0]} and {pairs[1]}")
-    elif items := _named_items(group):
+    elif items := named_items(group):
         found["pairs"] = items["pairs"]
         reasons.append(items["why"])
-    found |= _named_value(group)
+    found |= named_value(group)
     if "value" in found:
         reasons.append(f"{found['metric']} says what {found['value']} is")
     signs = _signs_of(objects, [name for name, of_name in kinds.items() if str in of_name])
@@ -255,11 +256,11 @@ def _time_of(
     return found, reasons
 
 
-def _named_value(group: Sequence[TopicMessages]) -> Arguments:
+def named_value(group: Sequence[TopicMessages]) -> Arguments:
     """Returns the rule for objects whose value is of what another field says. Without it, the speed
     of a pump and the level of a tank would be one metric. A name that each topic has one of is the
     device's."""
-    objects = [[each for document, _ in topic.documents for each in _items(document)]
+    objects = [[each for document, _ in topic.documents for each in items_of(document)]
                for topic in group]  # fmt: skip
     documents = [each for some in objects for each in some]
     value = next(iter(_spelled(PAIR_VALUES, documents)), "")
@@ -284,7 +285,7 @@ def _spelled(names: Sequence[str], documents: Sequence[Document]) -> list[str]:
     return sorted(found, key=lambda name: (names.index(plain[name]), name))
 
 
-def _items(document: Any) -> list[Document]:
+def items_of(document: Any) -> list[Document]:
     """Returns an object, or the objects of a list of readings that have their own times."""
     if isinstance(document, dict):
         return [document]
@@ -305,11 +306,11 @@ def _pairs_of(documents: Sequence[Document]) -> tuple[str, str] | None:
     return None
 
 
-def _named_items(group: Sequence[TopicMessages]) -> Arguments:
+def named_items(group: Sequence[TopicMessages]) -> Arguments:
     """Returns the rule for lists whose objects have names and change their places. Without it, the
     tags that a gateway hears would be one metric, or one after the other."""
     lists = [each for topic in group for document, _ in topic.documents
-             for each in _lists_of(document)]  # fmt: skip
+             for each in lists_of(document)]  # fmt: skip
     some = [item for _, items in lists for item in items]
     for name in _spelled(_ITEM_NAMES, [max(some, key=len)]) if some else ():
         if sum(type(each.get(name)) is str for each in some) < SHARE * len(some):
@@ -317,20 +318,32 @@ def _named_items(group: Sequence[TopicMessages]) -> Arguments:
         places: dict[tuple[str, int], set[Any]] = defaultdict(set)
         for place, items in lists:
             for at, item in enumerate(items):  # readings with times have no places in a list
-                places[place, 0 if not place and _items(items) else at].add(item.get(name))
-        if any(len(names) > 1 for names in places.values()):
+                places[place, 0 if not place and items_of(items) else at].add(str(item.get(name)))
+        if any(len(names) > 1 for names in places.values()) and (
+            len(come_again([each[name] for each in some if type(each.get(name)) is str])) > 1
+        ):
             return {"pairs": (name,), "why": f"each object of a list is that of its {name}"}
     return {}
 
 
-def _lists_of(document: Any) -> list[tuple[str, list[Document]]]:
+def lists_of(document: Any) -> list[tuple[str, list[Document]]]:
     """Returns the lists of objects in a document, or the document, with their fields."""
     some = document.items() if isinstance(document, dict) else [("", document)]
     return [(name, each) for name, each in some if isinstance(each, list) and each
             and all(isinstance(item, dict) for item in each)]  # fmt: skip
 
 
-def _words(name: str) -> str:
+def come_again(values: Sequence[_Value]) -> list[_Value]:
+    """Returns the values whose first and last place are at least half of the sequence apart. The
+    names of devices are so. The id of an event, and the version before an update, are not."""
+    last = {value: at for at, value in enumerate(values)}
+    first = {value: len(values) - 1 - at for at, value in enumerate(reversed(values))}
+    return [
+        value for value in dict.fromkeys(values) if 2 * (last[value] - first[value]) >= len(values)
+    ]
+
+
+def words_of(name: str) -> str:
     """Returns the last part of a name in small letters with underscores: `f_cnt` for `up.fCnt`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", name.rpartition(".")[2]).lower()
 
@@ -396,7 +409,7 @@ def _steps(name: str, topic: TopicMessages) -> list[int]:
     return [after - before for before, after in pairwise(n for n in found if type(n) is int)]
 
 
-def _is_counter(name: str, group: Sequence[TopicMessages]) -> bool:
+def is_counter(name: str, group: Sequence[TopicMessages]) -> bool:
     """Returns whether a field grows by one with each message of a topic, in messages enough."""
     ones = others = 0
     most = (1 - SHARE) * sum(len(topic.messages) for topic in group)
@@ -422,7 +435,7 @@ def _is_message_id(name: str, group: Sequence[TopicMessages]) -> bool:
     """Returns whether a field identifies the message: a text that messages share only if they are
     equal."""
     ids = [inner_value(document, name) for topic in group for document, _ in topic.objects]
-    if not _ID_NAME.fullmatch(_words(name)) and not (
+    if not _ID_NAME.fullmatch(words_of(name)) and not (
         name == "id" and all(isinstance(each, str) and len(each) >= UUID_LENGTH for each in ids)
     ):
         return False
@@ -469,7 +482,7 @@ def _number_texts(
             or measured_value(text, by_rule=True, decimal=decimal)
             for text in texts
         )
-        and not CODE_NAME.fullmatch(_words(name))
+        and not CODE_NAME.fullmatch(words_of(name))
         and (
             any("." in text or decimal for text in texts)
             or len(set(texts)) > (1 if like_others else len(texts) / 2)

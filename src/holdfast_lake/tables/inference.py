@@ -6,7 +6,6 @@ may be quarantined that the default rules read. A wrong rule mixes devices, and 
 without a rule each topic is a device.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -17,13 +16,21 @@ from holdfast_lake.decoders.decoded import DecodeError
 from holdfast_lake.decoders.text_payload import ONLINE
 from holdfast_lake.decoders.units import UnitRules
 from holdfast_lake.tables.columns import TableMessage
+from holdfast_lake.tables.device_fields import (
+    DEVICE_FIELDS,
+    OFTEN_OTHERS,
+    Mixture,
+    has_several_devices,
+    joined,
+    mixture_of,
+    other_device_fields,
+)
 from holdfast_lake.tables.field_roles import (
     SHARE,
     Arguments,
     TopicMessages,
     csv_of,
     discovered_units,
-    inner_value,
     is_picture,
     kinds_of,
     local_zone,
@@ -42,20 +49,6 @@ from holdfast_lake.tables.topics import Reader, Topics
 
 TOPICS_MIN: Final = 2
 """The fewest topics of one shape from which levels are proposed."""
-DEVICE_FIELDS: Final = (
-    ("device_id",), ("deviceId",), ("device",), ("dev_id",), ("devEUI",), ("sensor_id",),
-    ("model", "id"), ("id",), ("mac",), ("device_name",), ("deviceName",), ("sensor_name",),
-    ("sensor",), ("name",),
-)  # fmt: skip
-"""The fields that may name a device, if one topic has several."""
-_DEVICE_NAME: Final = re.compile(
-    r"(?:unique|dev|device|sensor|node|meter|module|station)_?id|(?:device|sensor|node|meter|message|"
-    r"station)\.id|dev_?eui|imei|mac|serial(?:_?(?:no|nr|number))?"
-)
-"""The words of a field that may name a device under another spelling or inside of an object."""
-OFTEN_OTHERS: Final = frozenset({"id", "mac", "device_name", "deviceName", "sensor_name", "sensor",
-                                 "name"})  # fmt: skip
-"""Those of them that name a device only if few values come again and again."""
 FAMILIES_MAX: Final = 1_000_000
 """The most rules of profiles. Their families have the numbers below 0, groups those from 0 on."""
 DISCOVERED_MAX: Final = 100
@@ -145,6 +138,29 @@ def infer(
     drafts += _by_levels([each for each in left if not each.name.startswith("$")], zone)
     _add_discovered(drafts, topics)
     return _checked(drafts, list(topics.values()))
+
+
+def mixtures(
+    topics: Mapping[str, TopicMessages], clients: Mapping[str, Sequence[str]]
+) -> list[Mixture]:
+    """Returns the topics that mix the messages of several devices, if no rule decides them. Topics
+    of a maker are judged by its rules only.
+
+    `clients` has the client id of each message of a topic.
+    """
+    drafts = _by_profiles(topics, load_profiles(), "")
+    known = Topics([draft.rule for draft in drafts])
+    found = []
+    for name, topic in topics.items():
+        reader = next((each for each in known.readers if each.matches(name)), None)
+        if reader is None:
+            found.append(mixture_of(topic, clients[name]))
+        elif reader.fields.device and len(devices := _read(reader, topic).devices) > 1:
+            draft = drafts[known.readers.index(reader)]
+            fields = " ".join(reader.fields.device)
+            some = {at: draft.arguments[at] for at in ("filter", "device")}
+            found.append(Mixture(some, fields, (*sorted(devices),), (name,), len(topic.messages)))
+    return joined(filter(None, found))
 
 
 def _add_discovered(drafts: list[_Draft], topics: Mapping[str, TopicMessages]) -> None:
@@ -346,10 +362,11 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
     count = len(group[0].levels)
     is_object = all(len(each.objects) == len(each.messages) for each in group)
     if is_object:
-        for names in (*DEVICE_FIELDS, *_other_device_fields(group)):
+        fields = kinds_of([each for topic in group for each in topic.objects])
+        for names in (*DEVICE_FIELDS, *other_device_fields(fields)):
             word = "field" if len(names) == 1 else "fields"
             device = f"{word} {' '.join(names)}"
-            if device != common.get("metric") and _has_several_devices(group, names):
+            if device != common.get("metric") and has_several_devices(group, names):
                 # Two rooms may have a sensor of one name. The other fields are of one device.
                 is_free = names[0] in ("id", "mac") or names[0] not in OFTEN_OTHERS
                 yield _Draft(base | {"device": device}, why, is_free=is_free)
@@ -384,33 +401,6 @@ def _candidates(group: Sequence[TopicMessages], common: Arguments) -> Iterator[_
             parts = f', prefix="level {count}"' if has_parts else ""
             one = f'if it is one device, device="{above}", metric="level {count}"{parts}'
             yield _Draft(base | {"device": device}, f"{why}; {one}" if why else one)
-
-
-def _other_device_fields(group: Sequence[TopicMessages]) -> list[tuple[str]]:
-    """Returns the fields that may name a device by their words: the meters that a radio hears are
-    told apart by `Message.ID` only."""
-    found = kinds_of([each for topic in group for each in topic.objects])
-    words = {name: re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() for name in found}
-    known = {name for names in DEVICE_FIELDS for name in names}
-    named = [name for name, word in words.items() if name not in known
-             and any(map(_DEVICE_NAME.fullmatch, (word, word.rpartition(".")[2])))]  # fmt: skip
-    return [(name,) for name in named]
-
-
-def _has_several_devices(group: Sequence[TopicMessages], names: Sequence[str]) -> bool:
-    """Returns whether each message has some fields, and a topic has several values of them."""
-    several = False
-    is_certain = len(names) > 1 or (names in DEVICE_FIELDS and names[0] not in OFTEN_OTHERS)
-    for topic in group:
-        rows = [tuple(inner_value(document, name) for name in names)
-                for document, _ in topic.objects]  # fmt: skip
-        named = [row for row in rows if all(type(each) in (str, int) for each in row)]
-        if len(named) < len(topic.messages):
-            return False
-        values = set(named)
-        # A value of its own in each message is the message's, not the device's.
-        several |= 1 < len(values) <= len(topic.messages) / 2 or (len(values) > 1 and is_certain)
-    return several
 
 
 def _status_of(
@@ -553,7 +543,7 @@ def _checked(drafts: Sequence[_Draft], topics: Sequence[TopicMessages]) -> list[
         groups = {each.group for each in wrong if each.why != PRESENCE and each.group >= 0}
         kept = [each for each in kept if each not in wrong and each.group not in groups]
     return [
-        Proposal(_text(draft.arguments), _reason(draft, use))
+        Proposal(rule_text(draft.arguments), _reason(draft, use))
         for draft, use in zip(kept, uses, strict=False)
     ]
 
@@ -624,7 +614,8 @@ def _count(some: Sequence[str], what: str) -> str:
     return f"{len(some):,} {what}{'s' * (len(some) != 1)}"
 
 
-def _text(arguments: Arguments) -> str:
+def rule_text(arguments: Arguments) -> str:
+    """Returns a rule as Python text."""
     more = "".join(f", {name}={_quoted(value)}" for name, value in arguments.items()
                    if name != "filter")  # fmt: skip
     return f"Rule({_quoted(arguments['filter'])}{more})"
