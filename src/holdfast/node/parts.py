@@ -178,10 +178,7 @@ class Parts:
         of this node."""
         self.forwarding.begin_at(int(random() * (1 << 31)))
         self.acquisition.seed_ids_at(int(random() * (1 << 52)))
-        number = int(random() * (1 << 52))
-        self.barriers.seed_ids_at(number)
-        self.alignment.seed_ids_at(number)
-        self.remote_reads.seed_ids_at(number)
+        self.remote_reads.seed_ids_at(int(random() * (1 << 52)))
 
     def _share_state(self) -> None:
         """Lets the broker's core and the replicated state use the same objects."""

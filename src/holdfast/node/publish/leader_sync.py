@@ -64,10 +64,6 @@ class LeaderSync:
         # The nodes that this leader has not told all of its ends, and their newest requests.
         self._untold: dict[str, bytes] = {}
 
-    def seed_ids_at(self, number: int) -> None:
-        """Numbers the questions from here on, apart from those of an earlier process."""
-        self._question = ALIGNMENT + number
-
     def lose(self, partition: int) -> None:
         """Stops sending to the partition: its leader, the epoch or the link has changed."""
         self._forwarding.stop(partition)

@@ -74,19 +74,10 @@ class Barriers:
         self._number = 0
         self._question = 0
         self._sent_at = 0.0
-        # The barriers that are not passed, oldest first.
-        # Their numbers and questions ascend.
+        # The barriers that are not passed, oldest first. Their numbers and questions ascend.
         self.waiting: dict[int, Barrier] = {}
         self.fed_since: Callable[[int], float] = lambda partition: 0.0
         """When the feed of a partition was requested, or lost. Parts sets it."""
-
-    def seed_ids_at(self, question: int) -> None:
-        """Numbers the questions from `question` + 1.
-
-        The caller passes a random number. A reply to an earlier process of this node then does not
-        match a question of this one.
-        """
-        self._question = question
 
     def begin(self) -> int:
         """Returns the number of a barrier that begins now. All barriers of one turn are one."""
