@@ -43,9 +43,21 @@ def _check_tables(process: "Process") -> None:
     process.state.check()
     if process.host.is_witness:
         return
+    _check_saved(process)
     cluster_node.replicated.state.check()
     cluster_node.replicated.check()
     cluster_node.groups.coordinator.check()
     for assignments in cluster_node.groups.agent.assignments.values():
         assignments.check()
         assert cluster_node.context.is_alone or assignments.sent.is_empty(), "in no table"
+
+
+def _check_saved(process: "Process") -> None:
+    """A partition counts here only if a start finds its state: in the newest snapshot, and in the
+    log behind it. One that an operator lets this node lead is saved as soon as possible."""
+    cluster_node = process.cluster_node
+    replication, unsaved = cluster_node.replication, cluster_node.transfer.unsaved
+    known = process.disk.snapshots.offsets
+    for partition, start in enumerate(process.journal.start_offsets):
+        if replication.leads(partition) or replication.followed_epoch(partition):
+            assert known[partition] >= start or partition in unsaved, "state that a start lacks"

@@ -222,6 +222,7 @@ class ProcessDisk(JournalDisk):
 @dataclass
 class UnfinishedSnapshot:
     encoder: SnapshotEncoder
+    offsets: list[int]
     file: TemporaryFile
     entries: Iterator[tuple[int, bytes]]
     sequence: int
@@ -247,6 +248,8 @@ class Snapshots(SimDiskThread):
         )
         self._plan = MaintenancePlan(process.runtime, self._storage.snapshots, limits)
         self._unfinished: UnfinishedSnapshot | None = None
+        # Those of the newest snapshot on the disk.
+        self.offsets = list(self._storage.replayed_from)
         process.schedule.after(self._pause_s(), self._maybe_take)
 
     def _pause_s(self) -> float:
@@ -265,18 +268,18 @@ class Snapshots(SimDiskThread):
         if self._unfinished is not None or self._host.hangs_for_s():
             return
         grown_bytes = self._plan.grown_bytes()
-        covered = self._transfer.begin_save() if received else None
+        covered = dict(self._transfer.unsaved) if received else None
         sequence = self._plan.snapshot_sequence(always=received)
         if sequence is None:
             return
-        offsets, entries = self._runtime.begin_snapshot()
+        offsets, entries = self._transfer.begin_snapshot()
         encoder = SnapshotEncoder(sequence, offsets, self._runtime.state.wall_us)
         try:
             file = TemporaryFile(self._directory.files, snapshot_name(sequence))
         except OSError:
             return
         self._unfinished = UnfinishedSnapshot(
-            encoder, file, entries, sequence, grown_bytes, covered
+            encoder, offsets, file, entries, sequence, grown_bytes, covered
         )
         self._process.schedule.note(self._host.name, f"snapshot {sequence}")
         self._write_slice()
@@ -323,6 +326,7 @@ class Snapshots(SimDiskThread):
             self._failed(job)
             return
         self._unfinished = None
+        self.offsets = job.offsets
         self._plan.snapshot_written(job.sequence, job.grown_bytes)
         known = self._storage.snapshots
         while len(known) > SNAPSHOTS_KEPT:

@@ -308,6 +308,14 @@ class SimNode:
         return self
 
     @property
+    def cluster_node(self) -> "SimNode":
+        return self
+
+    @property
+    def transfer(self) -> "SimNode":
+        return self
+
+    @property
     def state(self) -> NodeState:
         return self.node.state
 

@@ -512,7 +512,7 @@ class ClusterNode(Parts):
     def _step_transfer(self, now: float) -> None:
         self.transfer.step(now)
         for partition in self.transfer.pop_released():
-            if not self.context.is_stored(partition):
+            if not self.context.is_stored(partition) and partition not in self.transfer.copies:
                 self.feeds.restored(partition)
             if self.context.may_follow(partition):
                 self.replication.resume(partition, now)

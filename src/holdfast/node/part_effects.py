@@ -209,7 +209,8 @@ class PartEffects:
                 {"partition": effect.partition, "offset": effect.offset},
             )
             if self._parts.applier.log_begins(effect.partition, effect.offset):
-                self._parts.replication.resume(effect.partition, now)
+                # It is followed once a start finds the state: the old replicas may leave then.
+                self._parts.transfer.save(effect.partition)
             else:
                 self.restart(effect.partition, effect.offset)
         elif isinstance(effect, GivenUp):

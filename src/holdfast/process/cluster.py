@@ -494,7 +494,7 @@ class ClusterMembership:
     async def _save_replicated(self) -> None:
         """Writes a snapshot of state received from other nodes, which counts once it is durable."""
         transfer = self.cluster_node.transfer
-        covered = transfer.begin_save()
+        covered = dict(transfer.unsaved)
         try:
             assert self.maintenance is not None
             await self.maintenance.take_snapshot(always=True)

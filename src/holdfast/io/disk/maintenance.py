@@ -190,7 +190,7 @@ class Maintenance:
     async def _write_snapshot(self, sequence: int, name: str) -> SnapshotEncoder:
         """Writes the derived state to a file, which has its name when it is complete."""
         broker = self._broker
-        offsets, entries = broker.runtime.begin_snapshot()
+        offsets, entries = broker.runtime.cluster_node.transfer.begin_snapshot()
         encoder = SnapshotEncoder(sequence, offsets, broker.node.state.wall_us)
         opening = partial(TemporaryFile, self._storage.directory.files, name)
         file = await self._in_thread(opening)

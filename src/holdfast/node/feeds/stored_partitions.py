@@ -124,6 +124,7 @@ class StoredPartitions:
             elif info.leader == context.node_id:
                 # An operator has given up the records of all nodes that had them.
                 self._applier.begin_log(partition)
+                self._transfer.save(partition)
                 self._copied(partition)
                 self._replication.resume(partition, now)
             else:

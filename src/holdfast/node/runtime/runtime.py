@@ -18,7 +18,7 @@ of the driver, so a simulator that implements them runs the same turns.
 | 10. watermarks | Last, because they describe the finished turn. |
 """  # noqa: E501
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -681,13 +681,6 @@ class Runtime:
         self.redirection.hand_over()
         return self.fitness.other_servers(is_stopping=True)
 
-    # Snapshots
-
     def recorded_state(self) -> RecordedState:
         """Returns the state that the log's committed records define."""
         return self.cluster_node.replicated.state
-
-    def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
-        """Returns the offsets at which replay begins after a snapshot of the replicated state that
-        is begun now, and its entries."""
-        return self.cluster_node.transfer.offsets(), self.cluster_node.replicated.snapshot()

@@ -9,7 +9,8 @@ leader sends it as of some applied offset, and this node continues with the log 
 - The partition is followed again when the received state is in a snapshot on the disk. Until then
   it is `unsaved`. Counter-example: it is followed at once, and the node restarts. It would find the
   log without the state.
-- A restart needs no mark: the log of such a partition begins after the newest snapshot.
+- A restart needs no mark: the log of such a partition begins after the newest snapshot. So does a
+  log that is copied, if its leader has removed records. It is `unsaved` for the same reason.
 - Any node that has the state may send it, because only committed records define it. Leaders are
   chosen because they always have it.
 
@@ -254,9 +255,6 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
             yield
         if replicated.home(name) in partitions:
             replicated.groups.drop(name)
-    for home in range(state.config.partitions):
-        if home in partitions:
-            replicated.group_members.drop(home)
     for number, (producer_id, producer) in enumerate(list(state.producers.by_id.items())):
         if number % LOOKED_AT == 0:
             yield
@@ -274,15 +272,13 @@ def drop(replicated: ReplicatedState, partitions: Container[int]) -> Iterator[No
             yield
         if _home_of_ban(replicated, scope, name) in partitions:
             state.bans.lift(scope, name)
-    for partition in range(state.config.partitions):
-        if partition in partitions:
-            state.delayed.drop_partition(partition)
     if member_home(state.config.partitions) in partitions:
         state.member.clear()
-    for partition in range(state.config.partitions):
-        if partition in partitions:
-            replicated.fired.pop(partition, None)
-            replicated.ended[partition] = ClientEpochs(ENDED_MAX)
+    for partition in homes:
+        replicated.group_members.drop(partition)
+        state.delayed.drop_partition(partition)
+        replicated.fired.pop(partition, None)
+        replicated.ended[partition] = ClientEpochs(ENDED_MAX)
 
 
 def take(replicated: ReplicatedState, partition: int, kind: int, data: bytes) -> None:
@@ -345,6 +341,10 @@ partitions."""
 _GRANT: Final = struct.Struct("<HQ")
 """An entry of the first piece: a partition, and the offset up to which the state is applied."""
 _ENTRY: Final = struct.Struct("<HBI")
+
+
+class StateDropped(OSError):
+    """The error of a snapshot that lacks state: a partition of it was dropped meanwhile."""
 
 
 class TransferRequest:
@@ -410,8 +410,10 @@ class Transfer:
         # Partitions whose log begins again at an offset, while clients leave that would miss the
         # records before it. PartEffects calls `restarted` then.
         self.expected: dict[int, int] = {}
-        # Partition -> number of the transfer that its state came with.
+        # Partition -> number of the transfer that its state came with, or of its copied log.
         self.unsaved: dict[int, int] = {}
+        # Those of them, and of earlier ones, whose log is copied: the state was complete here.
+        self.copies: set[int] = set()
         # Partitions that may be followed again; ClusterNode takes them.
         self.released: list[int] = []
         self._number = 0
@@ -422,15 +424,32 @@ class Transfer:
         self.may_serve = True
         self.received = 0
         self.sent = 0
+        # How often the state of partitions was dropped.
+        self._drops = 0
 
     @property
     def is_whole(self) -> bool:
-        """True if the state of all partitions is complete and saved."""
-        return not self.missing and not self.unsaved and not self.expected
+        """True if the state of all partitions is complete, and saved if it was received."""
+        return not self.missing and not self.expected and self.unsaved.keys() <= self.copies
 
     def lacks(self, partition: int) -> bool:
         """True if the state of the partition is incomplete, or not in force yet."""
         return partition in self.missing or partition in self.expected or partition in self.released
+
+    def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
+        """Returns the offsets and the entries of a snapshot that begins now. These raise
+        `StateDropped` if state is dropped meanwhile. Counter-example: it is dropped because the
+        leader's log begins above what was fed. This node restarts, and the next leader's log
+        begins below. It feeds this node from there, without the rest of the state."""
+        return self.offsets(), self._entries(self._drops)
+
+    def _entries(self, drops: int) -> Iterator[tuple[int, bytes]]:
+        for entry in self._replicated.snapshot():
+            if drops != self._drops:
+                break
+            yield entry
+        if drops != self._drops:
+            raise StateDropped("the state of a partition was dropped to be received again")
 
     def offsets(self) -> list[int]:
         """Returns the offsets from which records must be applied to a snapshot taken now.
@@ -476,9 +495,16 @@ class Transfer:
         self.missing.discard(partition)
         self.unsaved.pop(partition, None)
 
+    def save(self, partition: int) -> None:
+        """Lets the state of a partition be saved, because its log begins behind the snapshot."""
+        self._number += 1
+        self.unsaved[partition] = self._number
+        self.copies.add(partition)
+
     def _received(self, partition: int) -> None:
         self._number += 1
         self.missing.discard(partition)
+        self.copies.discard(partition)
         if not self._context.is_stored(partition):
             self.released.append(partition)
             return
@@ -516,6 +542,7 @@ class Transfer:
         self._number += 1
         asked = TransferRequest(self._number, node, led[node], now)
         asked.generation = self._context.generation
+        self._drops += 1
         asked.dropping = drop(self._replicated, frozenset(asked.partitions))
         self._request = asked
 
@@ -577,17 +604,12 @@ class Transfer:
                 take(self._replicated, partition, kind, data)
 
     def needs_save(self) -> bool:
-        """True if a snapshot should be taken now: state was received, and no transfer is under
-        way."""
+        """True if a snapshot should be taken now: no transfer is under way."""
         return bool(self.unsaved) and self._request is None
 
-    def begin_save(self) -> dict[int, int]:
-        """Returns what a snapshot that begins now contains, as the argument of `saved`."""
-        return dict(self.unsaved)
-
     def saved(self, covered: dict[int, int]) -> None:
-        """Releases the partitions of a snapshot that is durable, together with the log before
-        it."""
+        """Releases the partitions of a snapshot that is durable, together with the log before it.
+        `covered`: `unsaved` when it began."""
         for partition, number in covered.items():
             if self.unsaved.get(partition) == number:
                 del self.unsaved[partition]

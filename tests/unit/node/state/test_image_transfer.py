@@ -152,7 +152,7 @@ def test_images_come_in_pieces_and_count_once_they_are_saved() -> None:
     assert not transfer.is_whole
     assert transfer.needs_save()
     assert transfer.pop_released() == []
-    covered = transfer.begin_save()
+    covered = dict(transfer.unsaved)
     transfer.saved(covered)
     assert sorted(transfer.pop_released()) == [1, 2]
     assert transfer.is_whole
@@ -163,7 +163,7 @@ def test_what_was_there_before_goes() -> None:
     pair = filled()
     pair.restart(1, 10)
     pair.run()
-    pair.b.transfer.saved(pair.b.transfer.begin_save())
+    pair.b.transfer.saved(dict(pair.b.transfer.unsaved))
     gone = sorted(topic for topic in pair.a.retained() if topic.startswith("t/1/"))[0]
     pair.a.state.retained.remove(gone)
     pair.retain(1, "t/1/new", 10)
@@ -179,16 +179,16 @@ def test_a_log_that_begins_where_the_images_are_needs_none() -> None:
     pair = filled()
     pair.restart(1, 10)
     pair.run()
-    pair.b.transfer.saved(pair.b.transfer.begin_save())
+    pair.b.transfer.saved(dict(pair.b.transfer.unsaved))
     pair.b.transfer.pop_released()
     pair.restart(1, 15)
     assert pair.b.transfer.missing == set()
-    covered = pair.b.transfer.begin_save()
+    covered = dict(pair.b.transfer.unsaved)
     assert list(covered) == [1]
     pair.restart(1, 15)
     pair.b.transfer.saved(covered)
     assert pair.b.transfer.pop_released() == [], "the log has begun anew since"
-    pair.b.transfer.saved(pair.b.transfer.begin_save())
+    pair.b.transfer.saved(dict(pair.b.transfer.unsaved))
     assert pair.b.transfer.pop_released() == [1]
 
 
