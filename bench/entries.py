@@ -394,7 +394,7 @@ def end_overdue(site: Site) -> None:
 
 def snapshot(site: Site) -> None:
     """Each entry of a snapshot is one call, and so is its begin."""
-    _, entries = site.runtime.begin_snapshot()
+    _, entries = site.runtime.cluster_node.transfer.begin_snapshot()
     play_iterator(site, "snapshot entry", entries)
 
 

@@ -95,7 +95,7 @@ class SimNode:
         self.silence_seen_s = 0.0
         """How long the holder had been silent when its beat was last read."""
         self.epoch = 0
-        self.cluster_node = SimpleNamespace(context=SimpleNamespace(has_data=True))
+        self.cluster_node = SimpleNamespace(context=SimpleNamespace(has_data=True), transfer=self)
         self._schedule = process.schedule
         self._callbacks: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._wakeup = SimEvent(process.schedule)
@@ -305,14 +305,6 @@ class SimNode:
 
     @property
     def runtime(self) -> "SimNode":
-        return self
-
-    @property
-    def cluster_node(self) -> "SimNode":
-        return self
-
-    @property
-    def transfer(self) -> "SimNode":
         return self
 
     @property
