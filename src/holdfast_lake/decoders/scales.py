@@ -5,8 +5,9 @@ or `_sf`. The scale of `l1_current` and `AphA` is that of `current` and `A`, and
 list have the scales of the object around it.
 
 Invariant: a number beside its scale is multiplied, or left out and reported, unless the message
-shows that it is multiplied already. A `_scale` may be a factor as well, so it is a power of ten
-only where an object has a negative one, or SunSpec's names.
+shows that it is multiplied already. A number that was multiplied before and comes without its scale
+is left out and reported, because the scale may have changed. A `_scale` may be a factor as well, so
+it is a power of ten only where an object has a negative one, or SunSpec's names.
 """
 
 import re
@@ -42,6 +43,8 @@ _SUNSPEC_ENDS: Final = (
 )  # fmt: skip
 """The parts of names of SunSpec's models 10x and 20x that share a scale: AphA, PPVphAB,
 TotWhImpPhA, TmpSnk."""
+SCALED_MAX: Final = 256
+"""The most numbers of a stream whose scales are kept."""
 WORDS_MAX: Final = 12
 """The most words of a name in which the name of a scale is looked for."""
 
@@ -55,10 +58,15 @@ class Scales:
         """Prepares the patterns of a rule: metric to scale, or to an empty text for none."""
         self._rules = [(star_pattern(name), scale) for name, scale in (rules or {}).items()]
 
-    def apply(self, decoded: Decoded) -> None:
-        """Multiplies the numbers of a message by their scales. The scales stay readings."""
-        if not self._rules and not has_scale(decoded.names):
+    def apply(self, decoded: Decoded, before: dict[str, str] | None = None) -> None:
+        """Multiplies the numbers of a message by their scales. The scales stay readings.
+
+        `before` has the scales by which numbers of the stream were multiplied, by device and
+        metric. It is changed.
+        """
+        if not self._rules and not before and not has_scale(decoded.names):
             return
+        found: dict[int, str] = {}
         for objects in _objects(decoded):
             known = {}
             for prefix, fields in objects.items():
@@ -67,7 +75,9 @@ class Scales:
                 if scales:
                     known[prefix] = ObjectScales(scales, scales.values())
             for prefix, fields in objects.items() if known or self._rules else ():
-                self._apply_to_object(prefix, fields, objects, known, decoded)
+                self._apply_to_object(prefix, fields, objects, known, decoded, found)
+        if before is not None:
+            _follow(decoded, found, before)
 
     def _apply_to_object(
         self,
@@ -76,18 +86,23 @@ class Scales:
         objects: Mapping[str, _Positions],
         known: Mapping[str, "ObjectScales"],
         decoded: Decoded,
+        found: dict[int, str],
     ) -> None:
+        """Multiplies the numbers of an object. `found` gets the places of those with a scale or a
+        rule, and the scale of each that is multiplied."""
         chain = [(above, known[above]) for above in _above(prefix) if above in known]
         values = decoded.values
         pairs: list[tuple[int, int, bool]] = []
         for field, at in fields.items():
             ruled = self._by_rule(f"{prefix}{field}")
             if ruled is not None:
+                found[at] = ""
                 self._apply_rule(at, ruled, prefix, objects, decoded)
                 continue
             for above, scales in () if field.endswith(SUFFIXES) else chain:
                 name, is_sure = scales.find(field)
                 if name:
+                    found[at] = ""
                     pairs.append((at, objects[above][name], is_sure))
                     break
         powers = {of: _power(values[of]) for _, of, _ in pairs}
@@ -104,6 +119,7 @@ class Scales:
             elif power == 0 or not (is_proven or is_sure):
                 continue  # the speed_scale of a fan_speed shows nothing
             elif power is not None and is_proven and is_sure:
+                found[at] = decoded.names[of]
                 _multiply(at, power, decoded)
             else:
                 name, scale = decoded.names[at], decoded.names[of]
@@ -147,6 +163,26 @@ class Scales:
             _leave_out(at, of, decoded, False)
         else:
             _multiply(at, power, decoded)
+
+
+def _follow(decoded: Decoded, found: Mapping[int, str], before: dict[str, str]) -> None:
+    """Notes the scales by which numbers are multiplied, and leaves out whole numbers that have come
+    without theirs."""
+    for at, name in enumerate(decoded.names):
+        key, value = f"{decoded.device or ''}\0{name}", decoded.values[at]
+        if found.get(at):
+            before.pop(key, None)
+            before[key] = found[at]
+            if len(before) > SCALED_MAX:
+                del before[next(iter(before))]
+        elif at not in found and key in before and value and _is_whole(value):
+            decoded.refuse(
+                f"{name[:40]} is {value:g} without {before[key][:40]}, by which it was multiplied "
+                "before: it is left out, unless a rule has scales={"
+                f'"{name[:40]}": ""'
+                "}"
+            )
+            decoded.values[at] = None
 
 
 def has_scale(names: Sequence[str]) -> bool:

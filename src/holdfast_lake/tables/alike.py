@@ -433,6 +433,8 @@ class ColumnBatch:
 
     def length_in_order(self, state: StreamState, begin: int, end: int) -> int:
         """Returns how many messages of a span, from `begin` on, can be marked together."""
+        if state.scaled:
+            return 0  # a number may have come without its scale
         producer, ids, numbers = self._numbers(begin, end)
         return length_in_order(state, producer, ids, numbers, end - begin)
 

@@ -274,7 +274,7 @@ class Folder:
         if reader.rule.decode == "sparkplug":
             at = (message.store_us, message.rank, message.partition, message.offset)
             return read_edge(self._loaded_state(), message.topic, payload, at)
-        emission = reader.read(message, payload)
+        emission = reader.read(message, payload, self._loaded_state().scaled)
         decoded = emission.decoded
         if reader.units is not None and reader.units.has_last:
             reader.units.follow(decoded, emission.device, self._loaded_state().units)

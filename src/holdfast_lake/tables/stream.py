@@ -94,6 +94,8 @@ class StreamState(msgspec.Struct, omit_defaults=True):
     """The devices of the edge node, and whether each is online (Sparkplug)."""
     units: dict[str, str] = {}
     """The last unit per device and metric, joined by a zero character, least recent first."""
+    scaled: dict[str, str] = {}
+    """The scale by which a number was multiplied, per device and metric, least recent first."""
     errors: dict[str, tuple[int, int]] = {}
     """The day of the last error, as a number, and the errors of that day, by code."""
 

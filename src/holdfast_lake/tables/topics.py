@@ -77,8 +77,10 @@ class Reader:
         self.units = UnitRules(rule.units) if rule.units else None
         self._scales = Scales(rule.scales) if is_scaled else None
 
-    def read(self, message: TableMessage, payload: bytes) -> Emission:
-        """Decodes a message. Raises DecodeError."""
+    def read(
+        self, message: TableMessage, payload: bytes, scaled: dict[str, str] | None = None
+    ) -> Emission:
+        """Decodes a message. `scaled` is that of the stream's state. Raises DecodeError."""
         for layer in self._layers:
             payload = layer(payload)
         if payload.startswith(GZIP_BEGIN) and self.decoder in WITH_LAYERS:
@@ -90,7 +92,7 @@ class Reader:
         if self._numbers is not None:
             self._read_numbers(decoded, self._numbers)
         if self._scales is not None:
-            self._scales.apply(decoded)
+            self._scales.apply(decoded, scaled)
         if self.rule.is_special:
             self._change_metrics(message.topic, payload, decoded)
         parse_texts(decoded, fields.decimal)

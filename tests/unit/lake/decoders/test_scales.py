@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_lake.decoders.scales import SCALED_MAX
 from holdfast_lake.tables.inference import infer
 from holdfast_lake.tables.parse import GROUP_ROWS_MIN
 from holdfast_lake.tables.readings import Folder
@@ -161,3 +162,48 @@ def test_many_scales_cost_no_more_than_many_numbers(is_nested: bool) -> None:
         sys.setprofile(None)
     assert len(found.readings) == len(document)
     assert calls < 100 * len(document)
+
+
+WITH = {"current": 523, "zoom": 5, "current_scale": -2, "zoom_scale": 0}
+WITHOUT = {"current": 524, "zoom": 5}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_number_without_the_scale_that_it_had_before_is_left_out(together: bool) -> None:
+    """Else a device that sends its scale once an hour has 5.23 A, and then 524 A."""
+    log = Log()
+    documents = [WITHOUT] * 9 + [WITH] + [WITHOUT] * 20 + [{"current": 0}, {"current": 5.25}, WITH]
+    for document in documents:
+        log.add("pv", json.dumps(document).encode())
+    for steps in ([], [3, 15]):
+        found = log.read(steps, together=together)
+        rows = sorted(found.readings, key=lambda row: row["offset"])
+        currents = [row["value_double"] for row in rows if row["metric"] == "current"]
+        assert currents == [524.0] * 9 + [5.23] + [None] * 20 + [0.0, 5.25, 5.23]
+        assert {row["value_double"] for row in rows if row["metric"] == "zoom"} == {5.0}
+        assert len(found.quarantine) == 20
+        assert found.reasons()[0] == (
+            "current is 524 without current_scale, by which it was multiplied before: it is left "
+            'out, unless a rule has scales={"current": ""}'
+        )
+
+
+def test_scales_are_those_of_each_device_of_a_topic() -> None:
+    rule = Rule("pv", device="field id")
+    documents = [{"id": "a", **WITH}, {"id": "b", "current": 7}, {"id": "a", "current": 7}]
+    found = read(*documents, rules=(rule,))
+    currents = [(row["device"], row["value_double"]) for row in found.readings
+                if row["metric"] == "current"]  # fmt: skip
+    assert currents == [("a", 5.23), ("b", 7.0), ("a", None)]
+    none = read(*documents, rules=(Rule("pv", device="field id", scales={"current": ""}),))
+    assert none.quarantine == []
+
+
+def test_the_scales_that_are_kept_are_bounded() -> None:
+    log = Log()
+    for number in range(2 * SCALED_MAX):
+        log.add("pv", json.dumps({f"m{number}": 5, f"m{number}_scale": -1}).encode())
+    log.add("pv", json.dumps({"m0": 5, f"m{SCALED_MAX}": 5}).encode())
+    found = log.read()
+    assert len(found.quarantine) == 1
+    assert len(json.loads(found.states["pv"][0])["scaled"]) == SCALED_MAX
