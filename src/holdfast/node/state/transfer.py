@@ -424,7 +424,7 @@ class Transfer:
         self.may_serve = True
         self.received = 0
         self.sent = 0
-        # How often the state of partitions was dropped.
+        # How often the state of a partition was given up, to be received again.
         self._drops = 0
 
     @property
@@ -478,6 +478,7 @@ class Transfer:
             offset = 0
         applied = max(self._state.delivered[partition], self._applier.starts[partition])
         if is_anew or applied < offset:
+            self._drops += partition not in self.missing
             self.missing.add(partition)
             for node, given in list(self._sending.items()):
                 if partition in given.grants:
@@ -542,7 +543,6 @@ class Transfer:
         self._number += 1
         asked = TransferRequest(self._number, node, led[node], now)
         asked.generation = self._context.generation
-        self._drops += 1
         asked.dropping = drop(self._replicated, frozenset(asked.partitions))
         self._request = asked
 
