@@ -316,6 +316,7 @@ class SimNode:
         return self
 
     reserve_bytes = 0
+    missing: frozenset[int] = frozenset()
 
     def refuse_publishes(self) -> None:
         self.node.state.disk_full = True

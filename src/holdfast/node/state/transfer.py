@@ -452,10 +452,8 @@ class Transfer:
             raise StateDropped("the state of a partition was dropped to be received again")
 
     def offsets(self) -> list[int]:
-        """Returns the offsets from which records must be applied to a snapshot taken now.
-
-        The offset is 0 for a partition whose state the snapshot lacks.
-        """
+        """Returns the offsets from which records must be applied to a snapshot taken now: 0 for a
+        partition whose state it lacks."""
         applied = self._state.delivered
         offsets = [
             replay_offset(self._context.journal, each, at) for each, at in enumerate(applied)
@@ -608,8 +606,7 @@ class Transfer:
         return bool(self.unsaved) and self._request is None
 
     def saved(self, covered: dict[int, int]) -> None:
-        """Releases the partitions of a snapshot that is durable, together with the log before it.
-        `covered`: `unsaved` when it began."""
+        """Releases the partitions of a durable snapshot. `covered`: `unsaved` when it began."""
         for partition, number in covered.items():
             if self.unsaved.get(partition) == number:
                 del self.unsaved[partition]

@@ -1,7 +1,10 @@
 """State of partitions whose leaders' logs begin above 0, and the snapshots that it needs."""
 
+from dataclasses import replace
+
 import pytest
 
+from holdfast.log.journal.retention import RetentionPolicy
 from holdfast.log.partition import partition_of
 from holdfast.node.metadata import operations
 from tests.sim import storing
@@ -113,3 +116,41 @@ def test_a_partition_that_moves_has_its_state_after_a_restart(
     stage.until(lambda: all(process_at(stage, name).is_ready for name in new), 60.0)
     for name in new:
         assert process_at(stage, name).images.state.sessions.keys() == present
+
+
+def test_retention_waits_for_the_sessions_that_it_has_to_keep_records_for() -> None:
+    """A node has dropped the state of a partition and not received it again. A session with that
+    home partition has records of another one to get, which the node stores."""
+    stage = voting_stage(3, 3)
+    leader = partitions(stage)[0].leader
+    node = next(name for name in stage.world.hosts if name != leader)
+    client = clients_at_home(stage, 1)[0]
+    reader = stage.login(node, "alice", client, expiry_s=6000)
+    stage.subscribe(reader, name_in(stage, 1, 1), 1)
+    reader.lose()
+    stage.run(0.5)
+    process, first = process_at(stage, node), process_at(stage, leader)
+    snapshots, transfer = process.disk.snapshots, process.cluster_node.transfer
+    process.cluster_node.replication.suspend(0)
+    writer = stage.login(leader, "alice", "writer")
+    texts: list[str] = []
+    for count in (10, 20, 30):
+        stage.publish(writer, name_in(stage, 0, 1), 5, 1)
+        texts += stage.publish(writer, name_in(stage, 1, 1), 5, 1)
+        stage.until(lambda count=count: len(writer.packets) == count)  # type: ignore[misc]
+        for each in (process, first):
+            each.state.journal.start_segment()
+    process.touch()
+    snapshots.take(received=True)
+    stage.until(lambda: snapshots._unfinished is None)
+    retain_from_now_on(stage, first)
+    first.cluster_node.transfer.may_serve = False
+    process.touch()
+    process.cluster_node.replication.resume(0, process.state.now)
+    stage.until(lambda: client not in process.images.state.sessions)
+    snapshots._plan.limits = replace(snapshots._plan.limits, policy=RetentionPolicy(None, 1, None))
+    snapshots._retain()
+    first.cluster_node.transfer.may_serve = True
+    stage.until(lambda: transfer.is_whole)
+    reader = stage.login(node, "alice", client, clean=False, expiry_s=6000)
+    stage.until(lambda: reader.payloads == texts)
