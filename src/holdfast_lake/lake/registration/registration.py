@@ -45,6 +45,9 @@ def register(lake: LakePath, catalog: Catalog, wanted: Registration) -> Iterator
             tables=both if stored.tables and wanted.tables else [],
         )
     connection = connect(lake, wanted)
+    # A namespace that is refused is not remembered: each later run would fail because of it.
+    for name in wanted.tables or catalog.names():
+        connection.check(name)
     _remember(lake, settings, wanted, [wanted])
     yield from _update_all(lake, catalog, settings.source, wanted, connection)
 

@@ -167,6 +167,7 @@ def test_a_catalog_follows_the_commits(tmp_path: Path, kind: str) -> None:
         other.commit([5])
         with pytest.raises(LakeError, match=r"is of the lake .*/lake, not of .*/other: choose"):
             list(register(other.path, other.catalog, registration))
+        assert other.update() == {}  # the refused registration is not remembered
         found = dict(unregister(lake.path, lake.catalog, Registration("plant", "factory")))
         assert found == {"records": False, "numbers": True}
         settings = read_settings(lake.path)
