@@ -218,6 +218,11 @@ def infer_rules(args: argparse.Namespace) -> int:
     topics = len({topic for topic, _, _ in messages})
     seen = f"{len(messages):,} messages of {topics:,} topics"
     proposals = infer(messages, profiles)
+    for each in profiles if args.profiles is not None else ():
+        own = args.profiles / f"{each.name}.toml"
+        if own.exists() and not any(one.reason.startswith(each.title) for one in proposals):
+            print(f"hint: {own}: no topic of these messages is one of its `found`, or none of its "
+                  "rules can read one", file=sys.stderr)  # fmt: skip
     if not proposals:
         print(f"no rule to propose from {seen}: the default rules fit, or there are too few")
         return 0

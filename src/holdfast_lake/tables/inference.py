@@ -207,7 +207,7 @@ def _by_profiles(
         for base in _merged(profile, bases, payloads):
             family = len(drafts) - FAMILIES_MAX
             of_base = [
-                _Draft(arguments, f"{profile.title}: {arguments.pop('why', '')}", True, family)
+                _Draft(arguments, profile.reason(arguments.pop("why", "")), True, family)
                 for arguments in profile.rules_at(base)
             ]
             _resolve_zones(of_base, topics.values(), zone)

@@ -18,7 +18,7 @@ The files of the package are in holdfast_lake/profiles/, with examples that are 
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,12 +26,14 @@ from typing import Any, Final
 
 from holdfast_lake.decoders.decoded import DecodeError
 from holdfast_lake.decoders.json_payload import parse_json
-from holdfast_lake.tables.rules import Rule, RuleError
+from holdfast_lake.tables.rules import Rule
 
 BASES_MAX: Final = 200
 """The most bases of one profile that need rules of their own. Topics of others are read by the
 default rules."""
 TOP_KEYS: Final = frozenset({"title", "order", "found", "rule", "example"})
+EVIDENCE_KEYS: Final = frozenset({"topic", "fields", "text", "base"})
+RULE_KEYS: Final = frozenset(each.name for each in fields(Rule)) | {"why", "local_time"}
 _LEVEL: Final = re.compile(r"\{\+(\d)\}")
 
 
@@ -70,6 +72,10 @@ class Profile:
     found: tuple[ProfileEvidence, ...]
     rules: tuple[dict[str, Any], ...] = field(repr=False)
     order: int = 50
+
+    def reason(self, why: str) -> str:
+        """Returns the reason of a rule, which may say nothing."""
+        return f"{self.title}: {why}" if why else self.title
 
     def bases(self, topics: Mapping[str, Sequence[bytes]]) -> list[str]:
         """Returns the bases under which topics show the product. `topics` has some payloads of
@@ -123,7 +129,8 @@ def load_profiles(folder: Path | None = None) -> list[Profile]:
     replaces one with the same name. Raises ProfileError."""
     own = {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.toml"))}
     if folder is not None and not own:
-        raise ProfileError(f"{folder}: no file *.toml in it")
+        why = "no file *.toml in it" if folder.is_dir() else "it is no folder"
+        raise ProfileError(f"{folder}: {why}")
     found = [profile_of(name, path.read_bytes(), str(path)) for name, path in own.items()]
     return found + [each for each in _built_in() if each.name not in own]
 
@@ -140,33 +147,44 @@ def _built_in() -> tuple[Profile, ...]:
 def profile_of(name: str, text: bytes, place: str) -> Profile:
     """Parses a profile. Raises ProfileError."""
     try:
-        parsed = tomllib.loads(text.decode())
-        unknown = parsed.keys() - TOP_KEYS
-        if unknown:
-            raise ProfileError(f"{place}: {', '.join(sorted(unknown))} is not known; there are "
-                               f"{', '.join(sorted(TOP_KEYS))}")  # fmt: skip
+        parsed = tomllib.loads(text.decode("utf-8-sig"))
+        _check_keys(parsed, TOP_KEYS, "the profile")
         found = tuple(_evidence(each) for each in parsed["found"])
         profile = Profile(
-            name, parsed["title"], found, tuple(parsed["rule"]), parsed.get("order", 50)
+            name, str(parsed["title"]), found, tuple(parsed["rule"]), parsed.get("order", 50)
         )
+        for rule in parsed["rule"]:
+            _check_keys(rule, RULE_KEYS, "each rule")
         for rule in profile.rules_at("base"):
             rule_of(rule)
     except KeyError as error:
         raise ProfileError(f"{place}: {error.args[0]} is missing") from None
-    except (ValueError, TypeError, RuleError, re.error) as error:
-        if isinstance(error, ProfileError):
-            raise
+    except (ValueError, TypeError, re.error) as error:
         raise ProfileError(f"{place}: {error}") from None
     return profile
 
 
+def _check_keys(table: Any, known: frozenset[str], what: str) -> None:
+    """Raises ValueError if a value of a profile is no table, or has a key that is not known."""
+    if not isinstance(table, dict):
+        raise ValueError(f"{what} is a table, not {table!r}")
+    unknown = ", ".join(sorted(table.keys() - known))
+    if unknown:
+        raise ValueError(f"{unknown} is not known in {what}; there are {', '.join(sorted(known))}")
+
+
 def rule_of(arguments: Mapping[str, Any]) -> Rule:
-    """Returns the rule of some arguments of a profile. Raises RuleError and TypeError."""
+    """Returns the rule of some arguments of a profile. Raises RuleError."""
     return Rule(**{name: value for name, value in arguments.items()
                    if name not in ("why", "local_time")})  # fmt: skip
 
 
-def _evidence(each: Mapping[str, Any]) -> ProfileEvidence:
+def _evidence(each: Any) -> ProfileEvidence:
+    _check_keys(each, EVIDENCE_KEYS, 'each item of `found`, such as { topic = "a/+/up" },')
+    if not isinstance(each.get("fields", []), list):
+        raise ValueError(f"fields is {each['fields']!r}; it is a list of names")
+    if word := re.search(r"\{(?!base\}).*?\}", each["topic"]):
+        raise ValueError(f"topic has {word[0]}; there are {{base}}, + and #")
     parts = re.split(r"(\{base\}|\+|#)", each["topic"])
     known = {"{base}": r"(?P<base>[^/]+(?:/[^/]+)*?)", "+": "[^/]+", "#": ".*"}
     pattern = "".join(known.get(part, re.escape(part)) for part in parts)

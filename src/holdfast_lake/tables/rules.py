@@ -11,7 +11,7 @@ The first rule whose filter matches applies. DEFAULT_RULES follow a user's rules
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -39,6 +39,16 @@ SECONDS_MAX: Final = 10_000_000_000
 """The most seconds of a limit, more than 300 years. Its microseconds fit into 64 bits."""
 
 Names = str | tuple[str, ...] | None
+
+KINDS: Final[Mapping[Any, str]] = {
+    str: "a text",
+    str | None: "a text or None",
+    tuple[str, ...]: "a tuple of texts",
+    tuple[str, ...] | None: "a tuple of texts or None",
+    Names: "a text or a tuple of texts or None",
+    float: "a number",
+}
+"""Types of fields of a rule, and the kinds of their values in words that `_kind` has, too."""
 
 
 class RuleError(ValueError):
@@ -115,6 +125,11 @@ class Rule:
     """The seconds by which an event time may be ahead of the broker's clock."""
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            name, value, kinds = each.name, getattr(self, each.name), KINDS.get(each.type)
+            if kinds is not None and _kind(value) not in kinds.split(" or "):
+                such = f"; such as {name}=({value!r},)" if kinds.startswith("a tuple") else ""
+                raise self._wrong(f"{name}={value!r}; it is {kinds}{such}")
         try:
             check_filter(self.filter)
         except InvalidFilter as error:
@@ -142,9 +157,6 @@ class Rule:
             raise self._wrong(f"sequence_per={self.sequence_per!r}; there are topic, device")
         if not (0 <= self.lateness_s <= SECONDS_MAX and 0 <= self.future_s <= SECONDS_MAX):
             raise self._wrong(f"lateness_s and future_s are seconds, 0 to {SECONDS_MAX:,}")
-        for name in ("drop", "numbers", "columns"):
-            if isinstance(getattr(self, name), str):
-                raise self._wrong(f"{name} is a text; it is a tuple of them: ({name!r},)")
         if not isinstance(self.units, Mapping) or not all(map(_is_unit, self.units.items())):
             raise self._wrong(f"units={self.units!r}; such as {{'temp*': '°C', 'x': 'field unit'}}")
         if not isinstance(self.scales, Mapping) or not all(
@@ -155,9 +167,7 @@ class Rule:
             raise self._wrong(f"decimal={self.decimal!r}; a comma or a dot")
         if self.decimal and not self.numbers and self.decoder not in ("auto", "number", "csv"):
             raise self._wrong(f"decimal with decode={self.decode!r} needs numbers, the metrics")
-        if self.pairs is not None and (
-            isinstance(self.pairs, str) or len(self.pairs) not in (1, 2)
-        ):
+        if self.pairs is not None and len(self.pairs) not in (1, 2):
             raise self._wrong(
                 f"pairs={self.pairs!r}; the names of key and value, or one that names the objects "
                 "of lists: ('mac',)"
@@ -305,6 +315,16 @@ class Rule:
 def _quoted(level: str) -> str:
     """Escapes every character that may have a meaning in a regular expression."""
     return "".join(f"\\{c}" if c.isascii() and not c.isalnum() else c for c in level)
+
+
+def _kind(value: object) -> str:
+    """Returns the word of KINDS for a value, or its type."""
+    if value is None or isinstance(value, str):
+        return "None" if value is None else "a text"
+    if isinstance(value, tuple | list) and all(isinstance(each, str) for each in value):
+        return "a tuple of texts"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "a number" if is_number else type(value).__name__
 
 
 def _is_unit(item: tuple[object, object]) -> bool:

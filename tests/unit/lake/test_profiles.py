@@ -81,7 +81,20 @@ def test_each_profile_has_enough_examples() -> None:
         ("found = []\nrule = []\n", "title is missing"),
         ("title = ''\nfound = [{}]\nrule = []", "topic is missing"),
         ("title = ''\nfound = []\n[[rule]]\nfilter = 'a'\ndecode = 'xml'", "there are auto"),
-        ("title = ''\nfound = []\n[[rule]]\nfilter = 'a'\ndevise = 'x'", "devise"),
+        (
+            "title = ''\nfound = []\n[[rule]]\nfilter = 'a'\ndevise = 'x'",
+            "devise is not known in each rule; there are .*device",
+        ),
+        (
+            "title = ''\nfound = []\n[[rule]]\nfilter = 'a'\ndrop = 3",
+            "drop=3; it is a tuple of texts",
+        ),
+        ("title = ''\nfound = []\n[[rule]]\nfilter = 'a'\nlateness_s = 'x'", "it is a number"),
+        ("title = ''\nfound = []\nrule = ['a']", "each rule is a table, not 'a'"),
+        ("title = ''\nfound = 'a/b'\nrule = []", "each item of `found`.* is a table, not 'a'"),
+        ("title = ''\nfound = [{ topik = 'a' }]\nrule = []", "topik is not known"),
+        ("title = ''\nfound = [{ topic = '{bse}/a' }]\nrule = []", "topic has {bse}; there are"),
+        ("title = ''\nfound = [{ topic = 'a', fields = 'b' }]\nrule = []", "a list of names"),
         ("title = ''\nfound = []\nrule = []\nrules = []", "rules is not known"),
         ("title", "Expected '='"),
     ],
@@ -102,8 +115,14 @@ def test_a_profile_of_ones_own_comes_first(tmp_path: Path) -> None:
     found = infer([("tele/plug/LWT", b"Online", TIME_US)], profiles)
     assert [each.reason for each in found] == ["Mine: all; 1 device, such as plug; 1 metric, "
                                                "such as value"]  # fmt: skip
-    with pytest.raises(ProfileError, match=r"no file \*.toml"):
+    with pytest.raises(ProfileError, match="it is no folder"):
         load_profiles(tmp_path / "nowhere")
+
+
+def test_the_reason_of_a_rule_without_one_is_the_title() -> None:
+    text = b"\xef\xbb\xbftitle = 'Mine'\nfound = [{topic = 'a/+'}]\n[[rule]]\nfilter = 'a/+'"
+    found = infer([("a/b", b'{"x": 1}', TIME_US)], [profile_of("mine", text, "mine.toml")])
+    assert [each.reason for each in found] == ["Mine; 1 device, such as a/b; 1 metric, such as x"]
 
 
 def test_a_local_time_needs_its_zone() -> None:

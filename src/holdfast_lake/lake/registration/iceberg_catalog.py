@@ -333,21 +333,19 @@ class IcebergCatalog:
         return bool(self._try(lambda: self._remove(name)))
 
     def _remove(self, name: str) -> bool:
-        is_there = self._has_own(name)
-        if is_there:
+        if is_there := self._has_own(name):
             self._catalog.drop_table((self.namespace, name))
         return is_there
 
-    def check(self, name: str) -> None:
-        """Checks that no other lake or program has a table of this name. Raises LakeError."""
-        self._try(lambda: self._has_own(name))
+    def has_own(self, name: str) -> bool:
+        """Returns whether the lake has a table of this name there. Raises LakeError, also for a
+        table that is not of this lake."""
+        return bool(self._try(lambda: self._has_own(name)))
 
     def _has_own(self, name: str) -> bool:
-        identifier = (self.namespace, name)
-        is_there: bool = self._catalog.table_exists(identifier)
-        if is_there:
-            self._check_own(self._catalog.load_table(identifier))
-        return is_there
+        if is_there := self._catalog.table_exists((self.namespace, name)):
+            self._check_own(self._catalog.load_table((self.namespace, name)))
+        return bool(is_there)
 
     def _check_own(self, table: "Table") -> None:
         owner = table.properties.get(f"{PREFIX}lake")

@@ -47,7 +47,7 @@ def register(lake: LakePath, catalog: Catalog, wanted: Registration) -> Iterator
     connection = connect(lake, wanted)
     # A namespace that is refused is not remembered: each later run would fail because of it.
     for name in wanted.tables or catalog.names():
-        connection.check(name)
+        connection.has_own(name)
     _remember(lake, settings, wanted, [wanted])
     yield from _update_all(lake, catalog, settings.source, wanted, connection)
 
