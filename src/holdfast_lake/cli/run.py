@@ -97,23 +97,24 @@ def run(args: argparse.Namespace) -> int:
     source |= options.access_options(args) | dict(args.option)
     if RECORDS in chosen:
         check_log(source, lake.path, waits=args.continuous)
-    with locked(lake.path, chosen):
-        pass  # Spark needs seconds to start: another run, and a full disk, are noticed before
-    progress = RunProgress(quiet=args.quiet)
-    reporter = _reporter(args, lake, source, progress)
-    if args.max_records_per_trigger is not None:
-        source["maxRecordsPerTrigger"] = str(args.max_records_per_trigger)
-    backlog, hint = (None, "") if args.continuous else lake.backlog(args.what, source)
-    if hint and not args.quiet:
-        print(f"hint: {hint}", file=sys.stderr)
-    if backlog == 0:
-        lake.remember(source)
-        with reporter:
-            reporter.is_ok = True
-        if not args.quiet:
-            print("nothing new", file=sys.stderr)
-        return 0
     with ExitStack() as stack:
+        # Spark needs seconds to start: another run, and a full disk, are noticed before. Without
+        # the locks meanwhile, of two runs the one that began first could be refused a minute later.
+        stack.enter_context(locked(lake.path, chosen))
+        progress = RunProgress(quiet=args.quiet)
+        reporter = _reporter(args, lake, source, progress)
+        if args.max_records_per_trigger is not None:
+            source["maxRecordsPerTrigger"] = str(args.max_records_per_trigger)
+        backlog, hint = (None, "") if args.continuous else lake.backlog(args.what, source)
+        if hint and not args.quiet:
+            print(f"hint: {hint}", file=sys.stderr)
+        if backlog == 0:
+            lake.remember(source)
+            with reporter:
+                reporter.is_ok = True
+            if not args.quiet:
+                print("nothing new", file=sys.stderr)
+            return 0
         if args.metrics is not None:
             stack.enter_context(_metrics(args.metrics, lake))
         stack.enter_context(reporter)
@@ -121,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
         runner = lake.runner(
             args.what, source=source or None, listener=progress, compact_at=args.compact_at
         )
+        runner.has_locks = True
         stop_on_signals(runner)
         report = runner.continuously(args.trigger) if args.continuous else runner.run_once()
         reporter.is_ok = report.ok

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TextIO
@@ -174,6 +174,8 @@ class Runner:
         self.compact_at = compact_at
         self.catalogs = catalogs
         """The catalogs in which tables are registered, brought up to date after commits."""
+        self.has_locks = False
+        """True if the caller has locked the chosen tables."""
         self._accepted = accepted
         self._small_files: dict[str, int] = {}
         """The number of small files per table that the last compaction left."""
@@ -193,10 +195,13 @@ class Runner:
         """True after `stop`."""
         return self._stopping.is_set()
 
+    def _locked(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.has_locks else locked(self.engine.lake, self.chosen)
+
     def run_once(self) -> RunReport:
         """Processes everything that exists at the start. Raises LakeError if another run has the
         tables."""
-        with locked(self.engine.lake, self.chosen):
+        with self._locked():
             self._recover()
             if RECORDS in self.chosen:
                 self._attempt(RECORDS, self._run_bronze_once)
@@ -229,7 +234,7 @@ class Runner:
         Steps of a table begin `trigger_s` apart, or when the step before has ended if that is
         later.
         """
-        with locked(self.engine.lake, self.chosen):
+        with self._locked():
             self._recover()
             threads = []
             if RECORDS in self.chosen:

@@ -86,6 +86,24 @@ def test_another_run_of_the_lake(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("how", [[], ["--continuous"]])
+def test_another_run_whose_spark_is_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    how: list[str],
+) -> None:  # fmt: skip
+    journal = Journal(tmp_path / "data", partitions=1)
+    journal.append(0, [record("t", b"1")])
+    words = ["--from", str(journal.directory), "--lake", str(tmp_path / "lake"), *how]
+
+    def start(*_: Any) -> None:
+        assert "stop that run first" in refusal(capsys, *words)
+        raise SparkStarted
+
+    monkeypatch.setattr(command, "spark_of", start)
+    with pytest.raises(SparkStarted):
+        main(["pipeline", "run", *words])
+
+
+@pytest.mark.parametrize("how", [[], ["--continuous"]])
 def test_a_server_that_wants_a_token(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: list[str]
 ) -> None:
