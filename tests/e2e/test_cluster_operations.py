@@ -141,20 +141,6 @@ def observed(text: str, kind: str, name: str) -> float:
     return float(line.split()[-1])
 
 
-def test_top_of_all_nodes(cluster: ClusterProcesses) -> None:
-    for name in cluster.nodes:
-        publish(cluster, name)
-    command = [sys.executable, "-m", "holdfast.cli.main", "top", "--all", "--once"]
-    command += ["--admin", f"127.0.0.1:{cluster.nodes['n2'].admin_port}"]
-    shown = subprocess.run(
-        command, env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60
-    )
-    assert shown.returncode == 0, shown.stderr
-    heads = [line.split()[0] for line in shown.stdout.splitlines() if "  sessions " in line]
-    assert heads == ["n1", "n2", "n3"]
-    assert "no slow sessions" in shown.stdout
-
-
 def test_an_election_is_no_lost_majority(cluster: ClusterProcesses) -> None:
     """In it no node is in contact with a majority, and publishes wait as for any change of leader.
     They are refused, and a node counts as without a majority, after UNAVAILABLE_S."""

@@ -99,18 +99,6 @@ def test_a_broker(tmp_path: Path, processes: int, text: str, children: int) -> N
     assert ended.children == children
 
 
-def test_a_broker_whose_topics_were_counted(tmp_path: Path) -> None:
-    """The library that counts prints a page of warnings if the broker still refers to it."""
-    pytest.importorskip("datasketches")
-    admin = f"127.0.0.1:{free_port()}"
-    top = (*HOLDFAST, "top", "--once", "--admin", admin)
-    command = (*HOLDFAST, "serve", "-p", "0", "--admin", admin, "--data", str(tmp_path / "data"))
-    ended = Interrupted(
-        tmp_path, command, lambda _: subprocess.run(top, capture_output=True).returncode == 0
-    )
-    assert (ended.code, "leaked" in ended.printed) == (0, False)
-
-
 def test_a_cluster(tmp_path: Path) -> None:
     options = ("--nodes", "3", "--data", str(tmp_path / "cluster"))
     ended = Interrupted(tmp_path, (*HOLDFAST, "cluster", "local", *options), printed("Ctrl-C"))
@@ -122,7 +110,6 @@ def test_a_cluster(tmp_path: Path) -> None:
     [
         ("sub -p PORT -t # -v", 0),
         ("log tail --follow DATA", STOPPED),
-        ("top --admin ADMIN", 0),
     ],
 )
 def test_what_shows_a_broker(broker: Broker, tmp_path: Path, command: str, code: int) -> None:

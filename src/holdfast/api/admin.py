@@ -50,7 +50,6 @@ from holdfast.api.nodes.processes import MachineProcesses
 from holdfast.api.process import ServedProcess
 from holdfast.api.readiness import stop_obstacles
 from holdfast.api.routes.resources import resource_endpoints
-from holdfast.api.routes.top_routes import TopRoutes
 from holdfast.config.schema import Config
 from holdfast.io.event_loop import descriptors
 from holdfast.io.event_loop.failures import watched
@@ -78,7 +77,6 @@ class AdminRoutes:
         self.census = Census(server)
         self.figures = FigureRecorder(server)
         registry = registry_for(server, self.census)
-        self.top = TopRoutes(server, self.census)
         everywhere = Everywhere(server)
         self._processes = MachineProcesses(server, everywhere, registry)
         node = OwnNode(server)
@@ -117,7 +115,6 @@ class AdminRoutes:
             *self._log.endpoints(),
             *ClusterRoutes(self._server).endpoints(),
             *self._federation.endpoints(),
-            *self.top.endpoints(),
             *([] if self._access is None else self._access.endpoints()),
         ]  # fmt: skip
 
@@ -209,7 +206,7 @@ class AdminServer:
         )
         connections_max = descriptors.share(CONNECTIONS_MAX)
         routes = AdminRoutes(server, self._access)
-        self.census, self._figures, self._top = routes.census, routes.figures, routes.top
+        self.census, self._figures = routes.census, routes.figures
         self._clients = routes.clients
         self.context: ssl.SSLContext | None = admin_context(server.config.admin)
         """The TLS context of new connections; None: plain HTTP."""
@@ -250,7 +247,6 @@ class AdminServer:
             task.cancel()
         if self._serving is not None:
             await self._serving
-        await self._top.stop()
         await asyncio.to_thread(self._gate.close)
         self._access.close()
         await asyncio.to_thread(self._sender.close)

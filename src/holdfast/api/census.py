@@ -1,4 +1,4 @@
-"""Counts sessions and reads certificates' dates regularly, for metrics and `holdfast top`.
+"""Counts sessions and reads certificates' dates regularly, for metrics.
 
 A census and the dates cost too much for each scrape. They are taken in the background: the census
 in slices of the event loop, the dates in a thread.

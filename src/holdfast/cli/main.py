@@ -39,7 +39,6 @@ COMMANDS: Final = {
     "retained": "list, read, delete or restore retained messages",
     "delayed": "list or cancel delayed messages",
     "show": "disks, limits, drops or reconnects of all nodes",
-    "top": "rates, slow sessions and busy topics of a node",
     "pipeline": "the log as tables, made and kept up to date by Spark",
     "federation": "a broker's federation; a member beside any broker; the manager of one",
     "config": "check, show, explain or import a configuration",

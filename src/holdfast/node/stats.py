@@ -1,7 +1,6 @@
 """Counters of one node, as plain integers: the hot path increments them and others read them."""
 
 from holdfast.node.durations import SampledDurations
-from holdfast.node.publish.topic_samples import TopicSamples
 
 
 class Stats:
@@ -9,9 +8,6 @@ class Stats:
 
     log_fetches = 0
     log_fetches_served = 0
-
-    topics: TopicSamples | None = None
-    """Samples of publishes, only while an operator looks at the busiest topics."""
 
     topic_questions_failed: int = 0
     """Topics that the service which decides about them did not decide about."""

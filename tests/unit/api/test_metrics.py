@@ -22,7 +22,7 @@ from holdfast.api.metrics.node import ProcessCollector, process_values
 from holdfast.api.metrics.scrape import render
 from holdfast.config.schema import Admin, Cluster, Config, Listener
 from holdfast.node.config import NodeConfig
-from holdfast.node.session.census import SLOWEST, SessionCensus
+from holdfast.node.session.census import SessionCensus
 from holdfast.security.certificate_times import ends_of
 from tests.support.certificates import revocation_list
 from tests.support.fake_cluster import FakeServer
@@ -128,25 +128,6 @@ def test_sessions_are_counted_away_behind_and_with_their_backlog() -> None:
     assert (census.count, census.away, census.behind) == (4, 2, 0)
     # Records of sessions count as well: the cursor has to pass them.
     assert 10 <= census.backlog_records == census.backlog_max <= 20
-    (slowest,) = census.slowest()
-    assert (slowest.client_id, slowest.is_connected) == ("away", False)
-
-
-def test_a_census_keeps_only_the_slowest() -> None:
-    bench = NodeBench()
-    for number in range(SLOWEST + 20):
-        peer = bench.connect(f"c{number}", expiry_s=1000)
-        subscribe(peer, "#")
-        peer.lose()
-        bench.connect("w").send(publication("t", b"x", 1)).lose()
-    census = census_of(bench)
-    assert census.step(7)
-    while census.step(7):
-        pass
-    slowest = census.slowest()
-    assert len(slowest) == SLOWEST
-    assert slowest[0].client_id == "c0"
-    assert "c119" not in {each.client_id for each in slowest}
 
 
 def test_retained_messages_of_the_broker_do_not_count() -> None:

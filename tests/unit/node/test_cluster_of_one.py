@@ -198,8 +198,6 @@ def figures(broker: Broker) -> dict[str, object]:
 
         until(lambda: metrics()["sessions_away"] > 0, "a census was taken")
         found.update((name, metrics().get(name, 0.0)) for name in FIGURES)
-        top = api.get("top")
-        found["top"] = top["sessions"], top["sessions_away"]
         limits = api.get("limits")["nodes"][0]["limits"]
         found["limits"] = [
             (each["name"], each["used"]) for each in limits if "bytes" not in each["name"]

@@ -60,8 +60,6 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         state, connection, reader.end - reader.begin, publish.qos
     ):
         return
-    if state.stats.topics is not None:
-        state.stats.topics.add(route.raw, connection.client_id, len(publish.payload))
     if route.version != state.route_version:
         resolved(state, route)
     qos = publish.qos
@@ -112,8 +110,6 @@ def _handle_special(
         state, connection, reader.end - reader.begin, publish.qos
     ):
         return
-    if state.stats.topics is not None:
-        state.stats.topics.add(route.raw, connection.client_id, len(publish.payload))
     if asked and is_unanswered(connection, asked):
         record = Record(route.partition, log_record.MESSAGE, topic=publish.topic)
         if publish.qos == 0:
