@@ -81,6 +81,13 @@ GPS_QUARTERS: Final = 351_072
 """The quarters of an hour from 1970 to the begin of GPS time, 1980-01-06."""
 _COMMA: Final = re.compile(r"[+-]?\d{1,3}(\.?\d{3})*,\d{1,6}(\s?[^\s\d,;]{1,8})?")
 """A text that may be a number with a decimal comma, also with a unit."""
+_UNREAD: Final = re.compile(
+    r"\S+ \S+=\S+ \d{10,19}.*|.*\w=-?\d[^\s,;]*[,; ]\s*\w+=-?\d.*|[$!][A-Z]{2}[A-Z\d]{3},.*|"
+    r"/[A-Za-z]{3}\d.*\(.*|(?=\d*[A-Fa-f])([\dA-Fa-f]{2}){13,}",
+    re.DOTALL,
+)
+"""Texts of several numbers: InfluxDB's lines, names with values, sentences of NMEA, telegrams of
+meters, and bytes in hexadecimal digits."""
 AGE_MAX_S: Final = 40 * 365 * 86_400.0
 """The greatest lag in seconds that is looked for."""
 
@@ -401,7 +408,13 @@ def _text_hints(lake: LakePath, catalog: Catalog) -> list[str]:
         "comma, a rule with decimal=',' mends it (in JSON also numbers=(...))"
         for (device, metric), text in sorted(found.items())
     ]
-    return _some(hints, "metrics") + _some(plain, "metrics")
+    unread = [
+        f"device {device}: no number is read from texts such as {min(some)!r}. A rule with "
+        "decode=FUNCTION reads them, or decode='form' or 'csv'"
+        for (device, metric), some in sorted(texts.items())
+        if metric == VALUE and all(map(_UNREAD.fullmatch, some))
+    ]
+    return _some(hints, "metrics") + _some(plain, "metrics") + _some(unread, "devices")
 
 
 def _are_numbers(metric: str, texts: Collection[str]) -> bool:

@@ -36,13 +36,16 @@ DEVICE_FIELDS: Final = (
 )  # fmt: skip
 """The fields that may name a device, if one topic has several."""
 _DEVICE_NAME: Final = re.compile(
-    r"(?:unique|dev|device|sensor|node|meter|module|station)_?id|(?:device|sensor|node|meter|message|"
-    r"station)\.id|dev_?eui|imei|mac|serial(?:_?(?:no|nr|number))?"
+    r"(?:unique|dev|device|sensor|node|meter|module|station|endpoint|slave|unit|beacon|tracker|asset|"
+    r"vehicle|probe|entity|battery|bms|pack)_?id|pack|(?:device|sensor|node|meter|message|station)\.id|dev_?eui|imei|[bd]?mac|mmsi|"
+    r"icao(?:24)?|vin|slave|(?:ert)?serial(?:_?(?:no|nr|number))?|(?:ble_?|mac_?)?addr(?:ess)?"
 )
 """The words of a field that may name a device under another spelling or inside of an object."""
 OFTEN_OTHERS: Final = frozenset({"id", "mac", "device_name", "deviceName", "sensor_name", "sensor",
                                  "name"})  # fmt: skip
 """Those of them that name a device only if few values come again and again."""
+_ADDRESS: Final = re.compile(r"[\dA-Fa-f:_-]+")
+"""The address of a device, and not of a house or of the internet."""
 _NO_READINGS: Final = frozenset((*TIME_FIELDS, *SENT_FIELDS, *SEQUENCE_FIELDS, *ID_FIELDS))
 _COMMANDS: Final = frozenset({"set", "get", "cmnd", "cmd", "command", "commands", "request", "rpc"})
 """The levels of topics on which several clients command one device."""
@@ -109,7 +112,7 @@ def mixture_of(topic: TopicMessages, clients: Sequence[str]) -> Mixture | None:
         part.messages = [(b"", at) for _, at in part.documents]
         objects = [document for document, _ in part.documents]
         if has_several_devices([part], names) and (
-            _is_certain(names) or _has_numbers(objects, names)
+            _is_certain(names) or _is_device_id(names[0]) or _has_numbers(objects, names)
         ):
             values = ["/".join(map(str, _name_in(each, names) or ())) for each in objects]
             device = f"field{'s' * (len(names) > 1)} {' '.join(names)}"
@@ -120,10 +123,10 @@ def mixture_of(topic: TopicMessages, clients: Sequence[str]) -> Mixture | None:
 
 
 def _has_numbers(objects: Sequence[Document], names: Sequence[str]) -> bool:
-    """Returns whether objects have numbers that are measured, beside their names."""
+    """Returns whether objects have numbers or lists that are measured, beside their names."""
     kinds = kinds_of([(each, 0) for each in objects])
     return any(
-        of_name & NUMBERS
+        of_name & {*NUMBERS, list}
         and name not in names
         and name not in _NO_READINGS
         and not CODE_NAME.fullmatch(words_of(name))
@@ -150,7 +153,15 @@ def _are_apart(topic: TopicMessages, clients: Sequence[str]) -> bool:
 def _name_in(document: Document, names: Sequence[str]) -> tuple[object, ...] | None:
     """Returns the texts or integers of some fields, or None if one of them is none."""
     found = tuple(inner_value(document, name) for name in names)
-    return found if all(type(each) in (str, int) for each in found) else None
+    is_named = all(type(each) in (str, int) for each in found)
+    if is_named and "addr" in names[-1].lower() and not _ADDRESS.fullmatch(str(found[-1])):
+        return None
+    return found if is_named else None
+
+
+def _is_device_id(name: str) -> bool:
+    """Returns whether a field says that it is the id of a device, as `id` alone does not."""
+    return name.lower().endswith("id") and name not in OFTEN_OTHERS
 
 
 def _is_certain(names: Sequence[str]) -> bool:

@@ -50,8 +50,9 @@ CODE_NAME: Final = re.compile(
 _NO_VALUES: Final = frozenset({"", "-", "--", "n/a", "na", "nan", "none", "null", "unavailable",
                                "unknown", "error"})  # fmt: skip
 """The texts of a field of numbers that has none now. They stay texts."""
-_NAME_FIELDS: Final = ("tag", "tagname", "name", "sensor", "metric", "type", "point", "measurement",
-                       "parameter", "variable", "signal", "key", "property", "item")  # fmt: skip
+_NAME_FIELDS: Final = ("tag", "tagname", "tagpath", "name", "sensor", "metric", "type", "point",
+                       "measurement", "parameter", "variable", "signal", "key", "property",
+                       "item")  # fmt: skip
 """The fields that may say what the value beside them is, in small letters without underscores."""
 IDS_MIN: Final = 10
 """The fewest messages from which a message id is proposed."""
@@ -64,10 +65,11 @@ _UNIT_NAME: Final = re.compile(r"(.*?)[._]?(?:[uU]nits?|UNITS?|unit_of_measureme
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+(\s*[^\d\s,;.][^\s,;]*)?")
 """A text that is probably one number, `20,5 °C`, and not two cells."""
 PAIR_KEYS: Final = ("id", "name", "key", "tag", "n", "tagname")
-PAIR_VALUES: Final = ("v", "val", "value")
+PAIR_VALUES: Final = ("v", "val", "value", "tagvalue")
 """The names of key and value in lists of named values, in small letters without underscores."""
-_ITEM_NAMES: Final = ("mac", "dmac", "bleaddr", "address", "addr", "deviceid", "sensorid", "deveui",
-                      "uniqueid", "imei", "serial", "id", "name", "device", "sensor")  # fmt: skip
+_ITEM_NAMES: Final = ("mac", "dmac", "bleaddr", "address", "addr", "deviceid", "sensorid",
+                      "deveui", "uniqueid", "imei", "serial", "serialnumber", "sn", "id", "name",
+                      "device", "sensor")  # fmt: skip
 """The fields that may name the objects of lists, in small letters without underscores."""
 _TIME_KINDS: Final = frozenset({int, float, str, dict})
 DAY_US: Final = 86_400_000_000
@@ -313,15 +315,15 @@ def named_items(group: Sequence[TopicMessages]) -> Arguments:
              for each in lists_of(document)]  # fmt: skip
     some = [item for _, items in lists for item in items]
     for name in _spelled(_ITEM_NAMES, [max(some, key=len)]) if some else ():
-        if sum(type(each.get(name)) is str for each in some) < SHARE * len(some):
+        names = [each[name] for each in some if type(each.get(name)) in (str, int)]
+        if len(names) < SHARE * len(some):
             continue
         places: dict[tuple[str, int], set[Any]] = defaultdict(set)
         for place, items in lists:
             for at, item in enumerate(items):  # readings with times have no places in a list
                 places[place, 0 if not place and items_of(items) else at].add(str(item.get(name)))
-        if any(len(names) > 1 for names in places.values()) and (
-            len(come_again([each[name] for each in some if type(each.get(name)) is str])) > 1
-        ):
+        is_moving = any(len(some_names) > 1 for some_names in places.values())
+        if is_moving and len(come_again(names)) > 1:
             return {"pairs": (name,), "why": f"each object of a list is that of its {name}"}
     return {}
 
@@ -616,6 +618,12 @@ def csv_of(group: Sequence[TopicMessages]) -> Arguments:
         if is_time:
             columns = ("ts", *columns[1:])
         why = f"lines of cells: name the columns, `_` leaves one out{sign}"
+        firsts = [line[is_time].strip() for line in cells]
+        if len(come_again(firsts)) > 1 and not any(
+            plain_value(each, decimal) is not None for each in firsts
+        ):
+            column = columns[is_time]
+            why += f'; if {column} names a device, device="field {column}", else they are mixed'
         return {"decode": "csv", "columns": columns, "why": why} | more
     return {}
 

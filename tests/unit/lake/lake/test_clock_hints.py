@@ -267,3 +267,32 @@ def test_numbers_in_texts_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f"numbers=({metric!r},) makes them numbers"
         for metric, text in (("atmp", "21.5"), ("n", "3"), ("pm02", "12"))
     ]
+
+
+def test_texts_of_several_numbers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of InfluxDB, sentences of NMEA and advertisements of Bluetooth are read as texts."""
+    monkeypatch.setattr(status, "CommitLog", OneFile)
+    unread = (
+        "weather,location=us temperature=82,humidity=71.5 1790000000000000000",
+        "cpu,host=a usage_idle=90.5 1790000000000000000", "temp=20.5 hum=45 bat=3.7",
+        "cpu,cpu=cpu0 usage_user=1.5 1790000000000000000\ncpu,cpu=cpu1 usage_user=2.5 1790000000",
+        "$GPRMC,123519,A,4807.038,N,01131.000,E,022.4,084.4,230394,003.1,W*6A",
+        "/ISk5\\2MT382-1000\r\n\r\n1-3:0.2.8(50)\r\n1-0:1.8.1(123456.789*kWh)\r\n!F46A",
+        "0201061BFF99040512FC5394C37C0004FFFC040CAC364200CDCBB8334C884F",
+    )  # fmt: skip
+    texts = (
+        "on", "0T01:00:10", "2026-09-21T14:13:20Z", "192.168.1.5:1883", "a=1", "1.2.3", "04A1B2C3",
+        "f47ac10b-58cc-4372-a567-0e02b2c3d479", "heating, 2 zones", "00123456789012345678901234",
+        "$5 and more", "/dev/sda1 (ok)", "E2801160600002084F8A1B2C",
+    )  # fmt: skip
+    rows = [{"device": f"d{at:02}", "metric": "value", "numbers": 0, "last_string": text,
+             "unit": None} for at, text in enumerate(unread + texts)]  # fmt: skip
+    rows.append(rows[0] | {"metric": "note", "device": "json"})
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "device_hours.parquet")
+    monkeypatch.setattr(status, "DEVICE_HINTS_MAX", 20)
+    found = status.hints(tmp_path, load_catalog([]))
+    assert [each.split(":")[0] for each in found] == [f"device d{at:02}" for at in range(7)]
+    assert found[2] == (
+        "device d02: no number is read from texts such as 'temp=20.5 hum=45 bat=3.7'. A rule with "
+        "decode=FUNCTION reads them, or decode='form' or 'csv'"
+    )

@@ -19,7 +19,7 @@ from holdfast_lake.tables.field_roles import MESSAGES_PER_TOPIC
 from tests.support.device_payloads import as_bytes, examples
 from tests.support.gold_files import write_rows, write_table
 from tests.support.source_tree import place
-from tests.unit.lake.tables.test_inference import BELIEFS, FLEETS, fleet
+from tests.unit.lake.tables.test_inference import BELIEFS, FLEETS, fleet, proposed
 
 BEGIN = datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)
 Messages = Iterable[Sequence[str | bytes]]
@@ -117,7 +117,78 @@ def test_clients_that_share_a_topic_are_told(
         ]
 
 
+SHARED: dict[str, tuple[str, str]] = {
+    # One shape of a maker for each spelling: two devices below one topic, and their rule.
+    "a gateway of Shelly's Bluetooth": (
+        '{"id":1,"event":"shelly-blu","data":{"pid":12#,"temperature":2#.5,"address":"b0:c7:0%"}}',
+        'device="field data.address"'),
+    "thermometers of one wire": ('{"addr":"28-0%","t":2#.5}', 'device="field addr"'),
+    "rtlamr, SCM+": ('{"Type":"SCM+","Message":{"EndpointID":458%,"Consumption":#}}',
+                     'device="field Message.EndpointID"'),
+    "rtlamr, IDM": ('{"Type":"IDM","Message":{"ERTType":7,"ERTSerialNumber":45%,"Last":#}}',
+                    'device="field Message.ERTSerialNumber"'),
+    "ships": ('{"class":"AIS","mmsi":21110%,"speed":1#.1}', 'device="field mmsi"'),
+    "aircraft": ('{"icao24":"3c661%","alt":#}', 'device="field icao24"'),
+    "a poll of Modbus": ('{"slave":%,"value":2#}', 'device="field slave"'),
+    "packs of a battery": ('{"pack":%,"soc":9#}', 'device="field pack"'),
+    "cells of batteries": ('{"battery_id":"b%","cells":[3.3#,3.31]}', 'device="field battery_id"'),
+    "lamps of WiZ": ('{"method":"syncPilot","params":{"mac":"a8bb0%","dimming":2#}}',
+                     'device="field params.mac"'),
+    "events of Home Assistant": (
+        '{"event_data":{"entity_id":"sensor.%","new_state":{"state":"2#.5"}}}',
+        'device="field event_data.entity_id"'),
+    "Sigfox": ('{"device":"1A2%","time":"179000000#","data":"00ff","lqi":"Good"}',
+               'device="field device"'),
+    "Actility": ('{"DevEUI_uplink":{"DevEUI":"70B3A%","FCntUp":1#,"payload_hex":"0167"}}',
+                 'device="field DevEUI_uplink.DevEUI"'),
+    "Milesight": ('{"devEUI":"24e12%","fCnt":1#,"fPort":85,"rxInfo":[{"mac":"24e1","rssi":-5#}]}',
+                  'device="field devEUI"'),
+    "wmbusmeters": ('{"media":"water","meter":"multical21","id":"7634879%","total_m3":6.#}',
+                    'device="field id"'),
+    "chargers by their serial number": ('{"serial":3000%,"p_in":2#}', 'device="field serial"'),
+    "Ignition": ('{"tagPath":"[default]%","value":2#,"quality":192}',
+                 'metric="field tagPath", value="value"'),
+    "eWON": ('{"TagName":"T%","TagValue":2#.5}', 'metric="field TagName", value="TagValue"'),
+    "Vera": ('{"variable":"V%","value":"2#.5","device":12}',
+             'metric="field variable", value="value"'),
+    "inverters of Enphase": (
+        '[{"serialNumber":"12%","lastReportWatts":2#},{"serialNumber":"12^","lastReportWatts":9#}]',
+        "pairs=('serialNumber',)"),
+    "a list with numbers as names": ('{"devs":[{"id":%,"t":2#.5},{"id":^,"t":1#.5}]}',
+                                     "pairs=('id',)"),
+    "a gateway of Minew": (
+        '[{"timestamp":"2026-09-21T14:13:2#Z","mac":"AC3FA%","temperature":2#.5},'
+        '{"timestamp":"2026-09-21T14:13:2#Z","mac":"AC3FA^","temperature":1#.5}]',
+        "pairs=('mac',)"),
+    "a gateway of KKM": (
+        '{"msg":"advData","gmac":"68B","obj":[{"dmac":"D%","temp":2#.5},{"dmac":"D^","temp":1#}]}',
+        "pairs=('dmac',)"),
+    "a gateway of MOKO": (
+        '{"msg_id":3004,"device_info":{"mac":"F0"},"data":[{"mac":"D%","t":2#},{"mac":"D^","t":1}]}',
+        "pairs=('mac',)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("about", SHARED)
+def test_devices_of_makers_that_share_a_topic_are_told_as_infer_proposes(
+    tmp_path: Path, about: str
+) -> None:
+    text, rule = SHARED[about]
+    messages = fleet(*(("hub/data", text.replace("%", one).replace("^", other))
+                       for one, other in ("12", "21")), times=6)  # fmt: skip
+    (hint,) = hints_of(tmp_path, messages)
+    assert f'Rule("hub/data", {rule}) {APART}' in hint
+    (proposal,) = proposed(messages)
+    assert rule in proposal.rule
+    assert status.hints(tmp_path, catalog(eval(proposal.rule))) == []
+    alone = fleet(("hub/data", text.replace("%", "1").replace("^", "2")), times=6)
+    has_times = "timestamp" in text  # its objects are readings of one device, whatever their place
+    assert bool(hints_of(tmp_path / "alone", alone)) == has_times
+
+
 SINGLE = {
+    "the address of a house": '{"address":"Road %","lat":5#.5}',
+    "an address of the internet": '{"address":"10.0.0.%","rssi":-5#}',
     "a counter": '{"id":#,"t":21.5}',
     "a counter that wraps around": '{"id":$,"t":21.5}',
     "a message id": '{"message":{"id":"m#"},"t":21.5}',

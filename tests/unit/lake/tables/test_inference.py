@@ -503,6 +503,17 @@ def test_a_name_that_a_list_inside_has_twice_is_reported() -> None:
     assert [row["code"] for row in read.quarantine] == ["key"]
 
 
+def test_a_column_that_may_name_devices_is_told() -> None:
+    """Else the kitchen and the hall are one device, as are the sentences of NMEA."""
+    rooms = fleet(("csv", "179000000#,hall,21.5"), ("csv", "179000000#,bath,2#.5"))
+    (found,) = proposed(rooms)
+    assert 'if column_2 names a device, device="field column_2", else they are mixed' in (
+        found.reason
+    )
+    (alone,) = proposed(fleet(("csv", "179000000#,hall,21.5")))
+    assert "mixed" not in alone.reason
+
+
 def test_lines_of_cells_and_binary_payloads() -> None:
     lines = fleet(*((f"csv/{n}", "2026-09-21T14:13:20Z;#;21.5") for n in (1, 2)))
     found = proposed([*lines, *[("cam/front/jpg", b"\xff\xd8\xff")] * 3])
