@@ -12,13 +12,20 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from holdfast.log.files.data_directory import DataDirectoryError, DirectoryLock, open_to_read
+from holdfast.log.files.data_directory import (
+    ACCESS,
+    DataDirectoryError,
+    DirectoryLock,
+    open_to_read,
+)
 from holdfast.log.files.filesystem import OsFileSystem, replace_file
-from holdfast.log.files.layout import ASIDE, LOCK, QUARANTINE
+from holdfast.log.files.layout import ASIDE, LOCK, PROCESSES, QUARANTINE
 from holdfast.log.journal.recovery import open_journal
 
 MARK: Final = "begin-anew"
-_STAYS: Final = frozenset({ASIDE, MARK, LOCK, QUARANTINE, "lost+found"})
+_STAYS: Final = frozenset({ASIDE, MARK, LOCK, QUARANTINE, PROCESSES, *ACCESS, "lost+found"})
+"""The names that are no part of the damaged log: the other processes of the machine have theirs in
+PROCESSES, and the admin port its users in ACCESS."""
 KEPT: Final = "diverged"
 """The name for committed records that the other nodes dropped. An operator may examine them."""
 _KEEP: Final = b"diverged: to be put aside and kept, and fetched anew from the other nodes\n"

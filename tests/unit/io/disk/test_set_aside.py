@@ -52,6 +52,22 @@ def test_the_node_begins_with_an_empty_directory(tmp_path: Path) -> None:
     assert (tmp_path / "quarantine" / "piece").exists()
 
 
+def test_the_logs_of_other_processes_stay(tmp_path: Path) -> None:
+    """They run. An operator lets one of them lead what the damaged one had, so that has no part in
+    anything any more. The users of the admin port stay, too."""
+    make(tmp_path, "first")
+    other = tmp_path / "processes" / "1"
+    make(other, "other")
+    (tmp_path / "access.json").write_bytes(b"users")
+    set_aside.mark(tmp_path)
+    assert set_aside.begin_anew(tmp_path)
+    assert (other / "journal" / "00.log").read_bytes() == b"records"
+    assert (tmp_path / "access.json").read_bytes() == b"users"
+    assert {"journal", "manifest.json", "raft"} <= {
+        path.name for path in (tmp_path / "damaged").iterdir()
+    }
+
+
 @pytest.mark.parametrize("moved", range(5))
 def test_it_is_carried_on_after_an_interruption(
     moved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
