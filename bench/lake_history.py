@@ -25,7 +25,15 @@ from pyspark.sql import functions as F
 
 from bench.options import new_parser, write_json
 from bench.process import rss_bytes
-from bench.spark import BATCH_RECORDS, DEVICES_OF, PARTITIONS, SEGMENT_BYTES, Figures, topic_of
+from bench.spark import (
+    BATCH_RECORDS,
+    DEVICES_OF,
+    PARTITIONS,
+    SEGMENT_BYTES,
+    Figures,
+    served,
+    topic_of,
+)
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.files.data_directory import create
 from holdfast.log.files.filesystem import OsFileSystem
@@ -108,7 +116,8 @@ def run(spark: SparkSession, folder: Path, records: int) -> Figures:
             figures[f"{name}, s"] = round(time.perf_counter() - start, 1)
 
     def take() -> None:
-        report = Lake(lake, spark=spark).run(["records"], source=str(log))
+        with served(log) as source:
+            report = Lake(lake, spark=spark).run(["records"], source=source)
         if report.rows != {"records": records}:
             raise SystemExit(f"the lake has {report.rows} rows of {records}: {report.errors}")
 

@@ -2,8 +2,8 @@
 
     python -m bench.log_client [--json PATH] [--records 500000] [--rounds 3]
 
-The log is that of bench.spark. "served" reads over the admin port of a node, "offline" the
-directory. Best of some rounds; the CPU is that of the reading process alone.
+The log is that of bench.spark, read over the admin port of a node. Best of some rounds; the CPU is
+that of the reading process alone.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.options import new_parser, write_json
-from bench.spark import BATCH_RECORDS, node, write_log
+from bench.spark import BATCH_RECORDS, served, write_log
 from holdfast.client.log import LogClient
 
 RECORDS: Final = 500_000
@@ -34,21 +34,15 @@ def measure(read: Callable[[], int], records: int, rounds: int) -> dict[str, flo
 
 
 def run(folder: Path, records: int, rounds: int) -> dict[str, dict[str, float]]:
-    """The figures by place and form."""
+    """The figures by form."""
     write_log(folder, records, BATCH_RECORDS)
-    found = {}
-    with node(folder) as served:
-        places = {"offline": LogClient.offline(folder)}
-        if served is not None:
-            places["served"] = LogClient(f"127.0.0.1:{served.admin_port}")
-        for name, log in places.items():
-            forms: dict[str, Callable[[], int]] = {
-                "messages": lambda log=log: sum(map(len, log.read().batches())),  # type: ignore[misc]
-                "arrow": lambda log=log: sum(b.num_rows for b in log.read().arrow()),  # type: ignore[misc]
-            }
-            for form, read in forms.items():
-                found[f"{name}, {form}"] = measure(read, records, rounds)
-    return found
+    with served(folder) as source:
+        log = LogClient(source)
+        forms: dict[str, Callable[[], int]] = {
+            "messages": lambda: sum(map(len, log.read().batches())),
+            "arrow": lambda: sum(each.num_rows for each in log.read().arrow()),
+        }
+        return {form: measure(read, records, rounds) for form, read in forms.items()}
 
 
 def main(argv: list[str] | None = None) -> int:

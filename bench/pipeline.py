@@ -3,7 +3,7 @@
     python -m bench.pipeline [--json PATH] [--records 1000000] [--rounds 3] [--seconds 20]
         [--quick]
 
-"bronze" and "silver" are messages a second into `records` and `readings`, from a data directory to
+"bronze" and "silver" are messages a second into `records` and `readings`, from a broker to
 Parquet files with their commits (a message here is four readings). "from_json" is Spark's own
 parser over the same files of `records`, to Parquet with the same compression: a row a message, no
 deduplication, no gaps, no times. "from_json to readings" then makes four rows of each, as silver
@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bench.options import new_parser, write_json
-from bench.spark import Figures, node, write_log
+from bench.spark import Figures, node, served, write_log
 from holdfast.client import Options
 from holdfast.client.blocking import Client
 from holdfast.client.log.lake.commits import CommitLog
@@ -64,31 +64,32 @@ def throughput(spark: SparkSession, folder: Path, records: int, rounds: int) -> 
     log, parsed = folder / "log", str(folder / "parsed")
     write_log(log, records, BATCH_RECORDS)
     best: dict[str, float] = {}
-    for number in range(1 + rounds):
-        lake = Lake(folder / f"lake{number}", spark=spark)
-        stages: dict[str, Callable[[], None]] = {
-            "bronze": partial(_make, lake, "records", log, records),
-            "silver": partial(_make, lake, "readings", log, READINGS * records),
-            "from_json": lambda lake=lake: _write(_parsed(lake), parsed),  # type: ignore[misc]
-            "from_json to readings": lambda lake=lake: _write(  # type: ignore[misc]
-                _each_reading(_parsed(lake)), parsed
-            ),
-        }
-        for name, stage in stages.items():
-            start = time.perf_counter()
-            stage()
-            seconds = time.perf_counter() - start
-            if number:
-                best[name] = min(best.get(name, seconds), seconds)
-        shutil.rmtree(lake.path)
+    with served(log) as source:
+        for number in range(1 + rounds):
+            lake = Lake(folder / f"lake{number}", spark=spark)
+            stages: dict[str, Callable[[], None]] = {
+                "bronze": partial(_make, lake, "records", source, records),
+                "silver": partial(_make, lake, "readings", source, READINGS * records),
+                "from_json": lambda lake=lake: _write(_parsed(lake), parsed),  # type: ignore[misc]
+                "from_json to readings": lambda lake=lake: _write(  # type: ignore[misc]
+                    _each_reading(_parsed(lake)), parsed
+                ),
+            }
+            for name, stage in stages.items():
+                start = time.perf_counter()
+                stage()
+                seconds = time.perf_counter() - start
+                if number:
+                    best[name] = min(best.get(name, seconds), seconds)
+            shutil.rmtree(lake.path)
     figures = {f"{name}, messages/s": records / seconds for name, seconds in best.items()}
     for name in ("from_json", "from_json to readings"):
         figures[f"silver of {name}"] = best[name] / best["silver"]
     return figures
 
 
-def _make(lake: Lake, table: str, log: Path, rows: int) -> None:
-    done = lake.run(table, source=str(log))
+def _make(lake: Lake, table: str, source: str, rows: int) -> None:
+    done = lake.run(table, source=source)
     if done.errors:
         raise SystemExit(f"{table}: {done.errors[table]}")
     if done.rows[table] != rows:
@@ -196,19 +197,21 @@ def triggers(spark: SparkSession, folder: Path) -> Figures:
     for rows in TRIGGER_ROWS:
         log = folder / f"log-{rows}"
         write_log(log, rows * TRIGGERS, min(rows // 2, BATCH_RECORDS))
-        stream = spark.readStream.format("holdfast").option("path", str(log))
-        stream = stream.option("startingOffsets", "earliest").option("maxRecordsPerTrigger", rows)
-        query = (
-            stream.load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(folder / f"checkpoint-{rows}"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination(WAIT_S)
-        times = [p["durationMs"]["triggerExecution"] for p in query.recentProgress]
-        figures[f"trigger of {rows} rows, ms"] = statistics.median(times[len(times) // 5 :])
-        query.stop()
+        with served(log) as source:
+            stream = spark.readStream.format("holdfast").option("servers", source)
+            stream = stream.option("startingOffsets", "earliest")
+            query = (
+                stream.option("maxRecordsPerTrigger", rows)
+                .load()
+                .writeStream.format("noop")
+                .option("checkpointLocation", str(folder / f"checkpoint-{rows}"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination(WAIT_S)
+            times = [p["durationMs"]["triggerExecution"] for p in query.recentProgress]
+            figures[f"trigger of {rows} rows, ms"] = statistics.median(times[len(times) // 5 :])
+            query.stop()
     return figures
 
 
@@ -216,12 +219,13 @@ def small_runs(folder: Path) -> Figures:
     """A run of the command over all tables with a cold Java: few messages, then none."""
     log, lake = folder / "small-log", folder / "small-lake"
     write_log(log, SMALL_RECORDS, 1)
-    words = ["pipeline", "run", "--from", str(log), "--lake", str(lake), "--quiet"]
     figures = {}
-    for name in (f"run of {SMALL_RECORDS} messages, s", "run of nothing new, s"):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "holdfast.cli.main", *words], check=True)
-        figures[name] = time.perf_counter() - start
+    with served(log) as source:
+        words = ["pipeline", "run", "--from", source, "--lake", str(lake), "--quiet"]
+        for name in (f"run of {SMALL_RECORDS} messages, s", "run of nothing new, s"):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-m", "holdfast.cli.main", *words], check=True)
+            figures[name] = time.perf_counter() - start
     return figures
 
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from bench.options import new_parser, write_json
 from bench.process import descendants, process_cpu_s, rss_bytes
-from bench.spark import PARTITIONS, SEGMENT_BYTES, Figures
+from bench.spark import PARTITIONS, SEGMENT_BYTES, Figures, served
 from holdfast.client.log.lake.commits import CommitLog
 from holdfast.log.batch_builder import BatchBuilder
 from holdfast.log.files.data_directory import create
@@ -98,10 +98,10 @@ def _batches(
             yield builder
 
 
-def make_tables(log: Path, lake: Path, messages: int, cpus: str) -> Figures:
+def make_tables(source: str, lake: Path, messages: int, cpus: str) -> Figures:
     """Run the pipeline over the log. Raises SystemExit if a row lacks."""
     command = [sys.executable, "-m", "holdfast.cli.main", "pipeline", "run"]
-    command += ["--from", str(log), "--lake", str(lake), "--quiet"]
+    command += ["--from", source, "--lake", str(lake), "--quiet"]
     cpu: dict[int, tuple[str, float]] = {}
     peak = 0
     start = time.perf_counter()
@@ -156,7 +156,8 @@ def main(argv: list[str] | None = None) -> int:
         seconds = round(arguments.hours * 3600)
         messages = write_day(log, arguments.devices, seconds, begin_s)
         figures = {"writing of the log, s": time.perf_counter() - start}
-        figures |= make_tables(log, Path(folder) / "lake", messages, arguments.cpus)
+        with served(log) as source:
+            figures |= make_tables(source, Path(folder) / "lake", messages, arguments.cpus)
     for name, value in figures.items():
         print(f"{name:28} {value:>14,.2f}")
     write_json(arguments.json, figures)

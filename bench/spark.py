@@ -2,9 +2,9 @@
 
     python -m bench.spark [--json PATH] [--records 1000000] [--rounds 4]
 
-The rows go to the `noop` sink, so reading is all that is timed. "path" reads the data directory,
-"http" the same directory through a running node; "lake and log" reads nine tenths of the rows in a
-lake and the others in the directory, with the source and with `read_messages`; "small batches" is
+The rows go to the `noop` sink, so reading is all that is timed. "http" reads the log of a
+running node; "lake" reads the same rows in a lake, with the source and with `read_messages`; "small
+batches" is
 a journal of batches of a few records, as one broker under light load with fsync writes it;
 "subscriber" is what one would write without a data source, a paho client that collects rows. Best
 of some rounds, all columns unless said otherwise. About two minutes. What a replay costs live
@@ -142,6 +142,15 @@ def node(data: Path) -> Iterator[Node | None]:
             process.wait()
 
 
+@contextmanager
+def served(data: Path) -> Iterator[str]:
+    """The admin port of a node that serves the directory. Raises SystemExit if it does not."""
+    with node(data) as found:
+        if found is None:
+            raise SystemExit("the node did not start")
+        yield f"127.0.0.1:{found.admin_port}"
+
+
 def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> bool:
     deadline = time.monotonic() + NODE_START_S
     while time.monotonic() < deadline and process.poll() is None:
@@ -164,11 +173,9 @@ def measure(tables: dict[str, Callable[[], DataFrame]], records: int, rounds: in
     return {name: round(records / seconds) for name, seconds in best.items()}
 
 
-def write_lake(spark: SparkSession, folder: Path, records: int) -> Path:
-    """Writes a lake of a log's first records."""
-    place, log = folder / "lake", folder / "first"
-    write_log(log, records, BATCH_RECORDS)
-    report = Lake(place, spark=spark).run(["records"], source=str(log))
+def write_lake(spark: SparkSession, place: Path, source: str, records: int) -> Path:
+    """Writes a lake of a log."""
+    report = Lake(place, spark=spark).run(["records"], source=source)
     if report.rows != {"records": records}:
         raise SystemExit(f"the lake has {report.rows} rows of {records}: {report.errors}")
     return place
@@ -182,25 +189,23 @@ def run(spark: SparkSession, folder: Path, records: int, rounds: int) -> Figures
     def log(**options: str) -> Callable[[], DataFrame]:
         return lambda: spark.read.format("holdfast").options(**options).load()
 
-    log(path=str(large))().write.parquet(parquet)
-    both = {"path": str(large), "lake": str(write_lake(spark, folder, records * 9 // 10))}
-    tables: dict[str, Callable[[], DataFrame]] = {
-        "parquet": lambda: spark.read.parquet(parquet),
-        "path": log(path=str(large)),
-        "path, 3 columns": log(path=str(large), columns="topic,payload,offset"),
-        "path, small batches": log(path=str(small)),
-        "lake and log": log(**both),
-        "read_messages": lambda: read_messages(spark, **both),
-        "parquet, 3 columns": lambda: spark.read.parquet(parquet).select(
-            "topic", "payload", "offset"
-        ),
-        "read_messages, 3": lambda: read_messages(spark, **both, columns="topic,payload,offset"),
-    }
-    with node(large) as found:
-        if found is None:
-            print("the node did not start: nothing is measured over HTTP", file=sys.stderr)
-        else:
-            tables["http"] = log(servers=f"127.0.0.1:{found.admin_port}")
+    with served(large) as source, served(small) as other:
+        log(servers=source)().write.parquet(parquet)
+        lake = {"lake": str(write_lake(spark, folder / "lake", source, records))}
+        tables: dict[str, Callable[[], DataFrame]] = {
+            "parquet": lambda: spark.read.parquet(parquet),
+            "http": log(servers=source),
+            "http, 3 columns": log(servers=source, columns="topic,payload,offset"),
+            "http, small batches": log(servers=other),
+            "lake": log(**lake),
+            "read_messages": lambda: read_messages(spark, **lake),
+            "parquet, 3 columns": lambda: spark.read.parquet(parquet).select(
+                "topic", "payload", "offset"
+            ),
+            "read_messages, 3": lambda: read_messages(
+                spark, **lake, columns="topic,payload,offset"
+            ),
+        }
         for name, load in tables.items():
             count = load().count()
             if count != records:

@@ -1,9 +1,8 @@
 """A table per device from the telemetry in the log, and a check of what the log promised.
 
 Expects messages on `telemetry/<device>/...` whose payload is JSON with `device`, `seq`, `ts` and
-`value`; `seq` counts up per topic. On its own, over a data directory or a running node::
+`value`; `seq` counts up per topic. On its own, over a running node::
 
-    python examples/telemetry_report.py path=./data
     python examples/telemetry_report.py servers=127.0.0.1:18083
 """
 
@@ -164,7 +163,7 @@ def _devices(messages: DataFrame, topics: Mapping[str, tuple[str, int]]) -> list
 
 def main(arguments: Sequence[str]) -> int:
     options = {name: value for name, _, value in (each.partition("=") for each in arguments)}
-    if set(options) not in ({"path"}, {"servers"}):
+    if set(options) != {"servers"}:
         print(__doc__, file=sys.stderr)
         return 2
     try:

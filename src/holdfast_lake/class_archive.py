@@ -24,13 +24,19 @@ RUN_S: Final = 600.0
 ARCHIVES_MAX: Final = 3
 """The most archives that are kept, the newest ones: one has up to 200 MB."""
 
-_MANIFEST: Final = '{"format": 1, "node_id": "n1", "partitions": 1, "created": ""}'
-_SEGMENT: Final = (
-    "48464c42700000006937a972010000000000000000000000010000000100000000e025dafe5b060015000000"
-    "00000000000000000700010000000101000000000d0000000000000000000000000000000000000000000000"
-    "706c616e742f61637b2274656d70223a32312e357d000000"
-)
-"""A log with the message {"temp":21.5} of topic plant/a."""
+_RUN: Final = """
+import sys
+from holdfast.cli.main import main
+from holdfast.client.blocking import Client
+from holdfast.testing import Broker
+with Broker(admin=True) as broker:
+    with Client(broker.host, broker.port) as client:
+        client.publish("plant/a", b'{"temp":21.5}', qos=1)
+    source = f"{broker.host}:{broker.admin_port}"
+    code = main(["pipeline", "run", "all", "--from", source, "--lake", sys.argv[1]])
+sys.exit(code)
+"""
+"""A run of the pipeline that makes each table from one message of a broker."""
 
 
 def use_archive(home: Path) -> None:
@@ -63,13 +69,11 @@ def make_archive() -> Path:
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix="spark-") as folder:
         made = Path(folder) / "spark.jsa"
         _make_base(home, archive)
-        _write_log(Path(folder) / "data")
         environment = dict(os.environ)
         base = [_base_path(archive)] if _base_path(archive).exists() else []
         options = [f"-XX:SharedArchiveFile={each}" for each in base]
         _add_options(environment, " ".join([*options, f"-XX:ArchiveClassesAtExit={made}"]))
-        words = ["run", "all", "--from", f"{folder}/data", "--lake", f"{folder}/lake"]
-        _run([sys.executable, "-m", "holdfast.cli.main", "pipeline", *words], environment)
+        _run([sys.executable, "-c", _RUN, f"{folder}/lake"], environment)
         if not made.exists():
             raise JavaError(f"the Java in {home} wrote no archive of its classes")
         _check(home, [*base, made])
@@ -112,12 +116,6 @@ def _check(home: Path, files: list[Path]) -> None:
         raise JavaError(text) from None
     with files[-1].open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _write_log(directory: Path) -> None:
-    (directory / "journal").mkdir(parents=True)
-    (directory / "manifest.json").write_text(_MANIFEST)
-    (directory / "journal" / f"{0:020d}.log").write_bytes(bytes.fromhex(_SEGMENT))
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from holdfast.cli.cluster.diverged import LogDirectory, properties_of
 from holdfast.cli.main import main
-from holdfast.client.log import LogClient
 from holdfast.log.record import MESSAGE, Record
 from holdfast.protocol.mqtt.properties import (
     MESSAGE_EXPIRY_INTERVAL,
@@ -18,6 +17,7 @@ from holdfast.protocol.mqtt.properties import (
 )
 from holdfast.testing import Broker
 from tests.e2e.wire import Wire
+from tests.support.stored_messages import stored_messages
 
 COUNT = 20
 
@@ -33,7 +33,7 @@ def publish(data: Path, name: str, count: int = COUNT) -> None:
 
 
 def texts(data: Path) -> list[str]:
-    return [message.payload.decode() for message in LogClient.offline(data).read("t/+")]
+    return [message.payload.decode() for message in stored_messages(data, "t/+")]
 
 
 @pytest.fixture

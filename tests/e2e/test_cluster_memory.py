@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from holdfast.client.log import LogClient
 from holdfast.io.disk import unsynced
 from holdfast.io.disk.process_identity import boot_identity
 from holdfast.log.files.data_directory import open_to_read
 from holdfast.log.files.layout import segment_name
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
 from tests.e2e.wire import Wire
+from tests.support.stored_messages import stored_messages
 
 SETTINGS = {
     "cluster": {"partitions": 4, "stop_wait_s": 0},
@@ -36,7 +36,7 @@ class Messages:
         cluster.wait_healthy()
         for name, node in cluster.nodes.items():
             assert cluster.stop(name) == 0
-            found = [each.payload.decode() for each in LogClient.offline(node.data).read("t/+")]
+            found = [each.payload.decode() for each in stored_messages(node.data, "t/+")]
             assert sorted(found) == sorted(self.acknowledged), name
 
 
@@ -115,6 +115,6 @@ def test_all_machines_lose_power_and_the_cluster_goes_on(tmp_path: Path) -> None
             assert cluster.stop(name) == 0
             assert LOST in node.log_text()
             assert "begins_anew" not in node.log_text()
-            logs.append([each.payload for each in LogClient.offline(node.data).read("t/+")])
+            logs.append([each.payload for each in stored_messages(node.data, "t/+")])
         assert newest.encode() in logs[0]
         assert all(sorted(each) == sorted(logs[0]) for each in logs)

@@ -96,10 +96,9 @@ def test_a_file_is_imported_once(
 
         # The tables have the rows at their time.
         lake = Lake(tmp_path / "lake", spark=no_spark())
-        assert lake.run(["records", "readings"], source=str(broker.data)).errors == {}
-        # The directory and the server of a log have one identity; another broker's is refused.
         port = f"127.0.0.1:{broker.admin_port}"
-        assert lake.run("records", source=port).errors == {}
+        assert lake.run(["records", "readings"], source=port).errors == {}
+        # The log of another broker is refused.
         with InProcessBroker(admin=True, data=tmp_path / "other") as other:
             set_created(tmp_path / "other")
         with InProcessBroker(admin=True, data=tmp_path / "other") as other:
@@ -212,9 +211,7 @@ def test_a_range_of_a_lake_is_published_again_once(
                 record(topic, b"%d" % number, timestamp_us=TIME_US + number * 1_000_000,
                        properties=own, flags=FLAG_RETAIN | 1)
             ])  # fmt: skip
-        report = Lake(tmp_path / "lake", spark=no_spark()).run(
-            "records", source=str(journal.directory)
-        )
+        report = Lake(tmp_path / "lake", spark=no_spark()).run("records", source=journal.address)
         assert report.errors == {}
 
     grow(0, 40)

@@ -101,12 +101,6 @@ class PutBack:
         publish(self.broker, [f"before {number}" for number in range(BEFORE)])
         make_backup(self.data, directory / "backup")
         publish(self.broker, [f"lost {number}" for number in range(LOST)])
-        self._await_directory(BEFORE + LOST)
-
-    def _await_directory(self, count: int) -> None:
-        """The directory of a replica says once a second what is committed."""
-        offline = LogClient.offline(self.data)
-        until(lambda: len(read(offline, None, [])[0]) == count, "the directory has all of it")
 
     def _broker(self) -> Broker:
         settings = {"log.partitions": 2, "admin.port": self.admin_port, "admin.enabled": True}
@@ -128,7 +122,6 @@ class PutBack:
         self.broker = self._broker()
         self.broker.start()
         publish(self.broker, [f"after {number}" for number in range(after)])
-        self._await_directory(BEFORE + after)
 
 
 @pytest.fixture
@@ -150,9 +143,8 @@ def read(log: LogClient, start: Position | None, gaps: list[LogGap]) -> tuple[li
         return texts([*cursor]), cursor.position
 
 
-@pytest.mark.parametrize("is_offline", [False, True])
-def test_a_position(site: PutBack, is_offline: bool) -> None:
-    log = LogClient.offline(site.data) if is_offline else site.log
+def test_a_position(site: PutBack) -> None:
+    log = site.log
     found, position = read(log, None, [])
     assert found[BEFORE:] == [f"lost {number}" for number in range(LOST)]
     with site.log.read(end=position) as cursor:
@@ -160,8 +152,6 @@ def test_a_position(site: PutBack, is_offline: bool) -> None:
         unharmed = cursor.position
     assert texts(early)[-1] == "before 4"
     site.put_back()
-    if is_offline:
-        log = LogClient.offline(site.data)
     for kept in (position, Position.parse(str(position))):
         with pytest.raises(LogRestoredError, match="generation 0 of the log, which was restored"):
             log.read(start=kept)
@@ -267,8 +257,7 @@ def test_a_read_that_was_planned_before(site: PutBack) -> None:
         list(read_work(options, work, SCHEMA))
 
 
-@pytest.mark.parametrize("way", ["servers", "path"])
-def test_a_checkpoint_of_spark(site: PutBack, way: str) -> None:
+def test_a_checkpoint_of_spark(site: PutBack) -> None:
     pytest.importorskip("pyspark")
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -280,8 +269,7 @@ def test_a_checkpoint_of_spark(site: PutBack, way: str) -> None:
     stopped = ExitStack()
 
     def reader(fails: str) -> HoldfastStreamReader:
-        given = site.address if way == "servers" else str(site.data)
-        options = {way: given, "startingOffsets": "earliest", "failOnDataLoss": fails}
+        options = {"servers": site.address, "startingOffsets": "earliest", "failOnDataLoss": fails}
         made = HoldfastStreamReader(parse(options), SCHEMA)
         # Spark does that at the end of each query.
         stopped.callback(made.stop)

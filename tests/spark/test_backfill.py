@@ -108,7 +108,7 @@ def test_a_backfill_is_what_a_new_lake_has(
     lake = Lake(tmp_path / "lake", spark=spark, store=store, tables=[old])
     wanted = Lake(tmp_path / "wanted", spark=spark, store=store, tables=[new])
     for each in (lake, wanted):
-        assert each.run(TABLES, source=str(journal.directory)).ok
+        assert each.run(TABLES, source=journal.address).ok
     before, state = everything(lake), states(lake)
     position = {name: CommitLog(lake.path, name).last() for name in TABLES}
 
@@ -174,12 +174,12 @@ def test_a_backfill_that_ends_anywhere(
     journal = Journal(tmp_path / "data", partitions=4, segment_bytes=1 << 20)
     fill(journal)
     whole = Lake(tmp_path / "whole", spark=spark)
-    assert whole.run(TABLES, source=str(journal.directory)).ok
+    assert whole.run(TABLES, source=journal.address).ok
     for point in ("staged", "recorded"):
         for table in ("gaps", "device_minutes"):
             path = tmp_path / f"{table}-{point}"
             late = Lake(path, spark=spark)
-            source = {"path": str(journal.directory), "startingTimestamp": f"{DAY[1]}T00:00:00Z"}
+            source = {"servers": journal.address, "startingTimestamp": f"{DAY[1]}T00:00:00Z"}
             assert late.run(TABLES, source=source).ok
             before = everything(late)
             crash_at(late, monkeypatch, f"{table} {point}")

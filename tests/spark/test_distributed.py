@@ -59,7 +59,7 @@ def factory(
     """A log, and what one process makes of it."""
     folder = tmp_path_factory.mktemp("here")
     journal = write_factory_log(folder / "data", 3000)
-    report = Lake(folder / "lake", spark=spark).run(source=str(journal.directory))
+    report = Lake(folder / "lake", spark=spark).run(source=journal.address)
     assert report.ok, report.errors
     assert report.quarantined["readings"] > 0
     files = gold_files(folder / "lake", GOLD)
@@ -78,7 +78,7 @@ def test_same_bytes_as_in_one_process(
     factory: tuple[Journal, dict[str, bytes]], master: str, tmp_path: Path
 ) -> None:
     journal, expected = factory
-    words = ["all", "--from", str(journal.directory), "--master", master]
+    words = ["all", "--from", journal.address, "--master", master]
     # Other steps, too: none of it may be seen in gold.
     words += ["--max-records-per-trigger", "1100"]
     words += INSTALLED
@@ -97,7 +97,7 @@ def test_same_bytes_by_spark_submit(
     archive, script = write_package(tmp_path / "package")
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
     command = [submit, "--master", master, "--py-files", str(archive), str(script), "run", "all"]
-    command += ["--from", str(journal.directory), "--lake", str(tmp_path / "lake")]
+    command += ["--from", journal.address, "--lake", str(tmp_path / "lake")]
     done = subprocess.run(
         [*command, "--conf", "spark.sql.shuffle.partitions=3"],
         env=spark_environment(),

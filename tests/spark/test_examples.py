@@ -69,10 +69,10 @@ def test_a_declarative_project_reads_each_message_once(tmp_path: Path) -> None:
     spec = project / "spark-pipeline.yml"
     text = spec.read_text().replace("/var/lib/holdfast", str(tmp_path))
     assert "servers=127.0.0.1:18083" in text
-    spec.write_text(text.replace("servers=127.0.0.1:18083", f"path={tmp_path / 'data'}"))
     defaults = project / "conf" / "spark-defaults.conf"
     defaults.write_text(defaults.read_text().replace("/var/lib/holdfast", str(tmp_path)))
     journal = Journal(tmp_path / "data", partitions=2)
+    spec.write_text(text.replace("127.0.0.1:18083", journal.address))
     sent = 0
     for count in (40, 20):  # the second run goes on where the first ended
         publish(journal, sent, count)
@@ -94,7 +94,7 @@ def test_the_notebook(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.M
     """Its cells run one after the other, as a notebook runs them."""
     journal = Journal(tmp_path / "data", partitions=2)
     publish(journal, 0, 40)
-    monkeypatch.setenv("HOLDFAST_SOURCE", str(journal.directory))
+    monkeypatch.setenv("HOLDFAST_SOURCE", journal.address)
     monkeypatch.setenv("HOLDFAST_LAKE", str(tmp_path / "lake"))
     cells = json.loads((ROOT / "examples" / "lake.ipynb").read_text())["cells"]
     names: dict[str, Any] = {}

@@ -208,7 +208,7 @@ def test_a_run_without_the_tables_of_experiments_leaves_them(
     their declarations."""
     event = b'{"v":1,"run":"r","writer":"w","n":1,"host":"h","at_us":5,"event":"run_ended"}'
     journal = Journal(tmp_path / "data")
-    source = {"path": str(journal.directory)}
+    source = {"servers": journal.address}
     names = [EVENTS.name, RUNS.name]
     path = tmp_path / "lake"
 

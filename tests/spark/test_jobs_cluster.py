@@ -34,7 +34,7 @@ def test_same_gold_as_in_one_process(spark: SparkSession, tmp_path: Path) -> Non
     with spark_cluster(tmp_path / "cluster") as master:
         submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
         command = [submit, "--master", master, "--py-files", str(archive), str(script), "run", *OWN]
-        command += ["--from", str(there.journal.directory), "--lake", str(there.path)]
+        command += ["--from", there.journal.address, "--lake", str(there.path)]
         result = subprocess.run(
             [
                 *command,

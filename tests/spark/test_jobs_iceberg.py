@@ -4,7 +4,6 @@ back by pyiceberg."""
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from holdfast.client.log.lake.commits import CommitLog
 from holdfast_lake.lake.stores.iceberg import EXPIRE_EVERY, IcebergStore
-from tests.support.format_samples import FOLDER
 from tests.support.iceberg_tables import MISSING, can_test_iceberg, iceberg_table
+from tests.support.journal_files import Journal
 from tests.support.lake_site import OWN, Site
 
 pytestmark = [
@@ -107,13 +106,13 @@ def test_old_snapshots_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_spark_without_the_jar(tmp_path: Path) -> None:
-    with tarfile.open(FOLDER / "0.1.0" / "node.tar.gz") as kept:
-        kept.extractall(tmp_path / "data", filter="data")
+    journal = Journal(tmp_path / "data")
+    journal.publish("a", b"1")
     words = ["pipeline", "run", "--format", "iceberg", "--master", "local[1]"]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "holdfast.cli.main", *words),
-            *("--from", str(tmp_path / "data"), "--lake", str(tmp_path / "lake")),
+            *("--from", journal.address, "--lake", str(tmp_path / "lake")),
             *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])},

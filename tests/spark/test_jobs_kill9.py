@@ -33,7 +33,7 @@ ENOUGH = 5
 
 def start(site: Site, log: Path) -> "subprocess.Popen[bytes]":
     words = ["--continuous", "--trigger", "0s", "--max-records-per-trigger", "20"]
-    words += ["--from", str(site.journal.directory), "--lake", str(site.path)]
+    words += ["--from", site.journal.address, "--lake", str(site.path)]
     words += ["--tables", lake_tables.__file__, "--master", "local[2]"]
     words += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     with log.open("wb") as output:

@@ -94,7 +94,7 @@ def test_a_run_compacts_what_it_makes(spark: SparkSession, tmp_path: Path) -> No
     site = Site(spark, tmp_path, "parquet")
     site.publish(20)
     lake = site.lake()
-    source = str(site.journal.directory)
+    source = site.journal.address
     runner = lake.runner(list(OWN), source=source, compact_at=3)
     thread = threading.Thread(target=runner.continuously, args=(0.05,))
     thread.start()

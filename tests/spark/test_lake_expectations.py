@@ -64,7 +64,7 @@ def test_rows_are_counted_quarantined_or_stop_the_table(
     publish(journal, {"a": 5}, {"a": 150, "text": "no number"}, {"a": -1}, {"a": 30}, {"a": 2})
     lake = Lake(tmp_path / "lake", spark=spark, tables=[READINGS, DOUBLED, PER_DEVICE])
     names = ["records", "readings", "doubled", "per_device"]
-    report = lake.run(names, source=str(journal.directory))
+    report = lake.run(names, source=journal.address)
     assert report.ok, report.errors
     assert counts(lake) == {
         "readings": {"failed hot": 1, "failed cold": 1},
@@ -110,7 +110,7 @@ def test_no_expectation_hides_a_message(spark: SparkSession, tmp_path: Path) -> 
     found = []
     for name, tables in (("checked", [READINGS]), ("free", [])):
         lake = Lake(tmp_path / name, spark=spark, tables=tables)
-        report = lake.run("all", source=str(journal.directory))
+        report = lake.run("all", source=journal.address)
         assert report.ok, report.errors
         found.append({
             table: sorted(map(str, lake.table(table).collect()))
@@ -134,7 +134,7 @@ def test_conditions_that_are_none(
         expectations=(expect("wrong", condition),),
     )  # fmt: skip
     lake = Lake(tmp_path / "lake", spark=spark, tables=[table])
-    report = lake.run(["records", "readings", "doubled"], source=str(journal.directory))
+    report = lake.run(["records", "readings", "doubled"], source=journal.address)
     assert list(report.errors) == ["doubled"]
     assert "table doubled: expectation wrong" in str(report.errors["doubled"])
     assert told in str(report.errors["doubled"])

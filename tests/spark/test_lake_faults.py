@@ -66,7 +66,7 @@ def test_a_store_of_which_one_request_in_twenty_fails(
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         objects.client.cache_clear()
         words = ["records", "--continuous", "--trigger", "0s", "--max-records-per-trigger"]
-        words += [str(STEP), "--from", str(journal.directory), "--master", "local[2]"]
+        words += [str(STEP), "--from", journal.address, "--master", "local[2]"]
         run = PipelineProcess(location(lake), tmp_path / "log", words)
         reads = before = 0
         try:

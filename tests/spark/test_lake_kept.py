@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from holdfast.testing import Broker
 from holdfast_lake import Lake
 from holdfast_lake.tables import TABLES as BUILT_IN
 from tests.support.format_samples import FOLDER
@@ -29,8 +30,9 @@ def test_a_lake_goes_on(archive: Path, tmp_path: Path, spark: SparkSession) -> N
     before = {name: lake.table(name).count() for name in ("records", "numbered", "per_hour")}
     assert before["records"] == 80
     # A log without anything new: the lake knows what it has read.
-    source = {"path": str(tmp_path / "data")}
-    lake.run("all", source=source)
+    with Broker(data=tmp_path / "data", admin=True) as broker:
+        source = {"servers": f"{broker.host}:{broker.admin_port}"}
+        assert lake.run("all", source=source).errors == {}
     assert {name: lake.table(name).count() for name in before} == before
 
 
@@ -79,7 +81,7 @@ def test_a_delta_lake_gets_the_columns_of_this_version(
     scaled = [record("plant/pv", b'{"A":523,"A_SF":-2}', timestamp_us=TIME_US + 62_000_000)]
     journal.append(0, scaled)
     lake = Lake(delta_lake, spark=spark)
-    assert lake.run("all", source={"path": str(journal.directory)}).errors == {}
+    assert lake.run("all", source={"servers": journal.address}).errors == {}
     own = [row for row in rows("readings") if row["device"] == "plant/0"]
     assert len(rows("readings", ("device", "=", "plant/0"))) == len(own) > 0
     new = {"readings": "quality", "latency": "offset_min_ms", "quarantine": "code"}

@@ -72,7 +72,7 @@ class Drivers:
         temporary = self._folder / f"tmp{number}"
         temporary.mkdir(exist_ok=True)
         words = [*OWN, "--continuous", "--trigger", "0s", "--max-records-per-trigger", "40"]
-        words += ["--from", str(self._site.journal.directory), "--format", self._site.store]
+        words += ["--from", self._site.journal.address, "--format", self._site.store]
         words += ["--tables", lake_tables.__file__, "--master", "local[2]"]
         environment = {**self._environment, "TMPDIR": str(temporary)}
         log = self._folder / f"log{number}"

@@ -119,9 +119,9 @@ def test_sparks_own_reader_and_the_source_have_the_same_rows(
 
     for _ in range(3):
         send(40)
-        assert lake.run(["records"], source=str(journal.directory)).ok
+        assert lake.run(["records"], source=journal.address).ok
     send(20)
-    own = {"path": str(journal.directory), "lake": str(root), "tasks": "1"}
+    own = {"servers": journal.address, "lake": str(root), "tasks": "1"}
 
     rows = batch(spark, own).collect()
     assert len(rows) == 140
@@ -139,7 +139,7 @@ def test_sparks_own_reader_and_the_source_have_the_same_rows(
         return TIME_US + int(row.payload) * 1_000_000
 
     compare(lambda row: int(row.payload) < 120, lake=str(root))
-    compare(lambda row: True, path=own["path"])
+    compare(lambda row: True, servers=own["servers"])
     compare(lambda row: False, **own, endingOffsets="earliest")
     compare(lambda row: time_us(row) >= middle, **own, startingTimestamp=str(middle // 1000))
     compare(lambda row: time_us(row) < middle, **own, endingTimestamp=str(middle // 1000))

@@ -98,7 +98,7 @@ def test_a_start_that_is_stopped(
 ) -> None:
     journal = Journal(tmp_path / "data", partitions=1)
     journal.append(0, [record("t/a", b"1", timestamp_us=TIME_US)])
-    words = ["records", "--from", str(journal.directory), "--continuous"]
+    words = ["records", "--from", journal.address, "--continuous"]
     process = PipelineProcess(tmp_path / "lake", tmp_path / "run.log", words)
     try:
         process.wait_for(lambda: moment(process), moment.__name__)
@@ -131,7 +131,7 @@ def test_a_second_ctrl_c_ends_the_steps_in_progress(tmp_path: Path, how: str) ->
     tables.write_text(SLOW)
     journal = Journal(tmp_path / "data", partitions=1)
     journal.append(0, [record("t/a", b"1", timestamp_us=TIME_US)])
-    words = ["records", "slow", "--from", str(journal.directory), "--tables", str(tables), how]
+    words = ["records", "slow", "--from", journal.address, "--tables", str(tables), how]
     process = PipelineProcess(tmp_path / "lake", tmp_path / "run.log", words)
     try:
         process.wait_for((tmp_path / "slow.began").exists, "the step")

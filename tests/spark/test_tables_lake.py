@@ -77,10 +77,10 @@ def test_one_run_and_several_give_the_same_files(spark: SparkSession, tmp_path: 
     parts = Lake(tmp_path / "parts", spark=spark, tables=[readings_table(RULES)])
     half = len(everything) // 2
     append(journal, everything[:half])
-    assert parts.run(TABLES, source=str(journal.directory)).errors == {}
+    assert parts.run(TABLES, source=journal.address).errors == {}
     append(journal, everything[half:])
     assert parts.run(TABLES).errors == {}
-    assert once.run(TABLES, source=str(journal.directory)).errors == {}
+    assert once.run(TABLES, source=journal.address).errors == {}
     expected = gold_files(once)
     assert {name.split("/")[0] for name in expected} == set(TABLES[3:])
     assert gold_files(parts) == expected
@@ -119,10 +119,10 @@ def test_buckets_change_nothing(
     for part in (slice(0, 100), slice(100, None)):
         append(journal, everything[part])
         monkeypatch.setattr(folding, "ROWS_PER_BUCKET", 1 << 30)
-        assert one.run(["records", "readings"], source=str(journal.directory)).errors == {}
+        assert one.run(["records", "readings"], source=journal.address).errors == {}
         monkeypatch.setattr(folding, "ROWS_PER_BUCKET", 40)
         monkeypatch.setattr(folding, "FILE_ROWS", 30)
-        assert many.run(["records", "readings"], source=str(journal.directory)).errors == {}
+        assert many.run(["records", "readings"], source=journal.address).errors == {}
         monkeypatch.undo()
     for name in ("readings", "quarantine"):
         found = stored(many, name)

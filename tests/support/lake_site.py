@@ -50,7 +50,7 @@ class Site:
     def run(self, what: Any = OWN, crash_at: str = "", tables: Any = TABLES) -> RunReport:
         lake = self.lake(tables)
         engine = replace(lake.engine(), reached=lambda point: _crash(point, crash_at))
-        source = {"path": str(self.journal.directory)}
+        source = {"servers": self.journal.address}
         lake.runner(what, source=source)
         return Runner(engine, lake.catalog, lake.catalog.chosen(list(what)), source).run_once()
 

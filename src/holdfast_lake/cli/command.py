@@ -88,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.client.admin_connection import AdminError
     from holdfast.client.log.lake.errors import LakeError, ObjectStoreError, RaceError
     from holdfast.client.log.reading.offsets import DataLossError, OffsetError
-    from holdfast.log.files.data_directory import DataDirectoryError
     from holdfast_lake.java import JavaError
     from holdfast_lake.lake.table import TableError
     from holdfast_lake.session import Terminated
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         code: int = args.work(args)
     except (LakeError, RaceError, ObjectStoreError, TableError, OptionError, DataLossError,
-            OffsetError, JavaError, AdminError, AdminAccessError, DataDirectoryError, ProfileError,
+            OffsetError, JavaError, AdminError, AdminAccessError, ProfileError,
             OSError) as error:  # fmt: skip
         if isinstance(error, BrokenPipeError):
             raise

@@ -116,7 +116,7 @@ def add_inference(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="SOURCE",
-        help="admin ports of the servers or a data directory (default: the source of the lake)",
+        help="admin ports of the servers (default: those of the lake)",
     )
     parser.add_argument(
         "--messages",

@@ -28,8 +28,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="SOURCE",
-        help="admin ports of the servers (host:port[,host:port], https://host:port) or a data"
-        " directory; remembered by the lake",
+        help="admin ports of the servers (host:port[,host:port], https://host:port); remembered by"
+        " the lake",
     )
     options.add_access(parser)
     options.add_lake(parser)
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 def _reporter(
     args: argparse.Namespace, lake: "Lake", source: Mapping[str, str], progress: "RunProgress"
 ) -> StatusReporter:
-    """The reports of the run to the servers of its log; none for a data directory."""
+    """The reports of the run to the servers of its log."""
     from holdfast.client.log.reading.offsets import OffsetError
     from holdfast_lake.source.options import OptionError, parse
 

@@ -42,7 +42,6 @@ from holdfast.client.log.reading.offsets import (
     is_other_log,
 )
 from holdfast.log.columns.decode import SCHEMA
-from holdfast.log.files.data_directory import DataDirectoryError
 from holdfast_lake.lake.backfill.parts import DAY_US, Days, TablePart, offsets_in
 from holdfast_lake.lake.engine import LOCAL_ROWS, LOCAL_TASK, Engine, Step
 from holdfast_lake.lake.schema import RECORDS_COLUMNS, check_evolution, names_of
@@ -207,12 +206,10 @@ class Bronze:
             save_state(lake, self._access.write_state, describe, now_us)
             if last is not None:
                 remove_old(lake, last)
-        except (AdminError, DataDirectoryError, LakeError, OSError) as error:
+        except (AdminError, LakeError, OSError) as error:
             if str(error) != self._state_problem:
                 self._state_problem = str(error)
-                # A directory has none before its broker writes the first: no line for that.
-                level = logging.INFO if isinstance(error, DataDirectoryError) else logging.WARNING
-                logger.log(level, "state_not_saved lake=%s error=%r", lake, str(error))
+                logger.warning("state_not_saved lake=%s error=%r", lake, str(error))
 
     def _register(self, commit: Commit) -> None:
         """Reports to the servers how far the lake has the log, so that retention may remove it. A
@@ -383,7 +380,7 @@ def check_same_log(access: LogAccess, lake: LakePath, before: str) -> None:
     """
     now, options = access.log.identity(), access.options
     if is_other_log(before, now):
-        where = options.path or ", ".join(f"{h}:{p}" for h, p, *_ in options.servers)
+        where = ", ".join(f"{h}:{p}" for h, p, *_ in options.servers)
         raise LakeError(
             f"{RECORDS} of {lake} was made from another log ({before}) than that of "
             f"{where or options.lake} ({now}). Give the source of that log, or choose another "

@@ -359,15 +359,12 @@ def store_name(lake: LakePath, settings: LakeSettings | None, wanted: str | None
 
 
 def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
-    """Returns the options of the data source for a text: servers, or the path of a data
-    directory. Raises LakeError for another URL than https://host:port."""
+    """Returns the options of the data source for a text with servers. Raises LakeError for
+    another text."""
     if not isinstance(source, str):
         return dict(source)
     if _SERVERS.fullmatch(source.strip()):
         return {"servers": source.strip()}
-    if "://" in source:
-        raise LakeError(
-            f"the source {source} is a URL: give host:adminport of the servers, or"
-            " https://host:adminport, or the path of a data directory"
-        )
-    return {"path": str(Path(source).absolute())}
+    raise LakeError(
+        f"the source is {source!r}: give host:adminport of the servers, or https://host:adminport"
+    )

@@ -1,15 +1,14 @@
 """Parses the options of `format("holdfast")`. Names are case-insensitive, as everywhere in Spark.
 
 ==================== ==============================================================================
-path                 a data directory (this or `servers`); also `load(DIR)`
 servers              `host:adminport`, several separated by commas: all of one log. Tasks read from
                      servers that do not lead the partitions, and change to another on a failure.
                      `https://host:adminport` if the ports have TLS
 tokenFile            a file of the driver with a token of the role `reader` for the admin ports;
                      without it the variable HOLDFAST_TOKEN of the driver, if it is set
 lake                 a directory, or a URL such as `s3://BUCKET/NAME`, of a lake of that log. Its
-                     records are read there, and newer ones from `servers` or `path`. Without
-                     these, the lake alone
+                     records are read there, and newer ones from `servers`. Without these,
+                     the lake alone
 caFile               `https` only: a PEM file of the signers of the ports' certificates, on every
                      machine (default: those that the system trusts)
 startingOffsets      `earliest` (default of a batch read), `latest` (default of a stream) or JSON
@@ -79,7 +78,6 @@ DDL_TYPES: Final = {
 """The columns of the source with their types in Spark."""
 COLUMNS: Final = tuple(DDL_TYPES)
 NAMES: Final = (
-    "path",
     "servers",
     "lake",
     "tokenFile",
@@ -120,7 +118,6 @@ class SourceOptions:
     A field is None if the user did not give the option and its default depends on the kind of read.
     """
 
-    path: str | None
     servers: tuple[tuple[str, int], ...]
     lake: str
     """The lake that has the older part of the log, or an empty text."""
@@ -173,20 +170,20 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower() for name in NAMES}
     for name in given:
+        if name == "path":
+            raise OptionError(
+                f"the log in {given[name]} is read from the broker that serves it: give its admin"
+                ' port, option("servers", "host:port") or --from; for a lake, option("lake", DIR)'
+            )
         if name not in known:
             raise OptionError(f"unknown option {name!r}; there are {', '.join(NAMES)}")
-    path = given.get("path")
-    if (path is None) == ("servers" not in given) and (path is not None or "lake" not in given):
-        raise OptionError(
-            'give either option("path", DIR), a data directory, or '
-            'option("servers", "host:adminport"), with option("lake", DIR) or without'
-        )
+    if "servers" not in given and "lake" not in given:
+        raise OptionError('give option("servers", "host:adminport"), option("lake", DIR), or both')
     for end in ("starting", "ending"):
         if f"{end}offsets" in given and f"{end}timestamp" in given:
             raise OptionError(f"give {end}Offsets or {end}Timestamp, not both")
     servers, is_https = _servers(given["servers"]) if "servers" in given else ((), False)
     return SourceOptions(
-        path=path.removeprefix("file://") if path is not None else None,
         servers=servers,
         lake=given.get("lake", "").removeprefix("file://"),
         access=_access(given, is_https=is_https),
@@ -251,7 +248,7 @@ def _access(given: Mapping[str, str], *, is_https: bool) -> AdminAccess:
     names = [name for name in ("tokenFile", "caFile") if name.lower() in given]
     if "servers" not in given:
         if names:
-            raise OptionError(f"{names[0]} is for servers; a path needs none")
+            raise OptionError(f"{names[0]} is for servers; a lake needs none")
         return NO_ACCESS
     try:
         return load_access(given.get("tokenfile", ""), given.get("cafile", ""), is_https=is_https)

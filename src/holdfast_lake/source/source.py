@@ -35,7 +35,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.client.admin_connection import Server
-from holdfast.client.log.access import DirectoryLog, ReadableLog, ServedLog
+from holdfast.client.log.access import ReadableLog, ServedLog
 from holdfast.client.log.client import open_log
 from holdfast.client.log.groups import GroupOffsets
 from holdfast.client.log.reading import offsets
@@ -49,7 +49,6 @@ from holdfast.client.log.reading.offsets import (
     RestoredError,
 )
 from holdfast.client.log.reading.reader_http import read_ranges
-from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.seam import IN_NEITHER, SeamParts
 from holdfast.client.log.reading.servers import Servers
@@ -87,10 +86,9 @@ TASK_RECORDS: Final = 20_000
 
 @dataclass
 class ReadWork(InputPartition):
-    """The input of one task: ranges, and the files or servers to read them from."""
+    """The input of one task: ranges, and the servers to read them from."""
 
     ranges: list[OffsetRange]
-    pieces: list[Piece]
     servers: Sequence[Server] = ()
     """The servers in order of preference. If it is empty, the task uses those of the options."""
     topics: TopicFilter = TopicFilter()  # noqa: RUF009
@@ -101,19 +99,19 @@ class ReadWork(InputPartition):
 
 
 class LogAccess:
-    """The driver's access to the log, through files or servers, and to a lake that has its older
-    part. It opens them on first use."""
+    """The driver's access to the log, through servers, and to a lake that has its older part. It
+    opens them on first use."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._group: GroupOffsets | None = None
 
     @cached_property
-    def _opened(self) -> "tuple[ServedLog | DirectoryLog | None, LakeLog | None]":
+    def _opened(self) -> "tuple[ServedLog | None, LakeLog | None]":
         options = self.options
         return open_log(
-            options.servers, options.access, options.wait_s, options.path or "", options.lake,
-            options.topics, is_strict=options.fail_on_data_loss,
+            options.servers, options.access, options.wait_s, options.lake, options.topics,
+            is_strict=options.fail_on_data_loss,
         )  # fmt: skip
 
     @property
@@ -126,7 +124,7 @@ class LogAccess:
 
     def qos0_hint(self) -> str:
         """Returns how many messages are not in the log, because they are of QoS 0, and what stores
-        them. Empty: none, or the source is a directory."""
+        them. Empty: none, or the source is a lake alone."""
         servers = self._servers
         unlogged = servers.qos0_unlogged() if servers is not None else 0
         if not unlogged:
@@ -149,13 +147,10 @@ class LogAccess:
         self._group.commit(position, position if is_grown else (), self.log.generation().number)
 
     def write_state(self, file: IO[bytes]) -> None:
-        """Writes a snapshot of what the log defines beside its messages. Raises AdminError,
-        or DataDirectoryError for a directory that has none."""
-        servers, own = self._servers, self._opened[0]
+        """Writes a snapshot of what the log defines beside its messages. Raises AdminError."""
+        servers = self._servers
         if servers is not None:
             servers.ask_one(lambda each: each.download(STATE_PATH, file, STATE_BYTES_MAX))
-        elif isinstance(own, DirectoryLog):
-            own.map.write_state(file)
 
     def carried(
         self, position: Offsets, before: int | None, bounds: Mapping[int, PartitionBounds]
@@ -240,10 +235,8 @@ class LogAccess:
     ) -> ReadWork:
         """Returns the input of the task that reads some ranges."""
         parts = self.divide(ranges)
-        own = self._opened[0]
-        pieces = own.pieces(parts.log, topics) if isinstance(own, DirectoryLog) else []
         of_lake = self.lake.pieces(parts.lake) if self.lake is not None else []
-        return ReadWork(parts.log, pieces, servers, topics, generation, of_lake)
+        return ReadWork(parts.log, servers, topics, generation, of_lake)
 
     def close(self) -> None:
         """Closes the connections to the servers."""
@@ -264,7 +257,7 @@ class LogAccess:
     @property
     def _servers(self) -> Servers | None:
         own = self._opened[0]
-        return own.servers if isinstance(own, ServedLog) else None
+        return None if own is None else own.servers
 
 
 def read_work(
@@ -281,19 +274,15 @@ def read_work(
         return  # Spark plans one empty task where a batch read has nothing to read
     yield from _lake_rows(options, work.lake, schema, work.topics)
     coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
-    if options.path is None:
-        servers = work.servers or options.servers
-        chunks = read_ranges(
-            servers,
-            work.ranges,
-            coverage,
-            work.topics,
-            options.access,
-            options.wait_s,
-            work.generation,
-        )
-    else:
-        chunks = read_pieces(work.pieces, coverage)
+    chunks = read_ranges(
+        work.servers or options.servers,
+        work.ranges,
+        coverage,
+        work.topics,
+        options.access,
+        options.wait_s,
+        work.generation,
+    )
     try:
         for chunk in chunks:
             yield from decode_rows(chunk, schema, work.topics)

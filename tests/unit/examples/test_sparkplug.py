@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,10 +110,10 @@ async def play(broker: Broker) -> None:
         await plant.until(lambda: plant.has_all(late))
 
 
-def silver(data: Path) -> tuple[list[dict[str, Any]], list[Any]]:
+def silver(log: LogClient) -> tuple[list[dict[str, Any]], list[Any]]:
     """The readings and the quarantine that the pipeline makes of a log, without Spark."""
     fold = ReadingsFold(with_defaults(()))
-    with LogClient.offline(data).read() as cursor:
+    with log.read() as cursor:
         records = cursor.to_arrow().combine_chunks().to_batches()[0]
     rows, _ = fold.spread(records.select(fold.columns))
     pieces = fold.fold(
@@ -127,11 +126,14 @@ def silver(data: Path) -> tuple[list[dict[str, Any]], list[Any]]:
     return found[ROWS], found[QUARANTINED]
 
 
-def test_a_plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparkplug, "RETRY_S", 0.05)
-    with Broker(data=tmp_path / "data", settings={"log.qos0": ["spBv1.0/#"]}) as broker:
+    with Broker(admin=True, settings={"log.qos0": ["spBv1.0/#"]}) as broker:
         asyncio.run(play(broker))
-    readings, quarantine = silver(tmp_path / "data")
+        log = LogClient(f"{broker.host}:{broker.admin_port}")
+        readings, quarantine = silver(log)
+        with log.read() as cursor:
+            assert infer([(each.topic, each.payload, each.timestamp_us) for each in cursor]) == []
     assert not quarantine
     by_metric: dict[tuple[str, str], list[Any]] = {}
     for row in sorted(readings, key=lambda row: (row["store_time"], row["offset"])):
@@ -145,8 +147,6 @@ def test_a_plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert online[0] is True
     assert online[-1] is False
     assert by_metric["STATE/scada", "$online"][-1] is False
-    with LogClient.offline(tmp_path / "data").read() as cursor:
-        assert infer([(each.topic, each.payload, each.timestamp_us) for each in cursor]) == []
 
 
 def births_taken(host: HostApplication, edge: EdgeNode, values: Any) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from holdfast.client.log import LogClient
 from holdfast_lake import class_archive
 from holdfast_lake.class_archive import OPTIONS, archive_path, make_archive, use_archive
 from holdfast_lake.java import JavaError
@@ -28,12 +27,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(java.parent.parent))
     return java.parent.parent
-
-
-def test_the_log_of_one_message(tmp_path: Path) -> None:
-    class_archive._write_log(tmp_path / "data")
-    found = LogClient.offline(tmp_path / "data").read()
-    assert [(each.topic, each.payload) for each in found] == [("plant/a", b'{"temp":21.5}')]
 
 
 def test_options_are_added_to_those_of_the_user(home: Path) -> None:
@@ -65,7 +58,7 @@ def test_another_java_and_another_release_have_archives_of_their_own(home: Path)
 def writing(command: list[str], environment: dict[str, str]) -> None:
     """The run that makes an archive, in place of Java."""
     if command[-1] != "-version":
-        assert command[3:5] == ["pipeline", "run"]
+        assert command[1] == "-c"
         Path(environment[OPTIONS].partition("ArchiveClassesAtExit=")[2]).write_text("classes")
 
 

@@ -36,18 +36,19 @@ def spark_of(monkeypatch: pytest.MonkeyPatch) -> None:
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line of a run that is refused."""
     assert main(["pipeline", "run", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    told = capsys.readouterr().err
+    (line,) = told.splitlines()
     return line
 
 
 @pytest.mark.parametrize("how", [[], ["--continuous"]])
-def test_a_directory_that_is_no_log(
+def test_a_source_that_is_no_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: list[str]
 ) -> None:
     lake = tmp_path / "lake"
     line = refusal(capsys, "--from", str(tmp_path / "none"), "--lake", str(lake), *how)
-    assert line.endswith("is no Holdfast data directory: it has no manifest.json")
-    line = refusal(capsys, "--from", str(tmp_path), "--option", "x=1", "--lake", str(lake), *how)
+    assert "give host:adminport of the servers" in line
+    line = refusal(capsys, "--from", "a:1", "--option", "x=1", "--lake", str(lake), *how)
     assert "x" in line
     assert not lake.exists()
 
@@ -57,7 +58,7 @@ def test_a_lake_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixtur
     journal.append(0, [record("t", b"1")])
     (tmp_path / "file").touch()
     for place in (str(tmp_path / "file" / "lake"), "/proc/none/lake"):
-        line = refusal(capsys, "--from", str(journal.directory), "--lake", place)
+        line = refusal(capsys, "--from", journal.address, "--lake", place)
         assert place.removesuffix("/lake") in line
         assert "directory" in line
 
@@ -75,7 +76,7 @@ def test_another_run_of_the_lake(tmp_path: Path, capsys: pytest.CaptureFixture[s
     journal = Journal(tmp_path / "data", partitions=1)
     journal.append(0, [record("t", b"1")])
     lake = Lake(tmp_path / "lake", spark=no_spark())
-    assert lake.run(["records"], source=str(journal.directory)).ok
+    assert lake.run(["records"], source=journal.address).ok
     words = ["records", "--lake", str(lake.path)]
     with locked(lake.path, ["records"]):
         assert "stop that run first" in refusal(capsys, *words)
@@ -92,7 +93,7 @@ def test_another_run_whose_spark_is_starting(
 ) -> None:  # fmt: skip
     journal = Journal(tmp_path / "data", partitions=1)
     journal.append(0, [record("t", b"1")])
-    words = ["--from", str(journal.directory), "--lake", str(tmp_path / "lake"), *how]
+    words = ["--from", journal.address, "--lake", str(tmp_path / "lake"), *how]
 
     def start(*_: Any) -> None:
         assert "stop that run first" in refusal(capsys, *words)
@@ -130,7 +131,7 @@ def lake_of(journal: Journal, path: Path) -> list[str]:
     """A lake of a log; the words of its next run."""
     journal.publish("a", b"1")
     lake = Lake(path, spark=no_spark())
-    assert lake.run(["records"], source=str(journal.directory)).errors == {}
+    assert lake.run(["records"], source=journal.address).errors == {}
     return ["records", "--lake", str(path)]
 
 

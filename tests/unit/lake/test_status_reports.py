@@ -106,9 +106,9 @@ def test_a_server_that_takes_no_reports_costs_one_line(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_data_directory_has_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lake_alone_has_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lake = lake_of(tmp_path)
-    for source in (parse({"path": str(tmp_path)}), None):
+    for source in (parse({"lake": str(tmp_path)}), None):
         with StatusReporter(lake, source, {}):
             pass
     assert capsys.readouterr().err == ""

@@ -105,7 +105,7 @@ def test_the_beginning_of_a_time() -> None:
 
 
 def test_filters_are_pushed_whatever_the_setting_says() -> None:
-    reader = HoldfastReader(parse({"path": "/none", "pushFilters": "true"}), SCHEMA)
+    reader = HoldfastReader(parse({"servers": "a:1", "pushFilters": "true"}), SCHEMA)
     # What Spark looks at where pushing is off.
     assert getattr(reader.pushFilters, "__func__", None) is DataSourceReader.pushFilters
     filters: list[Any] = [EqualTo(("topic",), "x/y"), IsNotNull(("topic",))]

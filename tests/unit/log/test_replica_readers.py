@@ -1,5 +1,5 @@
 """Who reads a replica's directory from outside sees what counts and is committed, and nothing that
-was cut off: `holdfast log`, and the data source's path mode."""
+was cut off: `holdfast log`."""
 
 import json
 import random
@@ -9,9 +9,7 @@ import pytest
 
 from holdfast.cli.log.records import ReplicaJournal
 from holdfast.cli.main import main
-from holdfast.client.log.reading.journal_index import JournalMap
 from holdfast.client.log.reading.offsets import OffsetRange
-from holdfast.client.log.reading.reader_path import read_pieces
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.log.batch import Batch
 from holdfast.log.columns.chunk import Chunk
@@ -43,30 +41,6 @@ def dumped(path: Path, capsys: Capture) -> Shown:
     for line in capsys.readouterr().out.splitlines():
         record = json.loads(line)
         shown[record["partition"]].append(record["payload"].encode())
-    return shown
-
-
-def mapped(journal: JournalMap, chance: random.Random) -> Shown:
-    """In pieces, as tasks of several batches would read them."""
-    journal.refresh()
-    shown: Shown = {}
-    for partition, bounds in journal.bounds().items():
-        shown[partition] = []
-        start = bounds.first
-        while start < bounds.end:
-            end = min(bounds.end, start + chance.randint(1, 30))
-            ranges = [OffsetRange(partition, start, end)]
-            coverage = Coverage(ranges, fail_on_data_loss=True)
-            for chunk in read_pieces(journal.pieces(ranges), coverage):
-                for position, first, stop in zip(
-                    chunk.positions, chunk.starts, chunk.ends, strict=True
-                ):
-                    batch = Batch(bytes(chunk.data), position)
-                    shown[partition] += [
-                        batch.record(offset - batch.base_offset).payload
-                        for offset in range(first, stop)
-                    ]
-            start = end
     return shown
 
 
@@ -122,7 +96,6 @@ def test_every_reader_agrees(
 ) -> None:
     chance = random.Random(seed)
     replica = RandomReplica(bench, seed)
-    growing = JournalMap(str(tmp_path))
     seen = 0
     for _ in range(12):
         for _ in range(30):
@@ -138,17 +111,14 @@ def test_every_reader_agrees(
             for offset, model in zip(checkpoint.offsets, replica.models, strict=True)
         ]
         bench.directory.write_watermarks(checkpoint)
-        assert mapped(growing, chance) == committed(replica.models, known)
         seen += sum(map(len, committed(replica.models, known).values()))
     assert seen > 50
     expected = committed(replica.models, known)
-    assert mapped(JournalMap(str(tmp_path)), chance) == expected
     assert dumped(tmp_path, capsys) == expected
     check_verify(tmp_path, capsys)
     assert main(["log", "inspect", str(tmp_path)]) == 0
     for index in (tmp_path / "journal").glob("*.idx"):
         index.unlink()
-    assert mapped(JournalMap(str(tmp_path)), chance) == expected
     assert dumped(tmp_path, capsys) == expected
     check_verify(tmp_path, capsys)
 
@@ -346,7 +316,6 @@ def test_what_is_committed_but_not_in_the_file_is_not_shown(
     bench.directory.write_watermarks(journal.checkpoint())
     expected: Shown = {0: [b"kept"], 1: [], 2: []}
     assert dumped(tmp_path, capsys) == expected
-    assert mapped(JournalMap(str(tmp_path)), random.Random(0)) == expected
     opened = ReplicaBench(bench.directory.files)
     assert opened.journal.high_watermark[0] == 1
 
@@ -362,17 +331,13 @@ def test_an_older_checkpoint_commits_nothing_of_a_log_that_began_again(
     bench.flush()
     journal.advance(0, 3)
     bench.directory.write_watermarks(journal.checkpoint())
-    growing = JournalMap(str(tmp_path))
-    assert mapped(growing, random.Random(0))[0] == [b"a", b"b", b"c"]
+    assert dumped(tmp_path, capsys)[0] == [b"a", b"b", b"c"]
     journal.reset(0, 1)
     journal.append_batch(build_batch(0, 1, 2, [b"x", b"y"]))
     bench.flush()
     expected: Shown = {0: [], 1: [], 2: []}
-    assert mapped(growing, random.Random(0)) == expected
-    assert mapped(JournalMap(str(tmp_path)), random.Random(0)) == expected
     assert dumped(tmp_path, capsys) == expected
     journal.advance(0, 2)
     bench.directory.write_watermarks(journal.checkpoint())
     expected[0] = [b"x"]
-    assert mapped(growing, random.Random(0)) == expected
     assert dumped(tmp_path, capsys) == expected

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.log import LogClient
 from holdfast.io.disk.journal_writer import GroupWriter
 from holdfast.io.disk.storage import StorageError
 from holdfast.log.files.data_directory import open_to_read
@@ -27,6 +26,7 @@ from tests.e2e import wire
 from tests.e2e.cluster_processes import until
 from tests.support.agreed import agree
 from tests.support.api_client import Api
+from tests.support.stored_messages import stored_messages
 
 LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
@@ -122,8 +122,7 @@ def test_the_directory_soon_says_what_is_committed(tmp_path: Path) -> None:
         began_s = time.monotonic()
 
         def stored() -> int:
-            with LogClient.offline(data).read() as cursor:
-                return len([*cursor])
+            return len(stored_messages(data))
 
         until(lambda: stored() == 2, "the directory has both")
         assert time.monotonic() < began_s + 3

@@ -69,13 +69,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=Path,
         metavar="DIR",
         nargs="?",
-        help="data directory; with --lake optional",
+        help="data directory",
     )
     dump.add_argument(
         "--lake",
         default="",
         metavar="LAKE",
-        help="a directory or URL of a lake of that log, whose messages come first",
+        help="a directory or URL of a lake, in place of DIR",
     )
     for each in (inspect, verify, tail):
         each.add_argument("directory", type=Path, metavar="DIR", help="data directory")
@@ -135,7 +135,10 @@ def run(args: argparse.Namespace) -> int:
     remote = trace.COMMANDS.get(args.log_command)
     if remote is not None:
         return remote(args)
-    if args.log_command == "dump" and (args.lake or args.directory is None):
+    if args.log_command == "dump" and bool(args.lake) == (args.directory is not None):
+        print("holdfast: give either a data directory or --lake LAKE", file=sys.stderr)
+        return EXIT_UNREADABLE
+    if args.log_command == "dump" and args.lake:
         return _dump_lake(args)
     try:
         directory = open_to_read(args.directory)
@@ -192,10 +195,7 @@ def _dump(directory: DataDirectory, args: argparse.Namespace) -> int:
 
 
 def _dump_lake(args: argparse.Namespace) -> int:
-    """Prints the messages of a lake, and then those that only the data directory has."""
-    if not args.lake:
-        print("holdfast: give a data directory, or --lake LAKE, or both", file=sys.stderr)
-        return EXIT_UNREADABLE
+    """Prints the messages of a lake."""
     try:
         # Imported here, because a lake needs packages that no other command does.
         from holdfast.client.log.lake.errors import LakeError
@@ -206,11 +206,11 @@ def _dump_lake(args: argparse.Namespace) -> int:
     start_us = printer.selection.start.time_us
     start = None if start_us is None else datetime.fromtimestamp(start_us / 1e6, UTC)
     try:
-        log = LogClient.offline(args.directory or "", lake=args.lake)
+        log = LogClient.offline(lake=args.lake)
         with log.read(args.topic or "#", start=start, on_gap=printer.tell) as cursor:
             for message in cursor:
                 printer.show_record(record_of(message))
-    except (LakeError, LogOptionError, DataDirectoryError, DataLossError) as error:
+    except (LakeError, LogOptionError, DataLossError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_UNREADABLE
     return EXIT_DAMAGE if printer.has_seen_damage else 0

@@ -1,4 +1,4 @@
-"""Reads a log at the admin ports of its nodes, or in a data directory."""
+"""Reads a log at the admin ports of its nodes."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from holdfast.client.admin_access import AdminAccess
 from holdfast.client.admin_connection import NoAnswer, Server
-from holdfast.client.log.errors import LogClosed, LogOptionError
-from holdfast.client.log.reading.journal_index import JournalMap
+from holdfast.client.log.errors import LogClosed
 from holdfast.client.log.reading.offsets import (
     LogGeneration,
     OffsetRange,
@@ -15,14 +14,10 @@ from holdfast.client.log.reading.offsets import (
     PartitionBounds,
 )
 from holdfast.client.log.reading.reader_http import RangeReader
-from holdfast.client.log.reading.reader_path import Piece, read_pieces
 from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
 from holdfast.log.columns.chunk import Chunk
-from holdfast.log.files.data_directory import DataDirectoryError, present_processes
-from holdfast.log.files.layout import MANIFEST, PROCESSES
 from holdfast.log.reading.topic_filter import TopicFilter
-from holdfast.log.reading.topic_postings import TopicChoice
 
 if TYPE_CHECKING:
     from holdfast.client.log.lake.records import LakeRows
@@ -180,113 +175,3 @@ class ServedLog:
             if self._closed.is_set():
                 raise LogClosed("the cursor was closed") from None
             raise
-
-
-class DirectoryLog:
-    """The log in a data directory that this machine can read, also while a broker serves it.
-
-    If a broker of several processes serves it, each has a journal with some of the partitions. Of
-    a partition that has moved, the journal counts in which it ends last."""
-
-    def __init__(self, path: str) -> None:
-        """`path`: the directory. Raises DataDirectoryError when it has no log."""
-        if "://" in path:
-            raise DataDirectoryError(
-                f"{path} is no directory: a log in an object store is a lake, so give lake={path}"
-            )
-        self.map = JournalMap(path)
-        self._others: dict[int, JournalMap] = {}
-        # The journal of each partition, as of the last `bounds`.
-        self._journals: dict[int, JournalMap] = {}
-        self._closed = False
-
-    def bounds(self, at_least: Mapping[int, int] | None = None) -> Bounds:
-        """See ReadableLog. Raises DataDirectoryError."""
-        found = self._look()
-        if any(p not in found or found[p].end < end for p, end in (at_least or {}).items()):
-            # A partition has moved to a journal that was looked at before.
-            found = self._look()
-        return found
-
-    def _look(self) -> Bounds:
-        self.map.refresh()
-        others: dict[int, JournalMap] = {}
-        for number in present_processes(self.map.path):
-            path = self.map.path / PROCESSES / str(number)
-            try:
-                others[number] = self._others.get(number) or JournalMap(str(path))
-                others[number].refresh()
-            except DataDirectoryError:
-                if (path / MANIFEST).exists():
-                    raise
-                others.pop(number, None)
-        self._others = others
-        found = self.map.bounds()
-        self._journals = dict.fromkeys(found, self.map)
-        for journal in others.values():
-            for partition, bound in journal.bounds().items():
-                if partition not in found or bound.end > found[partition].end:
-                    found[partition] = bound
-                    self._journals[partition] = journal
-        return found
-
-    def generation(self) -> LogGeneration:
-        """See ReadableLog."""
-        return self.map.generation
-
-    def identity(self) -> str:
-        """See ReadableLog."""
-        return self.map.identity()
-
-    def partitions(self) -> int:
-        """See ReadableLog."""
-        return self.map.partitions
-
-    def offsets_at(self, timestamp_us: int) -> Offsets:
-        """See ReadableLog."""
-        found = self.map.offsets_at(timestamp_us)
-        for journal in self._others.values():
-            for partition, offset in journal.offsets_at(timestamp_us).items():
-                if self._journals.get(partition) is journal:
-                    found[partition] = offset
-        return found
-
-    def read(
-        self,
-        ranges: Sequence[OffsetRange],
-        coverage: Coverage,
-        topics: TopicFilter,
-        columns: Sequence[str] | None = None,
-    ) -> Iterator[Chunk]:
-        """See ReadableLog."""
-        for chunk in read_pieces(self.pieces(ranges, topics), coverage):
-            if self._closed:
-                raise LogClosed("the cursor was closed")
-            yield chunk
-
-    def pieces(self, ranges: Sequence[OffsetRange], topics: TopicFilter) -> list[Piece]:
-        """Returns the parts of files that have some ranges, narrowed to the topics."""
-        choice = None
-        if topics:
-            clause = topics.narrowest()
-            choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
-        found: list[Piece] = []
-        for journal in (self.map, *self._others.values()):
-            own = [each for each in ranges if self._journals.get(each.partition) is journal]
-            if own:
-                found += journal.pieces(own, choice)
-        return found
-
-    def wait(self, ends: Mapping[int, int], timeout_s: float) -> Bounds | None:
-        """Raises LogOptionError, because nothing announces that files have grown."""
-        raise LogOptionError("follow needs the admin port of a broker, not a directory")
-
-    def pause(self, seconds: float) -> None:
-        """Does nothing: only a cursor that follows pauses."""
-
-    def close(self) -> None:
-        """Does nothing: no file stays open."""
-
-    def interrupt(self) -> None:
-        """See ReadableLog."""
-        self._closed = True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from holdfast.client.admin_access import AdminAccess, AdminAccessError, admin_address, load_access
 from holdfast.client.admin_connection import Server
-from holdfast.client.log.access import DirectoryLog, ServedLog
+from holdfast.client.log.access import ServedLog
 from holdfast.client.log.cursor import LogCursor, LogSelection, OnGap
 from holdfast.client.log.errors import LogOptionError
 from holdfast.client.log.groups import GroupOffsets
@@ -24,7 +24,7 @@ Topics = str | Collection[str]
 
 
 class LogLocation:
-    """The location of a log: the admin ports of a broker or a cluster, or a data directory.
+    """The location of a log: the admin ports of a broker or a cluster, or a lake.
 
     It keeps no connection: each read has its own. Any thread may use it.
     """
@@ -49,34 +49,30 @@ class LogLocation:
         if not wait_s >= 0:
             raise LogOptionError(f"wait_s is {wait_s}; allowed: 0 or more seconds")
         self._wait_s = wait_s
-        self._directory, self._lake = "", os.fspath(lake)
+        self._lake = os.fspath(lake)
 
     @classmethod
-    def offline(
-        cls, directory: str | os.PathLike[str] = "", *, lake: str | os.PathLike[str] = ""
-    ) -> Self:
-        """The log in a data directory that this machine can read, also while a broker serves it, in
-        a lake, or in both.
+    def offline(cls, *, lake: str | os.PathLike[str]) -> Self:
+        """The part of a log that a lake has.
 
         Without a broker there are no groups, and a read cannot follow.
         """
-        if not (directory or lake):
-            raise LogOptionError("give a data directory, a lake, or both")
+        if not lake:
+            raise LogOptionError("give a lake: its directory, or a URL such as s3://BUCKET/NAME")
         found = cls.__new__(cls)
         found._servers, found._access, found._wait_s = (), AdminAccess(), 0.0
-        found._directory = os.fspath(directory)
         found._lake = os.fspath(lake)
         return found
 
     def _open(self, selection: LogSelection, group: str, on_gap: OnGap | None) -> LogCursor:
         """The cursor of a read, positioned. It blocks while it asks the servers."""
         if selection.follow and not self._servers:
-            raise LogOptionError("follow needs the admin port of a broker, not a directory")
+            raise LogOptionError("follow needs the admin port of a broker, not a lake alone")
         if group and not self._servers:
-            raise LogOptionError("group needs the admin port of a broker, not a directory")
+            raise LogOptionError("group needs the admin port of a broker, not a lake alone")
         own, lake = open_log(
-            self._servers, self._access, self._wait_s, self._directory, self._lake,
-            selection.topics, is_strict=on_gap is None,
+            self._servers, self._access, self._wait_s, self._lake, selection.topics,
+            is_strict=on_gap is None,
         )  # fmt: skip
         offsets = GroupOffsets(group, own.servers) if group and isinstance(own, ServedLog) else None
         access = lake or own
@@ -89,7 +85,7 @@ class LogLocation:
 
 
 class LogClient(LogLocation):
-    """The log of a broker or a cluster, over the admin ports, or of a data directory.
+    """The log of a broker or a cluster, over the admin ports, or of a lake.
 
     log = LogClient("127.0.0.1:18083")
     for message in log.read("plant/+/temperature", start="-1h"):
@@ -121,8 +117,8 @@ class LogClient(LogLocation):
         LogGapError.
         `idle_s`: with `follow`, `batches` gives an empty list when nothing came for so long.
 
-        Raises LogOptionError, AdminError if no server responds, DataDirectoryError for a directory,
-        and LogTruncatedError for a position behind the end of the log.
+        Raises LogOptionError, AdminError if no server responds, and LogTruncatedError for a
+        position behind the end of the log.
         """
         selection = select(topics, start, end, follow, partitions, idle_s)
         return self._open(selection, group, on_gap)
@@ -187,19 +183,14 @@ def open_log(
     servers: Sequence[Server],
     access: AdminAccess,
     wait_s: float,
-    directory: str,
     lake: str,
     topics: TopicFilter,
     *,
     is_strict: bool,
-) -> "tuple[ServedLog | DirectoryLog | None, LakeLog | None]":
-    """Returns the log of some servers, or else of a directory, and the same with the lake that has
-    its older part, if one is named. Raises LakeError and DataDirectoryError."""
-    own: ServedLog | DirectoryLog | None = None
-    if servers:
-        own = ServedLog(servers, access, wait_s)
-    elif directory:
-        own = DirectoryLog(directory)
+) -> "tuple[ServedLog | None, LakeLog | None]":
+    """Returns the log of some servers, if there are any, and the same with the lake that has its
+    older part, if one is named. Raises LakeError."""
+    own = ServedLog(servers, access, wait_s) if servers else None
     if not lake:
         return own, None
     # Imported here, because a program that reads no lake needs no pyarrow.

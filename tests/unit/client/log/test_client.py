@@ -85,7 +85,7 @@ def test_every_message_once_wherever_a_read_is_cut(
     expected = [
         (each.partition, each.offset) for each in served.journal.records() if each.kind == 1
     ]
-    for log in (client(served), LogClient.offline(served.journal.directory)):
+    for log in (client(served),):
         rng = random.Random(3)
         found: list[LogMessage] = []
         position = Position()
@@ -114,25 +114,6 @@ def test_every_message_once_wherever_a_read_is_cut(
         assert sorted(rows) == sorted(expected)
 
 
-def test_a_directory_of_several_processes(tmp_path: Path) -> None:
-    """Each partition is read from the journal in which it ends last: partition 1 has moved, and the
-    copy that it left has no more of its records."""
-    first = Journal(tmp_path / "data", partitions=3)
-    second = Journal(tmp_path / "data/processes/1", partitions=3)
-    (tmp_path / "data/processes/2").mkdir()
-    for number in range(4):
-        later = TIME_US + number
-        first.append(0, [record("a", b"%d" % number, timestamp_us=later)])
-        second.append(1, [record("b", b"%d" % number, timestamp_us=later)])
-        if number < 2:
-            first.append(1, [record("b", b"%d" % number, timestamp_us=later)])
-    log = LogClient.offline(first.directory)
-    found = sorted((each.topic, each.payload) for each in log.read())
-    assert found == [(topic, b"%d" % number) for topic in "ab" for number in range(4)]
-    after = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=TIME_US + 3)
-    assert sorted(each.topic for each in log.read(start=after)) == ["a", "b"]
-
-
 def test_a_message_has_what_was_published(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "data")
     block = encode_block({CONTENT_TYPE: "text/plain"})
@@ -146,7 +127,7 @@ def test_a_message_has_what_was_published(tmp_path: Path) -> None:
             )
         ],
     )  # fmt: skip
-    [message] = LogClient.offline(journal.directory).read()
+    [message] = LogClient(journal.address).read()
     assert message == LogMessage(
         "a/é", b"\x00\xff", 2, 0, TIME_US + 5, 2, True, "ç", block, ("p", 3, 9)
     )
@@ -157,7 +138,7 @@ def test_a_message_has_what_was_published(tmp_path: Path) -> None:
 def test_reads_by_topic_time_and_partition(served: Server) -> None:
     whole = total(served.journal)
     middle = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=TIME_US + 150)
-    for log in (client(served), LogClient.offline(served.journal.directory)):
+    for log in (client(served),):
         assert payloads(list(log.read("plant/+"))) == whole
         chosen = [*log.read(["+/1", "plant/4/#"])]
         assert {each.topic for each in chosen} == {"plant/1", "plant/4"}
@@ -172,7 +153,7 @@ def test_reads_by_topic_time_and_partition(served: Server) -> None:
 
 
 def test_refuses_what_cannot_be_read(served: Server) -> None:
-    offline = LogClient.offline(served.journal.directory)
+    log = client(served)
     for wrong in (
         {"topics": "a/#/b"},
         {"topics": "$share/g/a"},
@@ -188,15 +169,15 @@ def test_refuses_what_cannot_be_read(served: Server) -> None:
             client(served).read(**wrong)  # type: ignore[arg-type]
     for options in ({"follow": True}, {"group": "g"}):
         with pytest.raises(LogOptionError, match="admin port"):
-            offline.read(**options)  # type: ignore[arg-type]
+            LogClient.offline(lake="lake").read(**options)  # type: ignore[arg-type]
     with pytest.raises(LogOptionError, match="columns is 'tpoic'"):
-        offline.read().to_arrow("tpoic")
+        log.read().to_arrow("tpoic")
     with pytest.raises(LogOptionError, match="messages"):
-        _mixed(offline.read())
+        _mixed(log.read())
     with pytest.raises(LogTruncatedError, match="another log"):
-        list(offline.read(start=Position({0: 10**6})))
+        list(log.read(start=Position({0: 10**6})))
     with pytest.raises(LogTruncatedError, match="another log"):
-        offline.read(end=Position({0: 10**6}))
+        log.read(end=Position({0: 10**6}))
     for text in ("latest", '{"0": -1}', "[]"):
         with pytest.raises(LogOptionError):
             Position.parse(text)
@@ -218,7 +199,7 @@ def test_gaps_are_told_before_the_messages_behind_them(tmp_path: Path) -> None:
     expected = total(journal)
     start = Position(dict.fromkeys(range(4), 0))
     with serving(journal) as server:
-        for log in (client(server), LogClient.offline(journal.directory)):
+        for log in (client(server),):
             with pytest.raises(LogGapError) as error:
                 list(log.read(start=start))
             assert error.value.gap.start == 0
@@ -233,13 +214,12 @@ def test_gaps_are_told_before_the_messages_behind_them(tmp_path: Path) -> None:
 
 
 def test_a_damaged_batch_is_a_gap(tmp_path: Path) -> None:
-    # A finished segment: its index says that the batch counts.
-    journal = filled(tmp_path / "data", segment_bytes=8000)
-    segment = journal.segments()[0]
-    data = bytearray(segment.read_bytes())
-    data[len(journal.batches[0]) + 60] ^= 1
-    segment.write_bytes(data)
-    log = LogClient.offline(journal.directory)
+    journal = filled(tmp_path / "data")
+    whole = [(each.partition, each.offset) for each in journal.records() if each.kind == 1]
+    data = bytearray(journal.batches[1])
+    data[60] ^= 1
+    journal.batches[1] = bytes(data)
+    log = LogClient(journal.address)
     cursor = log.read()
     for _ in range(2):
         with pytest.raises(LogGapError):
@@ -247,7 +227,6 @@ def test_a_damaged_batch_is_a_gap(tmp_path: Path) -> None:
     gaps: list[LogGap] = []
     found = places(list(log.read(on_gap=gaps.append)))
     [gap] = gaps
-    whole = [(each.partition, each.offset) for each in journal.records() if each.kind == 1]
     lost = {(gap.partition, offset) for offset in range(gap.start, gap.end)}
     assert sorted(found) == sorted(set(whole) - lost)
 
@@ -317,12 +296,11 @@ def test_reads_without_numpy_and_pyarrow(served: Server) -> None:
         "sys.modules['numpy'] = sys.modules['pyarrow'] = sys.modules['zlib_ng'] = None\n"
         "from holdfast.client.log import LogClient\n"
         f"print(sum(1 for _ in LogClient('127.0.0.1:{served.port}').read()))\n"
-        f"print(sum(1 for _ in LogClient.offline({str(served.journal.directory)!r}).read()))\n"
         "print('asyncio' in sys.modules)\n"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     count = len(total(served.journal))
-    assert run.stdout.split() == [str(count), str(count), "False"]
+    assert run.stdout.split() == [str(count), "False"]
 
 
 def test_a_sink_and_its_offsets_are_one_transaction(served: Server, tmp_path: Path) -> None:

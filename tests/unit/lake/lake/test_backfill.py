@@ -75,7 +75,7 @@ class Site:
         return Lake(f"{self.root}/{name}", spark=self.spark, tables=given)
 
     def run(self, lake: Lake, **options: str) -> Lake:
-        report = lake.run(TABLES, source={"path": str(self.journal.directory), **options})
+        report = lake.run(TABLES, source={"servers": self.journal.address, **options})
         assert report.errors == {}
         return lake
 
@@ -203,7 +203,7 @@ def test_a_backfill_without_rows_leaves_no_lag(site: Site) -> None:
     site.put(1, broken=True)
     lake = site.lake("lake")
     names = (*TABLES, "device_minutes")
-    assert lake.run(names, source={"path": str(site.journal.directory)}).ok
+    assert lake.run(names, source={"servers": site.journal.address}).ok
     assert backfill(lake, first=DAY[0]).run.ok
     assert {table.lag for table in lake.status().tables if table.name in names} == {0}
 

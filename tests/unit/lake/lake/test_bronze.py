@@ -38,7 +38,7 @@ class Steps:
     def bronze(self, **options: str) -> Bronze:
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
         engine = Engine(spark, self.lake, ParquetStore(self.lake))
-        return Bronze(engine, {"path": str(self.journal.directory), **options})
+        return Bronze(engine, {"servers": self.journal.address, **options})
 
     def taken(self) -> list[tuple[int, int, int]]:
         found, self.written = self.written, []

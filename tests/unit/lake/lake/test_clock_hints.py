@@ -184,7 +184,7 @@ def test_changed_default_rules_are_told_where_they_matter(
 def test_a_lake_keeps_the_mark_of_its_readings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = {"path": "/data"}
+    source = {"servers": "a:1"}
 
     def mark() -> str:
         lake = Lake(tmp_path)
@@ -207,7 +207,7 @@ def test_a_lake_goes_on_without_scales_until_its_readings_are_made_again(
     write_settings(tmp_path, LakeSettings(1, "parquet", defaults=default_mark()))
 
     def is_scaled() -> bool:
-        Lake(tmp_path).remember({"path": "/data"})
+        Lake(tmp_path).remember({"servers": "a:1"})
         lake = Lake(tmp_path)
         assert lake.redeclared() == []
         return bool(lake.catalog.tables["readings"].build.is_scaled)  # type: ignore[union-attr]

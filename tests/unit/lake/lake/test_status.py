@@ -51,7 +51,7 @@ def test_a_log_that_ends_before_what_was_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "data", partitions=2)
     for _ in range(5):
         journal.append(0, [record()])
-    source = {"path": str(journal.directory)}
+    source = {"servers": journal.address}
     status = status_of(tmp_path / "lake", source, offsets={"0": 8, "1": 0})
     assert status.tables[0].lag == 0
     (line,) = [line for line in status_lines(status) if "partition 0" in line]

@@ -141,8 +141,9 @@ def test_a_lake_at_a_url_is_refused(given: str) -> None:
             Lake(path)
     with pytest.raises(LakeError, match=r"s3://... is no directory .* Give, as a text"):
         Lake(Path("s3://bucket/lake"))
-    with pytest.raises(LakeError, match="is a URL: give host:adminport"):
-        source_options("kafka://127.0.0.1/topic")
+    for source in ("kafka://127.0.0.1/topic", "/data/n1"):
+        with pytest.raises(LakeError, match=f"the source is '{source}': give host:adminport"):
+            source_options(source)
 
 
 def test_packages() -> None:
@@ -168,7 +169,6 @@ def test_tables_that_come_with_it() -> None:
     [
         ("127.0.0.1:8080", {"servers": "127.0.0.1:8080"}),
         ("a:1, [::1]:2", {"servers": "a:1, [::1]:2"}),
-        ("/data/n1", {"path": "/data/n1"}),
     ],
 )
 def test_sources(text: str, options: dict[str, str]) -> None:

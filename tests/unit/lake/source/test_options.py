@@ -13,8 +13,8 @@ from holdfast_lake.source.options import (
 
 
 def test_defaults() -> None:
-    options = parse({"path": "/data"})
-    assert options.path == "/data"
+    options = parse({"servers": "a:1"})
+    assert options.servers == (("a", 1),)
     assert options.starting_offsets is None
     assert options.fail_on_data_loss
     assert options.columns == COLUMNS
@@ -32,17 +32,13 @@ def test_names_are_case_insensitive() -> None:
 
 
 def test_how_long_servers_are_waited_for() -> None:
-    waits = {text: parse({"path": "/d", "serverWait": text}).server_wait_s
+    waits = {text: parse({"servers": "a:1", "serverWait": text}).server_wait_s
              for text in ("0", "30", "30s", "5m", " 2h ")}  # fmt: skip
     assert waits == {"0": 0.0, "30": 30.0, "30s": 30.0, "5m": 300.0, " 2h ": 7200.0}
-    assert parse({"path": "/d"}).server_wait_s is None
+    assert parse({"servers": "a:1"}).server_wait_s is None
     for text in ("", "-1", "1d", "five"):
         with pytest.raises(OptionError, match=r"serverWait is .*; allowed: a time such as 30s, 5m"):
-            parse({"path": "/d", "serverWait": text})
-
-
-def test_path_as_spark_may_write_it() -> None:
-    assert parse({"path": "file:///data"}).path == "/data"
+            parse({"servers": "a:1", "serverWait": text})
 
 
 def test_times() -> None:
@@ -58,17 +54,17 @@ def test_times() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "either"),
-        ({"path": "/data", "servers": "a:1"}, "either"),
-        ({"path": "/data", "startingOffset": "latest"}, "unknown option 'startingoffset'"),
-        ({"path": "/data", "startingOffsets": "now"}, "startingOffsets is 'now'"),
-        ({"path": "/d", "startingOffsets": "{}", "startingTimestamp": "1"}, "not both"),
-        ({"path": "/data", "startingTimestamp": "noon"}, "startingTimestamp is 'noon'"),
-        ({"path": "/data", "maxRecordsPerTrigger": "0"}, "maxRecordsPerTrigger is '0'"),
-        ({"path": "/data", "tasks": "many"}, "tasks is 'many'"),
-        ({"path": "/data", "failOnDataLoss": "maybe"}, "failOnDataLoss is 'maybe'"),
-        ({"path": "/data", "columns": "topic,key"}, "columns has 'key'"),
-        ({"path": "/data", "columns": "topic,topic"}, "at most once"),
+        ({}, "option..servers"),
+        ({"path": "/data", "servers": "a:1"}, "is read from the broker that serves it"),
+        ({"servers": "a:1", "startingOffset": "latest"}, "unknown option 'startingoffset'"),
+        ({"servers": "a:1", "startingOffsets": "now"}, "startingOffsets is 'now'"),
+        ({"servers": "a:1", "startingOffsets": "{}", "startingTimestamp": "1"}, "not both"),
+        ({"servers": "a:1", "startingTimestamp": "noon"}, "startingTimestamp is 'noon'"),
+        ({"servers": "a:1", "maxRecordsPerTrigger": "0"}, "maxRecordsPerTrigger is '0'"),
+        ({"servers": "a:1", "tasks": "many"}, "tasks is 'many'"),
+        ({"servers": "a:1", "failOnDataLoss": "maybe"}, "failOnDataLoss is 'maybe'"),
+        ({"servers": "a:1", "columns": "topic,key"}, "columns has 'key'"),
+        ({"servers": "a:1", "columns": "topic,topic"}, "at most once"),
         ({"servers": "a"}, "host:adminport"),
         ({"servers": "ftp://a:80"}, "host:adminport"),
         ({"servers": "a:0"}, "1 to 65535"),
@@ -104,7 +100,7 @@ def test_the_access_to_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"servers": "ftp://a:1"}, "allowed: host:adminport"),
         ({"servers": "a:1", "caFile": "/ca"}, "needs an https:// address"),
         ({"servers": "a:1", "tokenFile": str(tmp_path / "none")}, "No such file"),
-        ({"path": "/data", "tokenFile": str(file)}, "is for servers"),
+        ({"lake": "/data", "tokenFile": str(file)}, "is for servers"),
     ):
         with pytest.raises(OptionError, match=text):
             parse(wrong)

@@ -24,7 +24,7 @@ def test_every_option_is_documented() -> None:
 
 def test_defaults_are_documented() -> None:
     defaults = {row[0].strip("`"): row[2] for row in rows("Options")}
-    options = parse({"path": "/data"})
+    options = parse({"servers": "a:1"})
     assert defaults["failOnDataLoss"] == f"`{options.fail_on_data_loss}`".lower()
     assert defaults["pushFilters"] == f"`{options.push_filters}`".lower()
     assert defaults["columns"] == "all columns"
@@ -54,6 +54,6 @@ def test_types_of_columns_are_documented() -> None:
     pytest.importorskip("pyspark.sql")
     from holdfast_lake.source.source import HoldfastSource
 
-    schema = HoldfastSource({"path": "/data"}).schema()
+    schema = HoldfastSource({"servers": "a:1"}).schema()
     documented = ", ".join(f"{row[0].strip('`')} {row[1].strip('`')}" for row in rows("Columns"))
     assert documented == schema

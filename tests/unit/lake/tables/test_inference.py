@@ -108,7 +108,7 @@ def test_the_command_reads_the_newest_messages(
         topic = f"old/{number}" if number < 20 else f"plant/dev{number}/json"
         journal.append(number % 2, [record(topic, JSON)])
     rules = tmp_path / "rules.py"
-    words = ["pipeline", "infer", "--from", str(journal.directory), "-o", str(rules)]
+    words = ["pipeline", "infer", "--from", journal.address, "-o", str(rules)]
     assert main([*words, "--messages", "20"]) == 0
     assert "1 rules from 20 messages of 20 topics" in capsys.readouterr().out
     assert "# 20 devices, such as dev20, dev21; 1 metric, such as v" in rules.read_text()
@@ -123,7 +123,7 @@ def test_the_command_that_is_printed_works_as_it_is(
     journal = Journal(tmp_path / "data", partitions=1)
     for number in range(9):
         journal.append(0, [record(f"plant/dev{number}/json", JSON)])
-    source, lake = str(journal.directory), tmp_path / "a lake"
+    source, lake = journal.address, tmp_path / "a lake"
 
     def printed(name: str) -> str:
         words = ["pipeline", "infer", "--from", source, "--lake", str(lake), "-o", name]
@@ -134,7 +134,7 @@ def test_the_command_that_is_printed_works_as_it_is(
     assert printed(first) == (
         f"holdfast pipeline run --from {source} --lake '{lake}' --tables {first}"
     )
-    Lake(lake).remember({"path": source})
+    Lake(lake).remember({"servers": source})
     for name in ("records", "readings"):
         CommitLog(lake, name).record(commit(1, table=name, rows_total=1))
     assert printed(second) == (

@@ -5,7 +5,7 @@ A hole or a damaged batch raises DataLossError, unless the reader may skip it.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -120,17 +120,14 @@ class Coverage:
         chunk: Chunk,
         position: int,
         data_end: int,
-        cuts: Sequence[tuple[int, int, int]] = (),
-        place: int = 0,
         *,
         limits: Mapping[int, int] | None = None,
         stop_at_holes: bool = False,
     ) -> ScanStop:
         """Adds the wanted batches of `chunk.data[position:data_end]` to the chunk.
 
-        `cuts` are those of a Piece, and `place` is the byte position of the chunk's data in the
-        file. `limits` are the offsets below which the data counts. With `limits`, a batch may
-        override the end of an earlier one.
+        `limits` are the offsets below which the data counts. With `limits`, a batch may override
+        the end of an earlier one.
 
         The scan stops before a batch that is incomplete or not valid. With `stop_at_holes` it also
         stops before a batch that leaves offsets out. It verifies the checksums of wanted batches
@@ -139,7 +136,7 @@ class Coverage:
         ends = self.end
         if limits is not None:
             ends = {p: min(end, limits.get(p, end)) for p, end in ends.items()}
-        if not cuts and scan_stretch is not None:
+        if scan_stretch is not None:
             position = scan_stretch(self.next, chunk, position, data_end, ends)
         view = memoryview(chunk.data)
         while position + HEADER_BYTES <= data_end:
@@ -154,9 +151,6 @@ class Coverage:
             start = self.next.get(partition)
             if start is not None:
                 end = min(ends[partition], base + count)
-                for of, before, offset in cuts:
-                    if of == partition and place + position < before:
-                        end = min(end, offset)
                 if limits is not None and base < start:
                     start = self._override(chunk, view, partition, base, start)
                 if start < end and base < end:
