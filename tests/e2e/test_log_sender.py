@@ -431,11 +431,72 @@ def test_old_segments_leave_the_cache_once_they_are_sent(
     with here, there, path.open("rb") as file, turn:
         pace = Pace(lambda: 0)
         extent = Extent(file, 1000, 50_000, is_cold)  # type: ignore[arg-type]
-        assert log_sender._send(here, extent, time.monotonic() + 10, pace, turn) == 0.0
+        limits = log_sender.SendLimits(pace, log_sender.OldReads(turn), turn)
+        assert log_sender._send(here, extent, time.monotonic() + 10, limits) == 0.0
         here.close()
         data = b"".join(iter(lambda: there.recv(1 << 16), b""))
     assert data == path.read_bytes()[1000:51_000]
-    assert dropped == ([(1000, 50_000, log_sender.os.POSIX_FADV_DONTNEED)] if is_cold else [])
+    unread = (1000, 50_000, log_sender.os.POSIX_FADV_DONTNEED)
+    ahead = [
+        (0, 0, how) for how in (log_sender.os.POSIX_FADV_RANDOM, log_sender.os.POSIX_FADV_NORMAL)
+    ]
+    assert dropped == ([*ahead, unread] if is_cold else [])
+
+
+def test_old_segments_are_read_in_pieces_by_one_reader_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an fdatasync waits for as much as the kernel reads ahead for each reader."""
+    path = tmp_path / "segment"
+    path.write_bytes(random.Random(1).randbytes(3_000_000))
+    inside = most = 0
+    reads: list[tuple[int, int]] = []
+    preadv = log_sender.os.preadv
+
+    def read_part(descriptor: int, buffers: list[memoryview], position: int) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.002)
+        size = preadv(descriptor, buffers, position)
+        reads.append((position, size))
+        inside -= 1
+        return size
+
+    monkeypatch.setattr(log_sender.os, "preadv", read_part)
+    turn = log_sender.Turn()
+    limits = log_sender.SendLimits(Pace(lambda: 0), log_sender.OldReads(turn), turn)
+    received: dict[int, bytes] = {}
+
+    def send(start: int) -> None:
+        here, there = socket.socketpair()
+        with there, path.open("rb") as file:
+            taking = threading.Thread(
+                target=lambda: received.update(
+                    {start: b"".join(iter(lambda: there.recv(1 << 16), b""))}
+                )
+            )
+            taking.start()
+            extent = Extent(file, start, 2_000_000, is_cold=True)  # type: ignore[arg-type]
+            with here, turn:
+                log_sender._send(here, extent, time.monotonic() + 60, limits)
+            taking.join()
+
+    starts = [0, 200_000, 1_000_000]
+    threads = [threading.Thread(target=send, args=(start,)) for start in starts]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    data = path.read_bytes()
+    assert received == {start: data[start : start + 2_000_000] for start in starts}
+    assert most == 1
+    piece = log_sender.OLD_PIECE_BYTES
+    assert sorted(reads) == sorted(
+        (at, min(piece, start + 2_000_000 - at))
+        for start in starts
+        for at in range(start, start + 2_000_000, piece)
+    )
 
 
 def test_one_thread_at_a_time_runs_python() -> None:

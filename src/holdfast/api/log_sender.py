@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from email.message import Message
 from functools import partial
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from holdfast.api.access.gate import CredentialGate, shown_credentials
 from holdfast.api.endpoints import ApiRefusal
@@ -75,6 +75,9 @@ opens another connection."""
 RATE_BYTES_PER_S: Final = 65_536
 """The slowest rate of a reader, IDLE_S not counted. A slower one is dropped."""
 PIECE_BYTES: Final = 256 << 10
+OLD_PIECE_BYTES: Final = 1 << 20
+"""The bytes of old segments that are read from the disk at a time. With half of them, a disk whose
+operations a hypervisor limits let a fdatasync wait longer."""
 STRETCH_BYTES: Final = 4 << 20
 SEND_BUFFER_BYTES: Final = 256 << 10
 """The kernel's send buffer per connection in bytes. Without a limit it grows to megabytes. Packets
@@ -113,6 +116,40 @@ class Turn:
             self._lock.acquire()
 
 
+class OldReads:
+    """Reads parts of old segments into the kernel's cache, one part at a time for all readers.
+
+    Counter-example: sendfile has the kernel read ahead for each reader, 8 MiB where the disk is
+    set so. The fdatasync before a PUBACK waits behind that, and p99 is 4 to 6 times as long.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._lock = threading.Lock()
+        self._buffer = memoryview(bytearray(OLD_PIECE_BYTES))
+
+    def read(self, descriptor: int, position: int, size_bytes: int) -> None:
+        """Reads at most OLD_PIECE_BYTES. The caller has the turn."""
+        with self._turn.left():
+            self._lock.acquire()
+        try:
+            # Without it, the kernel reads ahead. Others share the descriptor.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            with self._turn.left():
+                os.preadv(descriptor, [self._buffer[:size_bytes]], position)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_NORMAL)
+        finally:
+            self._lock.release()
+
+
+class SendLimits(NamedTuple):
+    """The limits that all connections of a sender share."""
+
+    pace: Pace
+    old_reads: OldReads
+    turn: Turn
+
+
 class LogSender:
     """The threads that send the log, from the start of the admin port to its end."""
 
@@ -125,8 +162,8 @@ class LogSender:
         """`bytes_per_s`: the most that all readers together are sent; 0: no limit."""
         self._find_broker = find_broker
         self._checks = checks
-        self._pace = Pace(bytes_per_s)
         self._turn = Turn()
+        self._limits = SendLimits(Pace(bytes_per_s), OldReads(self._turn), self._turn)
         self._readers_max = descriptors.share(READERS_MAX)
         self._bodies = Budget(BODIES_BYTES_MAX)
         self._lock = threading.Lock()
@@ -213,7 +250,7 @@ class LogSender:
                     self._find_broker,
                     self._checks,
                     self._bodies,
-                    self._pace,
+                    self._limits,
                     partial(self._note_proof, connection),
                 )
         except OSError:
@@ -340,13 +377,13 @@ class LogRequests(BaseHTTPRequestHandler):
         find_broker: FindBroker,
         checks: "RequestChecks",
         bodies: Budget,
-        pace: Pace,
+        limits: SendLimits,
         note_proof: Callable[[], None],
     ) -> None:
         """`note_proof` is called when a request has passed the checks."""
         self._input = received
         self._turn = received.turn
-        self._pace = pace
+        self._limits = limits
         self._find_broker = find_broker
         self._checks = checks
         self._bodies = bodies
@@ -421,7 +458,7 @@ class LogRequests(BaseHTTPRequestHandler):
         self.end_headers()
         deadline = time.monotonic() + IDLE_S + plan.size_bytes / RATE_BYTES_PER_S
         for extent in plan.extents:
-            deadline += _send(self.connection, extent, deadline, self._pace, self._turn)
+            deadline += _send(self.connection, extent, deadline, self._limits)
 
     def _answer(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
@@ -437,16 +474,18 @@ class LogRequests(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _send(
-    connection: socket.socket, extent: Extent, deadline: float, pace: Pace, turn: Turn
-) -> float:
+def _send(connection: socket.socket, extent: Extent, deadline: float, limits: SendLimits) -> float:
     """Sends a range of a file, and returns the seconds that the pace has taken. Raises `OSError`,
     also when the deadline has passed, which does not count these seconds."""
+    pace, old_reads, turn = limits
     file, position, left = extent.file, extent.position, extent.length
     paced_s = 0.0
     opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, KernelFile) else None
+    piece_bytes = OLD_PIECE_BYTES if extent.is_cold else STRETCH_BYTES
+    if opened is None:
+        piece_bytes = PIECE_BYTES
     while left:
-        pause_s = pace.take(min(left, STRETCH_BYTES if opened is not None else PIECE_BYTES))
+        pause_s = pace.take(min(left, piece_bytes))
         if pause_s:
             with turn.left():
                 time.sleep(pause_s)
@@ -456,11 +495,13 @@ def _send(
             raise TimeoutError("the reader is too slow")
         connection.settimeout(min(wait_s, IDLE_S))
         if opened is not None:
+            if extent.is_cold:
+                old_reads.read(opened.fileno(), position, min(left, piece_bytes))
             # Sent in stretches of two system calls each, so that the deadline is checked.
             with turn.left():
-                sent = connection.sendfile(opened, position, min(left, STRETCH_BYTES))
+                sent = connection.sendfile(opened, position, min(left, piece_bytes))
         else:
-            data = file.read(position, min(left, PIECE_BYTES))
+            data = file.read(position, min(left, piece_bytes))
             with turn.left():
                 connection.sendall(data)
             sent = len(data)
