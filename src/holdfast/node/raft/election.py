@@ -8,18 +8,18 @@ election follows. A peer's vote for itself counts when it is durable, like the v
 from holdfast.node.raft.followers import NEVER
 from holdfast.node.raft.leader import become_leader
 from holdfast.node.raft.messages import VoteReply, VoteRequest
-from holdfast.node.raft.state import CANDIDATE, TRIAL, Raft
+from holdfast.node.raft.state import CANDIDATE, LEADER, TRIAL, Raft
 
 
 def start_trial(raft: Raft, now: float) -> None:
     """Asks the voters whether they would elect this peer."""
     raft.arm_election(now)
     raft.leader = ""
-    if not raft.may_stand:
+    if not raft.may_stand or raft.is_voting:
         return
     raft.role = TRIAL
     raft.granted = set()
-    _count(raft, raft.peer, now)
+    _count_promise(raft, raft.peer, now)
     if raft.role != TRIAL:
         return
     _request_votes(
@@ -36,7 +36,7 @@ def start_election(raft: Raft, now: float, is_transfer: bool = False) -> None:
     raft.leader = ""
     raft.term += 1
     raft.vote = raft.peer
-    raft.granted = set()
+    raft.votes = set()
     raft.is_transfer = is_transfer
     request = VoteRequest(
         raft.term, raft.log.last_index, raft.log.last_term, is_transfer=is_transfer
@@ -74,7 +74,7 @@ def handle_vote_request(raft: Raft, sender: str, request: VoteRequest, now: floa
     if sender in raft.log.membership.learners:
         is_current = is_current and asked > end
     if request.is_trial:
-        is_granted = request.term > raft.term and is_current
+        is_granted = request.term > raft.term and is_current and not raft.is_voting
         term = request.term if is_granted else raft.term
         _reply(raft, sender, VoteReply(term, is_granted, is_trial=True))
         return
@@ -100,27 +100,37 @@ def handle_vote_reply(raft: Raft, sender: str, reply: VoteReply, now: float) -> 
         return
     if reply.is_trial:
         if raft.role == TRIAL and reply.term == raft.term + 1:
-            _count(raft, sender, now)
-    elif raft.role == CANDIDATE and reply.term == raft.term:
-        _count(raft, sender, now)
+            _count_promise(raft, sender, now)
+    elif reply.term == raft.term:
+        _count_vote(raft, sender, now)
 
 
-def own_vote_is_durable(raft: Raft, now: float) -> None:
-    """Counts this candidate's vote for itself."""
-    if raft.role == CANDIDATE:
-        _count(raft, raft.peer, now)
+def vote_is_durable(raft: Raft, now: float) -> None:
+    """Counts a candidate's vote for itself. Gives the election time from now on."""
+    if raft.role != LEADER:
+        raft.arm_election(now)
+    if raft.vote == raft.peer:
+        _count_vote(raft, raft.peer, now)
 
 
-def _count(raft: Raft, voter: str, now: float) -> None:
-    membership = raft.log.membership
+def _count_promise(raft: Raft, voter: str, now: float) -> None:
     raft.granted.add(voter)
-    votes = len(raft.granted.intersection(membership.voters))
+    if _is_majority(raft, raft.granted):
+        start_election(raft, now)
+
+
+def _count_vote(raft: Raft, voter: str, now: float) -> None:
+    if raft.votes is None:
+        return
+    raft.votes.add(voter)
+    if _is_majority(raft, raft.votes):
+        become_leader(raft, now)
+
+
+def _is_majority(raft: Raft, voters: set[str]) -> bool:
     # The own vote must be durable. Smallest counter-example: A wins term 2 with B's vote and sends
     # entry 1, crashes before its vote is on disk, and forgets it. A can win term 2 again and put
     # another entry at place 1.
-    if votes < membership.majority or raft.peer not in raft.granted:
-        return
-    if raft.role == TRIAL:
-        start_election(raft, now)
-    else:
-        become_leader(raft, now)
+    membership = raft.log.membership
+    votes = len(voters.intersection(membership.voters))
+    return votes >= membership.majority and raft.peer in voters

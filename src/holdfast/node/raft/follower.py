@@ -34,7 +34,14 @@ def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
             raft.truncate(entry.index)
         log.append(entry)
     raft.commit_to(max(raft.commit, min(message.commit, match)))
-    raft.messages_after.append((sender, AppendReply(raft.term, True, match)))
+    if match <= raft.durable_index and raft.durable_term == raft.term:
+        # All this is on the disk, whatever it is writing now. A reply behind that write would
+        # depose the leader: it would be without a majority while the disks write.
+        end = log.last_index if log.last_index > raft.durable_index else 0
+        reply = AppendReply(raft.term, True, match, end, log.term_at(end) if end else 0)
+        raft.messages.append((sender, reply))
+    else:
+        raft.messages_after.append((sender, AppendReply(raft.term, True, match)))
 
 
 def handle_install(raft: Raft, sender: str, message: Install, now: float) -> None:

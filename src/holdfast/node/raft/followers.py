@@ -30,10 +30,11 @@ class Follower:
     is_due: bool = True
     """True if a message must be sent, at least a heartbeat."""
 
-    def accepted(self, index: int, now: float) -> None:
-        """Takes an acknowledgement: the logs agree up to `index`."""
+    def accepted(self, index: int, received: int, now: float) -> None:
+        """Takes an acknowledgement: the logs agree up to `index`. Up to `received` its disk is
+        still writing, so these entries are not lost."""
         self.match = max(self.match, index)
-        if self.match >= self.awaited or now >= self.retry_at:
+        if self.match >= self.awaited or (now >= self.retry_at and received < self.awaited):
             self.awaited = 0
         self.next = max(self.next, self.match + 1)
         assert 0 <= self.match < self.next, "match < next"

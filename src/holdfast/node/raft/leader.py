@@ -24,6 +24,7 @@ def become_leader(raft: Raft, now: float) -> None:
     raft.role = LEADER
     raft.leader = raft.peer
     raft.granted = set()
+    raft.votes = None
     raft.heartbeat_at = now
     raft.transfer_to = ""
     membership = raft.log.membership
@@ -83,7 +84,9 @@ def handle_append_reply(raft: Raft, sender: str, reply: AppendReply, now: float)
         return
     follower.contact = now
     if reply.is_accepted:
-        follower.accepted(min(reply.index, raft.log.last_index), now)
+        has_received = raft.log.term_at(reply.hint_index) == reply.hint_term
+        received = reply.hint_index if has_received else 0
+        follower.accepted(min(reply.index, raft.log.last_index), received, now)
         advance_commit(raft, now)
         _finish_transfer(raft, sender, follower)
     elif reply.index > follower.match:

@@ -53,7 +53,8 @@ class AppendReply:
     have."""
     hint_index: int = 0
     hint_term: int = 0
-    """Refused: the logs may agree up to this index and term."""
+    """Refused: the logs may agree up to this index and term. Accepted: the end of the follower's
+    log while its disk writes it, else 0. The reply to these entries follows the write."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from typing import Final
 from holdfast.node.raft.election import (
     handle_vote_reply,
     handle_vote_request,
-    own_vote_is_durable,
     stand_soon,
     start_election,
     start_trial,
+    vote_is_durable,
 )
 from holdfast.node.raft.follower import handle_append, handle_install
 from holdfast.node.raft.leader import (
@@ -293,9 +293,10 @@ class RaftNode:
         write = ready.write
         if write is None:
             return
+        was_voting = raft.is_voting
         raft.note_written(write)
-        if write.term == raft.term and write.vote == raft.peer:
-            own_vote_is_durable(raft, now)
+        if was_voting and not raft.is_voting:
+            vote_is_durable(raft, now)
         advance_commit(raft, now)
 
     # Outputs

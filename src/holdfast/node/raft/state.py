@@ -107,6 +107,7 @@ class Raft:
         self.durable_index = self.log.last_index
         """The last entry of the log in memory that is on the disk."""
         self.durable_term = state.term
+        self.durable_vote = state.vote
 
         self.leader_seen_at = NEVER
         """The time of the leader's last message."""
@@ -121,7 +122,10 @@ class Raft:
         """The term and index of the last entry that this peer may have confirmed: see `attendance`.
         Until its log reaches that far, it neither stands nor votes for a peer with less."""
         self.granted: set[str] = set()
-        """The voters that granted their votes, as TRIAL or CANDIDATE."""
+        """The voters that promised their votes in a trial."""
+        self.votes: set[str] | None = None
+        """The voters whose votes for this peer in this term count; None if it does not stand. They
+        still count during a trial for the next term: a disk may write longer than an election."""
         self.is_transfer = False
         """The old leader asked for this election."""
 
@@ -166,6 +170,16 @@ class Raft:
             or self.peer in log.membership_at(self.commit).voters
         )
 
+    @property
+    def is_voting(self) -> bool:
+        """True while this peer's vote in this term is not on its disk yet.
+
+        Until then it begins no other election, and promises no vote. Smallest counter-example: the
+        disks of A and B write for 0.7 s. A asks again after 0.6 s, in a new term. So each vote is
+        one of a term that is over, and no peer ever leads.
+        """
+        return self.vote != "" and (self.term, self.vote) != (self.durable_term, self.durable_vote)
+
     def arm_election(self, now: float) -> None:
         timing = self.timing
         span = timing.election_max_s - timing.election_min_s
@@ -183,6 +197,7 @@ class Raft:
             self.followers = None
             self.transfer_to = ""
             self.granted = set()
+            self.votes = None
             self.arm_election(now)
 
     def has_live_leader(self, now: float) -> bool:
@@ -299,6 +314,9 @@ class Raft:
         assert self.durable_term <= self.written_term <= self.term, "a term is durable too early"
         assert log.base_index <= max(self.commit, 0), "uncommitted entries were dropped"
         assert (self.role == LEADER) == (self.followers is not None), "the leader's followers"
+        if self.votes is not None:
+            assert self.role in (CANDIDATE, TRIAL), "votes count for a peer that does not stand"
+            assert self.vote == self.peer, "a candidate has another vote"
         if self.followers is not None:
             assert self.vote == self.peer, "a leader has another vote"
             assert self.durable_term == self.term, "a leader's vote is not durable"
@@ -309,7 +327,9 @@ class Raft:
         """Counts a finished write as durable. Its last entry may have been replaced in memory
         meanwhile, by an entry whose write comes later. So it counts only if the log still has the
         same term there."""
-        self.durable_term = max(self.durable_term, write.term)
+        assert write.term >= self.durable_term, "the durable term falls"
+        self.durable_term = write.term
+        self.durable_vote = write.vote
         if write.entries:
             last = write.entries[-1]
             index, term = last.index, last.term
