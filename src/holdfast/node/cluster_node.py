@@ -488,8 +488,6 @@ class ClusterNode(Parts):
         self.proposer.is_changed = True
         self.effects.run()
 
-    # Internal steps
-
     def _is_untidy(self) -> bool:
         """Whether a node that is alone has anything for the checks of every TIDY_S."""
         recorded = self.replicated.state

@@ -27,6 +27,9 @@ class LeadershipChanges:
         """
         self._context.leading[partition] = epoch
         self._context.uncompared.add(partition)
+        if self._state.delivered[partition] > self._context.journal.next_offset[partition]:
+            # Its log was being copied. The records that define its state are given up.
+            self._parts.transfer.save(partition)
         self._parts.feeds.receiver.partitions[partition].generation = self._context.generation
         self._parts.admission.start_leading(partition, list(self._parts.log.uncommitted[partition]))
         needs_no_wait = self._parts.alignment.lead(partition)

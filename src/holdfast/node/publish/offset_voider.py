@@ -7,8 +7,8 @@ older copy of a disk. Counter-example without the rule: a session is away at off
 leader's log ends at 5. The next messages get the offsets 5 to 24. The session is never sent them.
 
 So the leader appends void records up to the farthest position that it knows: of sessions, starts of
-subscriptions, shared groups and queues, and of the records that are inflight. One offset then is
-one record for all of them. It refuses messages until all void records are applied.
+subscriptions, shared groups, queues and inflight records, and of what was fed to it. One offset is
+one record for all of them then. It refuses messages until all void records are applied.
 
 It appends none while a replica in sync does not follow it, because that one may have the records:
 this leader has lost its end, and the other takes over when it comes. Counter-example: both were
@@ -46,7 +46,8 @@ class OffsetVoider:
 
     def lead(self, partition: int) -> None:
         """Begins with a partition that this node leads from now on."""
-        self.reach(partition, self._replicated.farthest[partition])
+        applied = self._state.delivered[partition]
+        self.reach(partition, max(applied, self._replicated.farthest[partition]))
 
     def stop_leading(self, partition: int) -> None:
         """Leaves the rest to the next leader."""
@@ -103,7 +104,7 @@ class OffsetVoider:
         ends = self._context.journal.next_offset
         for partition in self.ends:
             assert self._context.leads(partition), "void records without a leadership"
-            assert self._state.delivered[partition] < self.ends[partition], "voided, and still due"
+            assert self._state.delivered[partition] <= self.ends[partition], "voided, and still due"
         for partition, farthest in enumerate(self._replicated.farthest):
             if self._context.leads(partition) and partition not in self.ends:
                 is_reached = farthest <= ends[partition] or farthest > ends[partition] + VOID_MAX

@@ -1,5 +1,7 @@
 """Records that an operator gives up: nodes go on without them, and no position is given again."""
 
+from functools import partial
+
 import pytest
 
 from holdfast.log.partition import partition_of
@@ -7,10 +9,12 @@ from holdfast.node.metadata import operations
 from holdfast.node.metadata.commands import Command
 from holdfast.node.metadata.model import NOT_RESTORED, ClusterMetadata, NodePhase
 from holdfast.node.publish import offset_voider
+from holdfast.node.replicate.catch_up import CatchUp
 from holdfast.protocol.mqtt import packets as m
 from tests.sim.checks import Message
 from tests.sim.invariants import check_invariants
 from tests.sim.process import Process
+from tests.sim.storing import Snapshots
 from tests.unit.node.routing.test_lost_link import name_in, partitions, voting_stage
 from tests.unit.node.test_rights_cluster import Stage
 
@@ -74,6 +78,65 @@ def test_a_fed_node_leads_what_is_given_up() -> None:
     missed = stage.publish(writer, topic, 5, 1)
     reader = stage.login(lost, "alice", "reader", clean=False, expiry_s=600)
     stage.until(lambda: reader.payloads == missed)
+
+
+def test_a_node_that_copies_leads_what_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was fed up to an offset that its copied log has not reached, and no session names one. The
+    next messages are not taken for those that were fed. No record defines its state any more, so it
+    saves that."""
+    monkeypatch.setattr(Snapshots, "_maybe_take", lambda self: None)
+    stage = voting_stage(3, 1)
+    lost, topic = partitions(stage)[0].leader, name_in(stage, 0, 1)
+    writer = stage.login(next(name for name in stage.world.hosts if name != lost), "alice", "w")
+    kept = next(each for each in (f"c{n}" for n in range(99)) if not home_of(stage, each))
+    stage.login(lost, "alice", kept, expiry_s=6000).lose()
+    stage.publish(writer, topic, 20, 1)
+    stage.until(lambda: len(writer.packets) == 20)
+    stage.run(0.5)
+    monkeypatch.setattr(CatchUp, "_is_paused", lambda self, progress: progress.peer.node != lost)
+    propose(stage, lost, operations.drain(newest(stage), lost))
+    stage.until(lambda: partitions(stage)[0].adding != ())
+    (node,) = partitions(stage)[0].adding
+    process = process_at(stage, node)
+    stage.until(lambda: 0 in process.cluster_node.context.copied)
+    stage.run(0.5)
+    assert process.state.journal.next_offset[0] < 20 < process.state.delivered[0]
+    (other,) = stage.world.hosts.keys() - {lost, node}
+    receiver = process_at(stage, other).cluster_node.feeds.receiver
+    receiver.may_ask = lambda partition: partition != 0
+    world = stage.world
+    world.checks.turn_ended = check_invariants  # type: ignore[method-assign]
+    world.checks.impossible -= {"offsets_voided", "images_given_up"}
+    world.checks.committed[0].clear()
+    world.images_watch._views.clear()
+    world.hosts[lost].kill(power=False)
+    world.hosts[lost].wipe()
+    stage.until(lambda: not partitions(stage)[0].leader)
+    for heir, given_up in ((node, [0]), (other, None)):
+        metadata = newest(stage)
+        generation = (metadata.generation or NOT_RESTORED).number + 1
+        if given_up or not all(each.leader for each in metadata.partitions):
+            command = operations.unsafe_recover(metadata, heir, given_up, (lost,), generation)
+            propose(stage, heir, command)
+            stage.until(partial(is_later, stage, metadata))
+    stage.until(lambda: all(each.leader for each in partitions(stage)))
+    reader = stage.login(node, "alice", "reader", expiry_s=600)
+    stage.subscribe(reader, topic, 1)
+    after = publish_until_acknowledged(stage, node, topic, 5)
+    stage.until(lambda: reader.payloads == after)
+    stage.run(0.5)
+    world.hosts[node].kill(power=True)
+    world.hosts[node].start()
+    stage.until(lambda: process_at(stage, node).is_ready, 60.0)
+    assert kept in process_at(stage, node).images.state.sessions
+
+
+def is_later(stage: Stage, metadata: ClusterMetadata) -> bool:
+    return newest(stage).version > metadata.version
+
+
+def home_of(stage: Stage, name: str) -> int:
+    return partition_of(name.encode(), len(partitions(stage)))
 
 
 def newest(stage: Stage) -> ClusterMetadata:
