@@ -440,6 +440,7 @@ class ClusterMembership:
         await self._aside.forget(
             lambda: replacement.has_everything(context.metadata),
             lambda: set(range(len(context.leading))) - context.unstored,
+            lambda: context.generation,
         )
         replacement.aside = self._aside.path
 

@@ -76,15 +76,17 @@ def begin_anew(root: Path) -> bool:
     return True
 
 
-def forget(root: Path, partitions: Collection[int]) -> Path | None:
+def forget(root: Path, partitions: Collection[int], generation: int) -> Path | None:
     """Removes what was set aside. Content to keep is renamed instead, and its path returned: also a
-    log that has more than the present one of these partitions, which are stored here.
+    log that has more than the present one of these partitions, which are stored here. A log of
+    others is kept if the cluster has another `generation` of the log by now.
 
     Counter-example without the comparison: the only complete log is damaged, and an operator lets
     the others go on without it (`unsafe-recover`). The only copies of its readable records go.
+    Counter-example without the generation: the partition moves away before this node has all.
     """
     aside = root / ASIDE
-    if not (aside / KEPT).exists() and not _has_more(aside, root, partitions):
+    if not (aside / KEPT).exists() and not _has_more(aside, root, partitions, generation):
         shutil.rmtree(aside)
         return None
     number = 1
@@ -95,16 +97,22 @@ def forget(root: Path, partitions: Collection[int]) -> Path | None:
     return kept
 
 
-def _has_more(aside: Path, root: Path, partitions: Collection[int]) -> bool:
+def _has_more(aside: Path, root: Path, partitions: Collection[int], generation: int) -> bool:
     """True if a log that was set aside is not the beginning of the present one. A record is the
     same in both if its offset and its epoch are. What retention has removed is not missing."""
     try:
-        former = open_journal(open_to_read(aside), writes=False).journal
+        directory = open_to_read(aside)
+        former = open_journal(directory, writes=False).journal
     except DataDirectoryError:
         return False  # nothing in it can be read
     present = open_journal(open_to_read(root), writes=False).journal
-    for partition in partitions:
-        end, epoch = former.next_offset[partition], former.last_epoch(partition)
+    has_gone_on = directory.manifest.generation != generation
+    for partition, end in enumerate(former.next_offset):
+        if partition not in partitions:
+            if has_gone_on and former.start_offsets[partition] < end:
+                return True
+            continue
+        epoch = former.last_epoch(partition)
         start = max(former.start_offsets[partition], present.start_offsets[partition])
         found, epoch_end = present.epoch_end(partition, epoch)
         if start < end and (found != epoch or epoch_end < end):

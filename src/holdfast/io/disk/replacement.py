@@ -53,16 +53,21 @@ class AsideDirectory:
         return True
 
     async def forget(
-        self, has_everything: Callable[[], bool], partitions: Callable[[], Collection[int]]
+        self,
+        has_everything: Callable[[], bool],
+        partitions: Callable[[], Collection[int]],
+        generation: Callable[[], int],
     ) -> None:
-        """Waits until the node has everything, then removes what was set aside, unless these
-        partitions lack a part of it."""
+        """Waits until the node has everything, then removes what was set aside, unless the cluster
+        may lack a part of it: see `quarantine.forget`."""
         while True:
             # Polled, because no event reports each change of an in-sync set.
             while not has_everything():  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
             try:
-                kept = await asyncio.to_thread(quarantine.forget, self._root, partitions())
+                kept = await asyncio.to_thread(
+                    quarantine.forget, self._root, partitions(), generation()
+                )
                 break
             except (OSError, DataDirectoryError) as error:
                 # Retention may have removed a file of the present log that was being read.

@@ -310,7 +310,7 @@ def test_what_the_others_went_on_without_is_kept(tmp_path: Path) -> None:
         set_aside.mark(tmp_path, keep=True)
         assert set_aside.begin_anew(tmp_path)
         assert not (tmp_path / "journal").exists()
-        kept = set_aside.forget(tmp_path, [])
+        kept = set_aside.forget(tmp_path, [], 0)
         assert kept == tmp_path / f"diverged-{number}"
         assert (kept / "journal/1.log").read_bytes() == b"%d" % number
     assert not set_aside.exists(tmp_path)

@@ -47,7 +47,7 @@ def test_the_node_begins_with_an_empty_directory(tmp_path: Path) -> None:
     finally:
         storage.close()
     assert not set_aside.begin_anew(tmp_path)
-    assert set_aside.forget(tmp_path, range(4)) is None
+    assert set_aside.forget(tmp_path, range(4), 0) is None
     assert not set_aside.exists(tmp_path)
     assert (tmp_path / "quarantine" / "piece").exists()
 
@@ -123,7 +123,7 @@ def test_records_that_the_others_dropped_are_named_until_they_are_removed(
     async def follow() -> None:
         changes: asyncio.Queue[list[str]] = asyncio.Queue()
         following = asyncio.create_task(aside.follow_kept(changes.put_nowait))
-        await aside.forget(lambda: True, lambda: range(4))
+        await aside.forget(lambda: True, lambda: range(4), lambda: 0)
         while await changes.get() != ["diverged-1"]:
             pass
         shutil.rmtree(tmp_path / "diverged-1")
@@ -171,18 +171,23 @@ def test_a_log_with_records_that_nobody_else_has_is_kept(
     set_aside.mark(tmp_path)
     assert set_aside.begin_anew(tmp_path)
     write(tmp_path, [*present], start)
-    kept = set_aside.forget(tmp_path, [0])
+    kept = set_aside.forget(tmp_path, [0], 0)
     assert (kept is not None) == is_kept
     assert set_aside.kept(tmp_path) == ["diverged-1"] * is_kept
     assert not set_aside.exists(tmp_path)
 
 
-def test_a_log_that_is_not_stored_here_any_more_is_not_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("generation", [0, 7])
+def test_a_log_that_is_not_stored_here_any_more_is_not_compared(
+    generation: int, tmp_path: Path
+) -> None:
+    """It is kept if records were given up since. They may have been those of this log."""
     write(tmp_path, FORMER)
     set_aside.mark(tmp_path)
     assert set_aside.begin_anew(tmp_path)
     write(tmp_path, [(0, 5, [b"x"])])
-    assert set_aside.forget(tmp_path, []) is None
+    kept = set_aside.forget(tmp_path, [], generation)
+    assert (kept is not None) == (generation == 7)
 
 
 def test_a_comparison_that_fails_is_made_again(
@@ -197,13 +202,13 @@ def test_a_comparison_that_fails_is_made_again(
     answers: list[Exception | None] = [FileNotFoundError("gone"), DataDirectoryError("half"), None]
     forget = set_aside.forget
 
-    def forget_at_last(root: Path, partitions: range) -> Path | None:
+    def forget_at_last(root: Path, partitions: range, generation: int) -> Path | None:
         if (error := answers.pop(0)) is not None:
             raise error
-        return forget(root, partitions)
+        return forget(root, partitions, generation)
 
     monkeypatch.setattr(set_aside, "forget", forget_at_last)
-    asyncio.run(aside.forget(lambda: True, lambda: range(1)))
+    asyncio.run(aside.forget(lambda: True, lambda: range(1), lambda: 0))
     assert not answers
     assert not set_aside.exists(tmp_path)
     assert aside.path == ""
