@@ -71,12 +71,6 @@ _SATELLITES: Final = {
 }
 """The modules of commands that stand beside this package, which imports nothing else of them."""
 
-_OLD_NAMES: Final = {
-    "federator": ("federation", "sidecar"),
-    "topology": ("federation", "manager"),
-}
-"""The current names of renamed commands. One more version accepts the old ones."""
-
 OWN_OPTIONS: Final = frozenset({"pub", "sub"})
 """The commands that parse their arguments themselves."""
 
@@ -149,14 +143,6 @@ def build_parser(commands: list[str]) -> argparse.ArgumentParser:
 
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
-    if command in _OLD_NAMES:
-        words = _OLD_NAMES[command]
-        print(
-            f"holdfast: `holdfast {command}` is `holdfast {' '.join(words)}` now;"
-            " the next version does not know the old name",
-            file=sys.stderr,
-        )
-        return _dispatch([*words, *arguments[1:]])
     if command in OWN_OPTIONS:
         return int(_command_module(command).main(arguments[1:]))
     if command in COMMANDS:

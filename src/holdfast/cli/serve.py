@@ -63,8 +63,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N",
         help="nodes of this machine, or auto for as many as it has cores (default 1)",
     )
-    # Replaced by --processes: the check of the configuration says by which number.
-    parser.add_argument("--io-workers", help=argparse.SUPPRESS)
     parser.add_argument(
         "--check-config",
         action="store_true",
@@ -119,8 +117,6 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
         overrides["log.durability"] = args.durability
     if args.log_qos0 is not None:
         overrides["log.qos0"] = args.log_qos0
-    if args.io_workers is not None:
-        overrides["server.io_workers"] = _number_or_auto("--io-workers", args.io_workers)
     if args.processes is not None:
         overrides["server.processes"] = _number_or_auto("--processes", args.processes)
     if args.verbose:

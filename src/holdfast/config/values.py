@@ -8,14 +8,10 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from math import isfinite
 from re import search
-from typing import Final
 
 from msgspec import inspect
 
 from holdfast.config.problem import Problem, shown
-
-IO_WORKERS: Final = "server.io_workers"
-"""A key of earlier versions: processes for the sockets beside one for all other work."""
 
 
 def allowed(kind: inspect.Type) -> str:
@@ -76,8 +72,6 @@ def _problems(
             inner = f"{key}.{name}" if key else str(name)
             if name in types:
                 yield from _problems(item, types[name], inner, schema)
-            elif inner == IO_WORKERS:
-                yield inner, _replaced(item)
             else:
                 # The value is left out, because it may be a secret under a misspelt name.
                 yield inner, f": there is no such key; {_nearest(inner, kind, schema)}"
@@ -86,14 +80,6 @@ def _problems(
             yield from _problems(item, kind.item_type, f"{key}[{index}]", schema)
     elif not _fits(value, kind):
         yield key, f" = {shown(value)}: must be {allowed(kind)}"
-
-
-def _replaced(workers: object) -> str:
-    """The text about IO_WORKERS: as many processes use as many cores."""
-    if workers == 0:
-        return ": there is no such key any more; remove it"
-    count = workers + 1 if isinstance(workers, int) else "auto"
-    return f": use server.processes = {shown(count)} (serve --processes {count}) instead"
 
 
 def _table(kind: inspect.Type) -> inspect.Type:

@@ -202,17 +202,3 @@ def test_publishing_starts_quickly() -> None:
 
     spent = min(cpu_s("import holdfast.cli.pubsub.pub") - cpu_s("pass") for _ in range(3))
     assert spent < 0.3
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("federator", "federation sidecar"), ("topology", "federation manager")]
-)
-def test_old_names_of_commands(capsys: pytest.CaptureFixture[str], old: str, new: str) -> None:
-    """They do what they did, and say what to write instead; the help lists the new names alone."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main([old, "--help"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr()
-    assert f"usage: holdfast {new} " in shown.out
-    assert shown.err.startswith(f"holdfast: `holdfast {old}` is `holdfast {new}` now")
-    assert old not in cli.COMMANDS

@@ -118,12 +118,6 @@ def test_override_changes_the_first_listener_and_keeps_the_others(tmp_path: Path
             "[limits]\nqosmax = 1",
             "limits.qosmax: there is no such key; did you mean limits.qos",
         ),
-        (
-            "[server]\nio_workers = 2",
-            "server.io_workers: use server.processes = 3 (serve --processes 3) instead",
-        ),
-        ("[server]\nio_workers = 0", "server.io_workers: there is no such key any more; remove it"),
-        ('[server]\nio_workers = "auto"', 'use server.processes = "auto" (serve --processes auto)'),
         ("port = 1", "port: there is no such key; did you mean listeners.port?"),
         ("[zzz]\na = 1", "known here: node, server, listeners, admin,"),
         ("[limits]\nqos_max = 3", "limits.qos_max = 3: must be a whole number from 0 to 2"),
