@@ -39,6 +39,7 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
     settings chosen here. The function sets JAVA_HOME (unless the current one is usable),
     PYSPARK_PYTHON and PYTHONPATH of this process, because Spark reads them there. Raises JavaError.
     """
+    _check_jars(str(conf.get("spark.jars", "")))
     home = java_home()
     os.environ["JAVA_HOME"] = str(home)
     use_archive(home)
@@ -76,6 +77,16 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
     if master.startswith("local"):
         _write_no_checksum_files(session)
     return session
+
+
+def _check_jars(jars: str) -> None:
+    """Checks the files of `spark.jars` on this machine, before Java starts: Spark goes on without a
+    file that is missing, and fails at the first class of it. Raises JavaError."""
+    for jar in filter(None, map(str.strip, jars.split(","))):
+        path = jar.removeprefix("file://").removeprefix("file:")
+        is_here = ":" not in path and not set("*?[{") & set(path)
+        if is_here and not os.access(path, os.R_OK):
+            raise JavaError(f"spark.jars: {path} is not a file that can be read")
 
 
 def _write_no_checksum_files(session: SparkSession) -> None:

@@ -75,7 +75,7 @@ def test_a_slow_store_delays_only_who_needs_it(
         retention = {"bytes": 131_072, "keep_until_lake": 50_000_000, "session_bytes": 65_536}
         lake = f"s3://{BUCKET}/plant"
         broker = start_holdfast({"log": SMALL, "log.retention": retention})
-        leave(broker, "one", "two", "three")
+        leave(broker, "one", "two", "early", "three")
         for first in (0, IN_LAKE // 2):
             publish_numbers(broker, first, first + IN_LAKE // 2)
             run(broker, lake)  # type: ignore[arg-type]
@@ -90,6 +90,10 @@ def test_a_slow_store_delays_only_who_needs_it(
         until(lambda: "reloaded settings=['log.lake']" in broker.log_text(), "no reload")
         # The first one may wait for the start of the process that reads the lake.
         fast = [Resumed(broker, name, ALL) for name in ("one", "two")]
+        broker.kill()
+        broker.start()
+        # It waits for the start of that process.
+        fast.append(Resumed(broker, "early", ALL))
         broker.kill()  # It keeps what it has read of the lake.
         broker.start()
         monkeypatch.setattr(proxy, "fault", lambda: "slow")
@@ -99,7 +103,8 @@ def test_a_slow_store_delays_only_who_needs_it(
         near = Resumed(broker, "near", ALL - BEFORE)
         thread.join()
         objects.client.cache_clear()
-    for name, each in (("one", fast[0]), ("two", fast[1]), ("three, slow", slow[0])):
+    names = ("after a reload", "later", "right after a start", "slow store")
+    for name, each in zip(names, [*fast, *slow], strict=True):
         print(f"{name}: first message {each.times_s[0]:.3f} s, seam {each.seam_s:.3f} s")
     print(f"without need of the lake: first message {near.times_s[0]:.3f} s")
     assert slow[0].times_s[0] > SLOW_S

