@@ -95,13 +95,14 @@ class MaintenancePlan:
         self, summaries: list[SegmentSummary], superseded: int, lakes: list[Pin]
     ) -> tuple[RetentionDecision, int]:
         """Decides what may go, and how many of the oldest segments may be compacted. That is
-        nothing while state is missing here: the sessions in it may need any record.
+        nothing while state is missing or wrong here: the sessions in it may need any record.
 
         `superseded`: see `decide`. `lakes`: the pins of registered lakes. Both numbers are of one
         moment. With a snapshot that is written in between, a standby lacks retained messages
         (`tests/model/test_lease_simulation.py`).
         """
-        if self._runtime.cluster_node.transfer.missing:
+        is_wrong = self._runtime.state.has_stopped_partition
+        if is_wrong or self._runtime.cluster_node.transfer.missing:
             return RetentionDecision(0, 0, 0, 0), 0
         oldest_snapshot = self._snapshots[0] if self._snapshots else 0
         pins = pins_of(self._runtime.recorded_state(), self.limits.session_bytes)

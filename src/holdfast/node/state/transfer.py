@@ -602,8 +602,10 @@ class Transfer:
                 take(self._replicated, partition, kind, data)
 
     def needs_save(self) -> bool:
-        """True if a snapshot should be taken now: no transfer is under way."""
-        return bool(self.unsaved) and self._request is None
+        """True if a snapshot should be taken now: no transfer is under way, and no state is wrong,
+        which the next start would load."""
+        is_wrong = self._state.has_stopped_partition
+        return bool(self.unsaved) and self._request is None and not is_wrong
 
     def saved(self, covered: dict[int, int]) -> None:
         """Releases the partitions of a durable snapshot. `covered`: `unsaved` when it began."""

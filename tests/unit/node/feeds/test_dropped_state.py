@@ -154,3 +154,29 @@ def test_retention_waits_for_the_sessions_that_it_has_to_keep_records_for() -> N
     stage.until(lambda: transfer.is_whole)
     reader = stage.login(node, "alice", client, clean=False, expiry_s=6000)
     stage.until(lambda: reader.payloads == texts)
+
+
+def test_nothing_is_removed_or_saved_while_state_is_wrong() -> None:
+    """The next start would load it, and sessions may be missing in it."""
+    stage = voting_stage(3, 3)
+    node = next(name for name in stage.world.hosts if partitions(stage)[0].leader != name)
+    process = process_at(stage, node)
+    writer = stage.login(node, "alice", "writer")
+    for count in (5, 10):
+        stage.publish(writer, name_in(stage, 0, 1), 5, 1)
+        stage.until(lambda count=count: len(writer.packets) == count)  # type: ignore[misc]
+        process.state.journal.start_segment()
+    writer.leave()
+    stage.run(0.5)
+    snapshots, transfer = process.disk.snapshots, process.cluster_node.transfer
+    process.touch()
+    snapshots.take(received=True)
+    stage.until(lambda: snapshots._unfinished is None)
+    plan = snapshots._plan
+    plan.limits = replace(plan.limits, policy=RetentionPolicy(None, 1, None))
+    transfer.save(0)
+    assert plan.retention(plan.summaries(), 0, [])[0].remove
+    assert transfer.needs_save()
+    process.state.has_stopped_partition = True
+    assert not plan.retention(plan.summaries(), 0, [])[0].remove
+    assert not transfer.needs_save()
