@@ -9,7 +9,6 @@ with one command for all that changed. Heartbeats are what each node sends and h
 load. Interpreted Python unless `make compile` was run. About 20 s.
 """
 
-import dataclasses
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from bench.options import new_parser, write_json
@@ -185,7 +185,7 @@ def standing_costs(cluster: Cluster, nodes: int, partitions: int) -> Figures:
 
     def look() -> None:
         # Another object, with the same in it: everything is looked at.
-        controller.step(metadata, dataclasses.replace(health), cluster.now)
+        controller.step(metadata, msgspec.structs.replace(health), cluster.now)
 
     info = metadata.partitions[partitions // 2]
     shrunk = replace(info, in_sync=info.in_sync[:-1])

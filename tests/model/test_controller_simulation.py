@@ -3,10 +3,10 @@ while partition leaders change their in-sync sets and proposals are late, lost a
 tests/support/sim_controller.py for what is checked; in the end everything is as it should be.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from holdfast.node.metadata import commands, operations
@@ -144,7 +144,7 @@ def test_an_epoch_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wiped_disk_that_stays_in_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def trusting(info: PartitionInfo, standing: NodeConditions, min_insync: int) -> PartitionInfo:
-        return planning.repaired(info, dataclasses.replace(standing, wiped=frozenset()), min_insync)
+        return planning.repaired(info, structs.replace(standing, wiped=frozenset()), min_insync)
 
     without_guards(monkeypatch)
     monkeypatch.setattr(controller, "repaired", trusting)

@@ -3,7 +3,6 @@ mistake, made in the production code for the length of a test, makes one of them
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.cli.backup import restoration as cut
 from holdfast.cli.backup.restoration import LogCut

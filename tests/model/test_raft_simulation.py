@@ -4,9 +4,9 @@ on. See tests/support/sim_raft.py (elections) and sim_meta.py (whole nodes, file
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.node.raft import leader as raft_leading
 from holdfast.node.raft import node as raft

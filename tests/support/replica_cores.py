@@ -1,10 +1,10 @@
 """A few replication cores joined by hand: frames arrive when the test says so, disks sync when it
 says so, and the metadata is what it says."""
 
-import dataclasses
 from collections import deque
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.node.frame_kinds import REPLICATE
@@ -22,7 +22,7 @@ class Core:
         self.name = name
         self.disk = disk
         self.log = SimReplicaLog(disk)
-        self.core = Replication(name, self.log, dataclasses.replace(config, incarnation=name))
+        self.core = Replication(name, self.log, msgspec.structs.replace(config, incarnation=name))
         # Effects but for frames, as they came.
         self.effects: list[ReplicationEffect] = []
         self.frames: deque[Send] = deque()

@@ -2,9 +2,10 @@
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from holdfast.node.frame_kinds import BadFrame
 from holdfast.node.metadata.model import ClusterMetadata

@@ -3,9 +3,10 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+
+from msgspec import Struct, field
 
 from holdfast.config.schema import Config
 from holdfast.io.event_loop.broker import Broker
@@ -59,8 +60,7 @@ def _planned(action: str, node: str, metadata: ClusterMetadata) -> Command | Non
     return PLANNED[action](metadata, node)
 
 
-@dataclass(frozen=True)
-class PlacementFigures:
+class PlacementFigures(Struct, frozen=True):
     """The figures of the placement, for metrics. They cost more than `ClusterFigures`."""
 
     zone: str
@@ -76,8 +76,7 @@ class ClusterError(Exception):
     """The cluster refuses the operation. The text says why and what to do."""
 
 
-@dataclass(frozen=True)
-class ClusterFigures:
+class ClusterFigures(Struct, frozen=True):
     """Frequently changing figures of a node's cluster, for metrics and readiness."""
 
     node: str

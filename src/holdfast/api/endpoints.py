@@ -18,11 +18,10 @@ raises `ApiRefusal` with the status and one line for the caller.
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
+from msgspec import Struct
 from starlette.requests import Request
 
 from holdfast.numbers import whole_number
@@ -64,40 +63,37 @@ def bad_request(text: str) -> ApiRefusal:
     return ApiRefusal(400, text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options(Generic[T]):
+class _Options(Struct, Generic[T], frozen=True, kw_only=True):
     default: T | None = None
     required: bool = False
     in_path: bool = False
     """Whether the value is a part of the path, which makes it required."""
 
 
-@dataclass(frozen=True)
-class Parameter(_Options[T], ABC):
+class Parameter(_Options[T], frozen=True):
     """A parameter of the query string or of the path, and the key of its value in a `Call`."""
 
     name: str
     text: str
     """The meaning, for the OpenAPI document."""
 
-    @abstractmethod
     def parse(self, given: str) -> T:
         """The value of a given text. Raises `ApiRefusal` (400) for one that is not allowed."""
+        raise NotImplementedError
 
-    @abstractmethod
     def schema(self) -> Any:
         """The JSON schema of the value."""
+        raise NotImplementedError
 
     def _refusal(self, given: str, allowed: str) -> ApiRefusal:
         return bad_request(f"{self.name}={shown(given)}: {allowed}")
 
 
-@dataclass(frozen=True)
-class Whole(Parameter[int]):
+class Whole(Parameter[int], frozen=True, kw_only=True):
     """A whole number with bounds."""
 
-    least: int = field(default=0, kw_only=True)
-    most: int = field(default=WHOLE_MAX, kw_only=True)
+    least: int = 0
+    most: int = WHOLE_MAX
 
     def parse(self, given: str) -> int:
         number = whole_number(given, self.most, self.least)
@@ -109,12 +105,11 @@ class Whole(Parameter[int]):
         return {"type": "integer", "minimum": self.least, "maximum": self.most}
 
 
-@dataclass(frozen=True)
-class Number(Parameter[float]):
+class Number(Parameter[float], frozen=True, kw_only=True):
     """A number with bounds, for example of seconds."""
 
-    least: float = field(default=0.0, kw_only=True)
-    most: float = field(kw_only=True)
+    least: float = 0.0
+    most: float
 
     def parse(self, given: str) -> float:
         try:
@@ -129,13 +124,12 @@ class Number(Parameter[float]):
         return {"type": "number", "minimum": self.least, "maximum": self.most}
 
 
-@dataclass(frozen=True)
-class Text(Parameter[str]):
+class Text(Parameter[str], frozen=True, kw_only=True):
     """A text, or one of the `choices`. An empty one is allowed only with `least` 0."""
 
-    choices: tuple[str, ...] = field(default=(), kw_only=True)
-    least: int = field(default=1, kw_only=True)
-    most: int = field(default=TEXT_CHARACTERS_MAX, kw_only=True)
+    choices: tuple[str, ...] = ()
+    least: int = 1
+    most: int = TEXT_CHARACTERS_MAX
     """The most characters."""
 
     def parse(self, given: str) -> str:
@@ -151,8 +145,7 @@ class Text(Parameter[str]):
         return {"type": "string", "minLength": self.least, "maxLength": self.most}
 
 
-@dataclass(frozen=True)
-class Flag(Parameter[bool]):
+class Flag(Parameter[bool], frozen=True):
     """`true` or `false`."""
 
     def parse(self, given: str) -> bool:
@@ -164,8 +157,7 @@ class Flag(Parameter[bool]):
         return {"type": "boolean"}
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """The author of a request."""
 
     name: str
@@ -246,8 +238,7 @@ def _as_word(value: object) -> str:
 Handler = Callable[[Call], Awaitable[object]]
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """One route of the admin port."""
 
     method: str

@@ -26,12 +26,11 @@ without any it replies with 421, whose text and header `Holdfast-Log-Servers` na
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct, field
 from starlette import types
 from starlette.responses import JSONResponse, Response
 
@@ -160,8 +159,7 @@ BYTES: Final = Whole(
 TIMESTAMP_US: Final = Whole("timestamp_us", "microseconds since 1970", required=True)
 
 
-@dataclass(frozen=True)
-class LogRanges:
+class LogRanges(Struct, frozen=True):
     """The committed log of a node."""
 
     node: str
@@ -197,15 +195,13 @@ class WaitRequest(msgspec.Struct, forbid_unknown_fields=True):
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = WAIT_MS_MAX
 
 
-@dataclass(frozen=True)
-class Offset:
+class Offset(Struct, frozen=True):
     """A position in one partition."""
 
     offset: int
 
 
-@dataclass(frozen=True)
-class Offsets:
+class Offsets(Struct, frozen=True):
     """A position in each partition."""
 
     offsets: list[int]

@@ -8,8 +8,9 @@ whatever it waits for.
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.api.cluster_operations import ClusterFigures
 from holdfast.api.process import ServedProcess
@@ -26,8 +27,7 @@ STOP_LOOK_S: Final = 0.1
 """The time in seconds between two looks at whether the others can do without this node."""
 
 
-@dataclass(frozen=True)
-class Obstacle:
+class Obstacle(Struct, frozen=True):
     """One reason why a node does not serve fully."""
 
     name: str

@@ -4,14 +4,13 @@ import ast
 import inspect as python_inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 import msgspec
-from msgspec import inspect
+from msgspec import Struct, inspect
 
 from holdfast.addresses import without_query
 from holdfast.config.load import load
@@ -23,8 +22,7 @@ DEFAULT: Final = "default"
 RESOLVED: Final = "resolved from other settings"
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One setting. `key` has an index for each list: listeners[0].port."""
 
     key: str
@@ -33,8 +31,7 @@ class Setting:
     is_default: bool
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """A key of the schema. `settings` are its values: one per listener for a listener's key."""
 
     key: str

@@ -12,14 +12,13 @@ Relative paths in values count from the working directory.
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from errno import EFBIG
 from glob import glob
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
-from msgspec import Struct, inspect
+from msgspec import Struct, field, inspect
 
 from holdfast.config.problem import ConfigError, Problem, shown
 from holdfast.config.values import find_type, problems
@@ -39,10 +38,11 @@ Overrides: TypeAlias = Mapping[str, object]
 """The values of the command line by dotted key."""
 
 
-@dataclass
-class Sources:
+class Sources(Struct):
     """The values that the sources give, by table, and the source of each key."""
 
+    kind: inspect.Type
+    """The schema."""
     tree: Tree
     file: str
     origins: dict[str, str] = field(default_factory=dict)
@@ -83,7 +83,7 @@ def load_settings(
         if wrong:
             raise ConfigError(*wrong)
 
-    check(problems(sources.tree, inspect.type_info(schema)))
+    check(problems(sources.tree, sources.kind))
     settings = complete(msgspec.convert(sources.tree, schema))
     check(find_problems(settings))
     return settings
@@ -101,7 +101,7 @@ def read_sources(
     The arguments are those of `load_settings`."""
     environ = environ or {}
     kind = inspect.type_info(schema)
-    sources = Sources({}, str(path) if path is not None else "configuration")
+    sources = Sources(kind, {}, str(path) if path is not None else "configuration")
     tree, origins = sources.tree, sources.origins
     if path is not None:
         _Reader(tree, origins).read(path)

@@ -1,9 +1,11 @@
 """Makes and connects the parts of a cluster node."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.log import record as log_record
 from holdfast.log.record import Record

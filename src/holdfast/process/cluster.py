@@ -6,10 +6,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast import __version__
 from holdfast.api.cluster_operations import ClusterError, ClusterOperations
@@ -98,8 +100,7 @@ SAVE_AGAIN_S: Final = 1.0
 """The pause in seconds after a snapshot or manifest that could not be written."""
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Struct, frozen=True):
     """The shared directory whose lease this process holds."""
 
     storage: Storage

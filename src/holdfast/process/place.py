@@ -8,10 +8,10 @@ configuration is the same for all of them, and `applied` makes that of one proce
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from holdfast.addresses import UNIX, join_address, split_address
@@ -40,8 +40,7 @@ EXIT_AGAIN: Final = 11
 """The exit code of a process that starts again, to set its data directory aside."""
 
 
-@dataclass(frozen=True)
-class ProcessPlace:
+class ProcessPlace(Struct, frozen=True):
     """The number of a process, from 0 on, among `count` of them."""
 
     index: int

@@ -4,12 +4,11 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from holdfast.addresses import UNIX, split_address
 from holdfast.api.admin import AdminServer, admin_hosts, audit_of

@@ -24,10 +24,11 @@ import signal
 import socket
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.config.schema import Config
 from holdfast.io.sockets.bound_sockets import identity, remove_unix, reserve_tcp, reserve_unix

@@ -21,9 +21,10 @@ and the patterns, are in a trie each.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
 from holdfast.protocol.topics.trie import SubscriptionTrie
@@ -47,8 +48,7 @@ class AclError(ValueError):
     """An ACL file that cannot be used. The text has the file, the line and the allowed form."""
 
 
-@dataclass(frozen=True)
-class AccessRule:
+class AccessRule(Struct, frozen=True):
     """One rule: `keyword access filter`, with the source and the line where it is written."""
 
     access: int
@@ -66,8 +66,7 @@ class AccessRule:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
-@dataclass(frozen=True)
-class AccessVerdict:
+class AccessVerdict(Struct, frozen=True):
     """Whether a client may read or write a topic, and by which rule."""
 
     is_allowed: bool

@@ -6,31 +6,29 @@ interprets it. An Authenticator replies with a step and raises no error, whateve
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+
+from msgspec import Struct
 
 from holdfast.security.scram import ScramServer, nonce
 from holdfast.security.scram_file import METHOD, ScramCredentials, ScramError, ScramFile
 
 
-@dataclass(frozen=True)
-class Continue:
+class Continue(Struct, frozen=True):
     """The step to send AUTH with reason 0x18 (continue) and this data, and to wait."""
 
     data: bytes
 
 
-@dataclass(frozen=True)
-class Success:
+class Success(Struct, frozen=True):
     """The step that accepts the client as `username`; `data` goes with CONNACK or AUTH."""
 
     data: bytes
     username: str
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """The step that refuses with 0x87 (not authorised). `reason_text` may go to the log and to the
     client. `username`: the name that was not proved, if it is known."""
 

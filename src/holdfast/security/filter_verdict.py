@@ -1,8 +1,9 @@
 """Decides whether a client's rules allow all topics of a filter, none, or a part."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.protocol.topics.intersection import has_common_topic
 from holdfast.protocol.topics.names import covers, has_wildcard
@@ -17,8 +18,7 @@ WIDE_MAX: Final = 100
 """The most filters with wildcards that a later rule is compared with."""
 
 
-@dataclass(frozen=True)
-class FilterVerdict:
+class FilterVerdict(Struct, frozen=True):
     """A verdict, and the first of the rules that lead to it, in the order in which they decide."""
 
     verdict: str

@@ -32,9 +32,11 @@ import hmac
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.security.peer_identity import (
     PeerIdentity,
@@ -85,8 +87,7 @@ _PREAMBLE_BYTES: Final = _FIXED_BYTES + NONCE_BYTES
 _TLS_RECORD: Final = b"\x16\x03"
 
 
-@dataclass(frozen=True, slots=True)
-class Realm:
+class Realm(Struct, frozen=True):
     """The kind of group that both ends belong to. Each has a magic of its own, so a dialler at a
     wrong port is refused at once."""
 

@@ -3,10 +3,12 @@ range of wire versions that it speaks.
 """
 
 import json
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from re import fullmatch
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 WIRE_VERSION: Final = 1
 """The highest version that a node speaks, of the frames and their payloads together."""
@@ -78,8 +80,7 @@ def features_in(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-@dataclass(frozen=True, slots=True)
-class PeerIdentity:
+class PeerIdentity(Struct, frozen=True):
     """The description of a node, for peers that have proved to belong to the cluster."""
 
     node_id: str
@@ -170,7 +171,7 @@ def decode_identity(body: bytes, lowest: int) -> PeerIdentity:
     fields = json_object(body)
     texts = {
         name: fields.get(name, "" if name in _LATER_FIELDS else None)
-        for name in PeerIdentity.__dataclass_fields__
+        for name in PeerIdentity.__struct_fields__
         if name not in _VERSIONS
     }
     if "disk_later" in fields:

@@ -10,10 +10,11 @@ import hashlib
 import hmac
 import secrets
 import stringprep
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from unicodedata import ucd_3_2_0
+
+from msgspec import Struct
 
 METHOD: Final = "SCRAM-SHA-256"
 HASHES: Final = {METHOD: "sha256", "SCRAM-SHA-512": "sha512"}
@@ -69,8 +70,7 @@ _PROHIBITED: Final = (
 )
 
 
-@dataclass(frozen=True)
-class ScramCredentials:
+class ScramCredentials(Struct, frozen=True):
     """The stored keys of one user (RFC 5802, section 3)."""
 
     salt: bytes

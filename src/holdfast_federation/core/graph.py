@@ -1,12 +1,9 @@
 """Members of a federation, their links, and the tree of a topic, as the admin port shows them."""
 
-from dataclasses import dataclass
-
 from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Mesh:
+class Mesh(Struct, frozen=True):
     """The tree on which the messages of a topic travel between the interested members."""
 
     topic: str

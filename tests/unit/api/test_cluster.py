@@ -3,10 +3,10 @@
 import json
 import urllib.error
 import urllib.request
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.api.cluster_operations import PlacementFigures

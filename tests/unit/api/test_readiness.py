@@ -1,10 +1,10 @@
 """What a node says of itself while it cannot do all that clients want."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.api.readiness import Readiness, obstacles
 from holdfast.io.event_loop.broker import Broker

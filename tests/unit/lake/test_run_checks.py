@@ -1,12 +1,12 @@
 """`holdfast pipeline run` finds what is wrong before it starts Spark, and says it in one line."""
 
 import threading
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("pyspark.sql")
 

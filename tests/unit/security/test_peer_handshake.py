@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from holdfast.security.peer_handshake import BODY_BYTES_MAX, MAGIC, Handshake
 from holdfast.security.peer_identity import PeerIdentity, Refusal

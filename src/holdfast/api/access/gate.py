@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import Final
 
+from msgspec import Struct
 from starlette.requests import Request
 
 from holdfast.api.access.agreed import AgreedAccess
@@ -53,8 +53,7 @@ FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 OpenScopes = Callable[[], frozenset[Scope]]
 
 
-@dataclass(frozen=True)
-class ShownCredentials:
+class ShownCredentials(Struct, frozen=True):
     """The headers of a request by which its author is identified, and the address."""
 
     authorization: str

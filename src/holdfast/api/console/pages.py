@@ -9,13 +9,13 @@ import asyncio
 import gzip
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -59,8 +59,7 @@ STYLE_SPACES: Final = re.compile(r"\s*([{};,])\s*|(?<=:)\s+")
 """The spaces of the style that separate nothing: no selector has one behind a colon."""
 
 
-@dataclass(frozen=True)
-class PageFile:
+class PageFile(Struct, frozen=True):
     """A file of the console, as it is sent."""
 
     media_type: str

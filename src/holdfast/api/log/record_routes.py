@@ -4,11 +4,11 @@ Arrow, for programs such as DuckDB and Polars.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from starlette import types
 from starlette.responses import StreamingResponse
 
@@ -306,8 +306,7 @@ class RecordRoutes:
         )
 
 
-@dataclass(frozen=True)
-class _Page:
+class _Page(Struct, frozen=True):
     """The offsets of one Arrow response, per partition."""
 
     starts: list[int]

@@ -5,11 +5,11 @@ The others have no port. They are asked over the links between the nodes.
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 

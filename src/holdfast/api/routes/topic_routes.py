@@ -9,11 +9,10 @@ retained, has a name without a rate.
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from holdfast.api.endpoints import Call, Endpoint, Text, Whole
 from holdfast.api.nodes.own_node import OwnNode
@@ -70,16 +69,14 @@ class TopicLevel(Struct):
     """Whether there are more than 10,000 levels here."""
 
 
-@dataclass
-class RecentTopic:
+class RecentTopic(Struct):
     """One topic, by the newest records."""
 
     count: int = 0
     last: Record | None = None
 
 
-@dataclass
-class RecentTopics:
+class RecentTopics(Struct):
     """The topics of the newest records of the log."""
 
     topics: dict[str, RecentTopic] = field(default_factory=dict)
@@ -113,8 +110,7 @@ def read_recent(
     found.begins_us = max(found.begins_us, complete_us, oldest_us)
 
 
-@dataclass
-class Gathered:
+class Gathered(Struct):
     """The newest messages, and the time from which they are complete in all partitions."""
 
     records: list[Record] = field(default_factory=list)

@@ -1,12 +1,11 @@
 """`GET /api/v1/trace`, the way of one message, and `/api/v1/trace/why`, one client's part of it."""
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from holdfast.api.endpoints import ApiRefusal, Call, Endpoint, Text, Whole, bad_request
 from holdfast.api.nodes.own_node import OwnNode
@@ -45,8 +44,7 @@ NOW: Final = ("sent", "waiting", "expired", "too_large", "qos0", "unknown")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """A question: a client, a topic and a time."""
 
     client: str
@@ -54,8 +52,7 @@ class Asked:
     time_us: int | None
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """The answer."""
 
     status: Status | Literal["no_message"]

@@ -8,9 +8,10 @@ first record behind it, or unknown.
 
 import struct
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
+
+from msgspec import Struct, field
 
 from holdfast.api.nodes.whole_log import LogSource
 from holdfast.log.batch import Batch
@@ -44,8 +45,7 @@ class InThread(Protocol):
         """The result of the work."""
 
 
-@dataclass
-class SessionHistory:
+class SessionHistory(Struct):
     """The records of a session around a time, and what they say about a topic."""
 
     topic: str
@@ -189,8 +189,7 @@ def _change(record: Record) -> object:
         return None
 
 
-@dataclass
-class HistoryPiece:
+class HistoryPiece(Struct):
     """The records of a session from an offset of its partition to the piece behind."""
 
     start: int

@@ -8,10 +8,9 @@ its clocks went.
 import base64
 import binascii
 import struct
-from dataclasses import dataclass, field
 from typing import Final
 
-from msgspec import DecodeError, Struct, json
+from msgspec import DecodeError, Struct, field, json
 
 from holdfast.api.nodes.whole_log import ABSENT, LogSource
 from holdfast.api.views.pages import BadCursor
@@ -70,8 +69,7 @@ class LogPage(Struct):
     """The records that were read for the page."""
 
 
-@dataclass
-class RecordQuery:
+class RecordQuery(Struct):
     """The choice of records. An empty condition admits all."""
 
     start: list[int]
@@ -147,8 +145,7 @@ def decode_positions(text: str, partitions: int, generation: int) -> list[int] |
     return positions[:partitions] if is_own else None
 
 
-@dataclass
-class RecordWindow:
+class RecordWindow(Struct):
     """The records of one partition that were read at once."""
 
     records: list[Record]
@@ -195,13 +192,12 @@ def _records(batches: list[bytes], start: int, end: int) -> list[Record]:
     return [each for each in found if each.kind != ABSENT]
 
 
-@dataclass
-class RecordScan:
+class RecordScan(Struct):
     """The scan for one page. `step` runs in a thread and reads at most one window."""
 
     reader: LogSource
     query: RecordQuery
-    positions: list[int] = field(init=False)
+    positions: list[int] = field(default_factory=list)
     found: list[Record] = field(default_factory=list)
     scanned: int = 0
     size_bytes: int = 0

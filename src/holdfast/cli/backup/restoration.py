@@ -24,10 +24,12 @@ import os
 import secrets
 import shutil
 import sys
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.cli.backup.backup import FIXED, Copied
 from holdfast.cli.backup.manifest import (
@@ -74,8 +76,7 @@ CLOCKS_US: Final = 2_000_000
 (`node.failure.cluster_clock`)."""
 
 
-@dataclass(frozen=True)
-class LogCut:
+class LogCut(Struct, frozen=True):
     """The place at which the log ends."""
 
     segment: int

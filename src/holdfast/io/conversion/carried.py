@@ -16,8 +16,10 @@ broker has been down for a minute. No other member would get the messages.
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.log.batch import Batch
 from holdfast.log.journal.recovery import OpenedJournal
@@ -50,8 +52,7 @@ InflightRow = tuple[int, int, int, int, int, int, bool]
 """Packet id, state, QoS, tag of the group, partition, offset, and whether it is retained."""
 
 
-@dataclass
-class CarriedSession:
+class CarriedSession(Struct):
     """A session that outlives its connection, or whose will is to be published."""
 
     client: str
@@ -86,8 +87,7 @@ class CarriedSession:
         )
 
 
-@dataclass
-class CarriedGroup:
+class CarriedGroup(Struct):
     """A shared group that outlives its connections."""
 
     key: str
@@ -99,8 +99,7 @@ class CarriedGroup:
     """The QoS 2 records that members have."""
 
 
-@dataclass
-class CarriedState:
+class CarriedState(Struct):
     """The whole state."""
 
     sessions: list[CarriedSession]

@@ -13,12 +13,12 @@ what records below the start of the log defined.
 import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.io.conversion.carried import CarriedSession, CarriedState, carry
 from holdfast.io.conversion.definitions import FIRST_EPOCH, Definitions

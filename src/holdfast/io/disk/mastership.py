@@ -13,10 +13,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.io.disk.filesystem_type import NETWORK
 from holdfast.io.disk.process_identity import kill_if_same, machine_identity, process_start

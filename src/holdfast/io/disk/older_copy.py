@@ -25,9 +25,10 @@ All functions block. Those without a result of their own note an `OSError` in th
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.io.disk.raft_files import LOG, SNAPSHOT, RaftFiles
 from holdfast.log.files.data_directory import DirectoryLock, read_manifest

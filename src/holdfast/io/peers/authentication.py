@@ -4,10 +4,11 @@ These are a secret, certificates, both, or (on loopback) neither.
 """
 
 import ssl
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from holdfast.security.peer_secret import read_secret
 from holdfast.security.tls import TlsError, server_context
@@ -29,8 +30,7 @@ class Credentials(Protocol):
     def ca(self) -> str: ...
 
 
-@dataclass
-class PeerAuth:
+class PeerAuth(Struct):
     """The loaded secret, and the TLS contexts for accepting and dialling.
 
     A mesh uses the present values for each new connection. Connections that are established keep

@@ -9,8 +9,9 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from holdfast.addresses import UNIX
 from holdfast.io.peers.authentication import PeerAuth

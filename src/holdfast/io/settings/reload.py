@@ -11,11 +11,13 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.config.listener import Listener
 from holdfast.config.problem import ConfigError
@@ -91,8 +93,7 @@ class ReloadError(Exception):
     """The settings or files cannot be used. Nothing has changed. The text has the reason."""
 
 
-@dataclass(frozen=True)
-class Reloaded:
+class Reloaded(Struct, frozen=True):
     """The result of a reload: the changed settings by key, and the clients that had to leave."""
 
     applied: list[str]
@@ -100,8 +101,7 @@ class Reloaded:
     disconnected: int
 
 
-@dataclass(frozen=True)
-class Preparation:
+class Preparation(Struct, frozen=True):
     """Everything that a reload needs, read and checked."""
 
     config: Config

@@ -6,12 +6,12 @@ import ssl
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import entry_points
 from math import inf
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.config.check_identity import has_sources
 from holdfast.config.identity import HookSettings, HttpCheck, Jwt
@@ -69,6 +69,10 @@ def identity_sources(security: Security) -> tuple[IdentitySource, ...]:
 
 def load_hooks(settings: HookSettings) -> list[Hooks]:
     """The hooks that the settings name, each made once. Raises `SourceError`."""
+    if not settings.enabled:
+        return []  # the search reads the metadata of each installed package
+    from importlib.metadata import entry_points
+
     known = {entry.name: entry for entry in entry_points(group=HOOK_GROUP)}
     found: list[Hooks] = []
     for name in settings.enabled:
@@ -175,8 +179,7 @@ class SecurityFileError(Exception):
     """A file that cannot be used. The text has the file, the line and the remedy."""
 
 
-@dataclass(frozen=True)
-class SecurityFiles:
+class SecurityFiles(Struct, frozen=True):
     """The loaded files of passwords, access rules and SCRAM credentials."""
 
     passwords: PasswordFile | None = None

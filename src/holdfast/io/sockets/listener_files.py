@@ -1,15 +1,15 @@
 """Files of one listener: its certificates, its users and its rights."""
 
 import ssl
-from dataclasses import dataclass
 from math import inf
+
+from msgspec import Struct
 
 from holdfast.security.acl import RuleSource
 from holdfast.security.passwords import PasswordFile
 
 
-@dataclass(frozen=True)
-class ListenerFiles:
+class ListenerFiles(Struct, frozen=True):
     """The loaded files of one listener."""
 
     context: ssl.SSLContext | None = None

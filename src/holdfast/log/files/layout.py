@@ -20,9 +20,11 @@ No function here knows the content of a segment.
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 from zlib import crc32
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.log.files.filesystem import (
     TEMPORARY,
@@ -66,8 +68,7 @@ FORMER_MAX: Final = 8
 """The most former generations that a log lists."""
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """The identity of a data directory. Only `cluster_id` is set later, when the node joins a
     cluster."""
 

@@ -17,10 +17,11 @@ Epoch 0 is a directory that was never shared: its journal is in the directory it
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from errno import ENOENT
 from typing import Final
 from zlib import crc32
+
+from msgspec import Struct, field
 
 from holdfast.log.files.filesystem import FileSystem, SubFolder, replace_file
 from holdfast.log.files.json_object import decode_object
@@ -59,8 +60,7 @@ class CorruptEpoch(Exception):
     """A damaged epoch.json, named in the text."""
 
 
-@dataclass(frozen=True)
-class Epoch:
+class Epoch(Struct, frozen=True):
     """An epoch that counts, with the lengths of the segments that it took over."""
 
     number: int

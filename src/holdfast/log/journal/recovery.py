@@ -26,9 +26,10 @@ Damage never prevents a start; an OSError from the disk is passed on.
 import errno
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from operator import lt
 from typing import Final
+
+from msgspec import Struct, field
 
 from holdfast.log.batch import ATTRIBUTE_STATE, HEADER_BYTES, Batch, CorruptBatch
 from holdfast.log.files.layout import DataDirectory, segment_name
@@ -52,8 +53,7 @@ from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 READ_BYTES: Final = 1 << 20
 
 
-@dataclass
-class OpenedJournal:
+class OpenedJournal(Struct):
     """An opened journal, and the repairs that opening it needed."""
 
     journal: Journal

@@ -13,12 +13,12 @@ policy removes. Three rules limit that:
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True)
-class SegmentSummary:
+
+class SegmentSummary(Struct, frozen=True):
     """The description of a segment for retention."""
 
     sequence: int
@@ -31,8 +31,7 @@ class SegmentSummary:
     """Per partition the offset after its last record in this segment or any older one."""
 
 
-@dataclass(frozen=True)
-class RetentionPolicy:
+class RetentionPolicy(Struct, frozen=True):
     """The limits of the log; None means no limit of this kind."""
 
     age_s_max: float | None = None
@@ -43,8 +42,7 @@ class RetentionPolicy:
     """The number of newest messages of a topic that count. Older ones may go early."""
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(Struct, frozen=True):
     """The pin of a durable session or shared group on the log."""
 
     name: str
@@ -54,8 +52,7 @@ class Pin:
     """The most bytes of the newest segments that it pins; None: all."""
 
 
-@dataclass(frozen=True)
-class PinLoss:
+class PinLoss(Struct, frozen=True):
     """The number of records deleted before a session had finished with them. It is an upper bound
     of the loss, because they are not matched against its subscriptions."""
 
@@ -63,8 +60,7 @@ class PinLoss:
     records: int
 
 
-@dataclass(frozen=True)
-class RetentionDecision:
+class RetentionDecision(Struct, frozen=True):
     """The decision, with the reasons for what stays."""
 
     remove: int

@@ -14,8 +14,9 @@ message may contain a valid batch, which must not be taken for one. If no length
 must have the journal's tag (`log.journal.journal`), if that is known.
 """
 
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from holdfast.log.batch import (
     ATTRIBUTE_GROUPED,
@@ -39,8 +40,7 @@ WINDOW_BYTES: Final = 4 << 20
 """The bytes of one read; a longer batch is read as a whole."""
 
 
-@dataclass
-class SegmentScan:
+class SegmentScan(Struct):
     """The result of a scan, and its state while it runs."""
 
     index: ActiveIndex

@@ -11,8 +11,9 @@ complete groups are read, and valid batches of an incomplete one belong to the u
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.log.batch import (
     ATTRIBUTE_GROUPED,
@@ -34,8 +35,7 @@ ALIGNMENT: Final = 8
 """The alignment of batches in bytes."""
 
 
-@dataclass(frozen=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """Bytes of a segment that are no valid batch although one follows, or that were cut off."""
 
     segment: int

@@ -3,8 +3,9 @@
 It asks the same rules as the gate (`node.rights`) and decides nothing.
 """
 
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from holdfast.node.admission.client_rights import Rights
 from holdfast.node.delivery.replay_start import start_prefix
@@ -23,8 +24,7 @@ ACTIONS: Final = (PUBLISH, SUBSCRIBE, REPLAY)
 """`history`: begin in the past with a topic or a filter."""
 
 
-@dataclass(frozen=True)
-class KnownRights:
+class KnownRights(Struct, frozen=True):
     """The rights of a client as a node knows them. They do not change, so any thread may read
     them."""
 
@@ -42,8 +42,7 @@ class KnownRights:
     """Reasons for another answer."""
 
 
-@dataclass(frozen=True)
-class RightVerdict:
+class RightVerdict(Struct, frozen=True):
     """A verdict, its reason in words, and the rules that lead to it."""
 
     verdict: str

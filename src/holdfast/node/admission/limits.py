@@ -1,7 +1,8 @@
 """Configured rates, quotas and lock-out, as plain values."""
 
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 CLIENT: Final = "client"
 USER: Final = "user"
@@ -14,8 +15,7 @@ REFUSE: Final = "refuse"
 DISCONNECT: Final = "disconnect"
 
 
-@dataclass
-class RateLimits:
+class RateLimits(Struct):
     """The rates of each client, user, address or listener."""
 
     messages_per_s: float = 0.0
@@ -27,8 +27,7 @@ class RateLimits:
         return self.messages_per_s > 0 or self.bytes_per_s > 0
 
 
-@dataclass
-class AdmissionLimits:
+class AdmissionLimits(Struct):
     """All limits of admission."""
 
     client: RateLimits = field(default_factory=RateLimits)

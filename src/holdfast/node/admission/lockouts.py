@@ -4,8 +4,9 @@ Lock-outs live in memory: a restart ends them, and each node of a cluster has it
 apart from bans, because a stranger can cause any number of them, and must displace no ban.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 LOCKOUTS_MAX: Final = 100_000
 """The most lock-outs. Above it the oldest one ends."""
@@ -14,8 +15,7 @@ FAILURES_MAX: Final = 100_000
 forgotten."""
 
 
-@dataclass(frozen=True)
-class LockedName:
+class LockedName(Struct, frozen=True):
     """One lock-out. `until`: the monotonic time of its end in seconds."""
 
     scope: str

@@ -1,13 +1,13 @@
 """One node's present view of the other nodes, from the detector to the controller."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from holdfast.node.metadata.model import CAPACITY_DEFAULT
 
 
-@dataclass(frozen=True)
-class Presence:
+class Presence(Struct, frozen=True):
     """The description that a connected node gives of itself in the handshake."""
 
     incarnation: str
@@ -23,8 +23,7 @@ class Presence:
     """The zone and the capacity of the node; see `metadata.model.NodeTraits`."""
 
 
-@dataclass(frozen=True)
-class Health:
+class Health(Struct, frozen=True):
     """The health of all nodes as one node sees it. A dead node is always suspected too."""
 
     present: Mapping[str, Presence] = field(default_factory=dict)

@@ -12,8 +12,9 @@ Reading before announcing would be wrong: A commits record 9 after B has read to
 8.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.log.files.filesystem import FileSystem, Lock, read_file
 from holdfast.log.files.layout import (
@@ -39,8 +40,7 @@ LINK_ATTEMPTS: Final = 100
 """The most attempts at linking; one fails if the old holder removes a file meanwhile."""
 
 
-@dataclass
-class Claim:
+class Claim(Struct):
     """A claimed epoch, with the lock that proves that the claimant lives."""
 
     epoch: int

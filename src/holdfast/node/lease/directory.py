@@ -21,8 +21,10 @@ other's write.
 import json
 import struct
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from holdfast.log.files.filesystem import FileSystem, Lock, WriteFile, read_file, replace_file
 from holdfast.log.files.json_object import decode_object
@@ -42,8 +44,7 @@ RELEASED: Final = 1
 _BEAT: Final = struct.Struct(">QQ")
 
 
-@dataclass(frozen=True)
-class HolderInfo:
+class HolderInfo(Struct, frozen=True):
     """The description of a node for the other nodes of the directory."""
 
     node_id: str
@@ -63,8 +64,7 @@ class HolderInfo:
     """"holder" or "standby"; "" in a claim."""
 
 
-@dataclass(frozen=True)
-class LeaseBeat:
+class LeaseBeat(Struct, frozen=True):
     """The content of a beat file."""
 
     counter: int

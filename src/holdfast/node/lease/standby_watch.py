@@ -6,8 +6,9 @@ released. Clocks of two machines are never compared. A wrong judgement costs onl
 because the fence protects promises (see `claim`).
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 WAIT: Final = ""
 EXPIRED: Final = "expired"
@@ -16,8 +17,7 @@ RELEASED: Final = "released"
 NOBODY: Final = "nobody"
 
 
-@dataclass(frozen=True)
-class LeaseTimes:
+class LeaseTimes(Struct, frozen=True):
     """The times of a lease, in seconds."""
 
     timeout_s: float = 0.5
@@ -29,8 +29,7 @@ class LeaseTimes:
     """The interval between two checks by a standby."""
 
 
-@dataclass(frozen=True)
-class Sight:
+class Sight(Struct, frozen=True):
     """One observation of the lease by a standby."""
 
     epoch: int

@@ -19,7 +19,6 @@ sends `GiveUpRecords`, which does the same.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -176,8 +175,7 @@ Command = (
 )
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """The result of a command."""
 
     metadata: ClusterMetadata | None

@@ -1,43 +1,38 @@
 """Effects of the metadata's store, which its caller carries out in order."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from holdfast.node.metadata.model import ClusterMetadata
 from holdfast.node.metadata.requests import Outcome
 from holdfast.node.raft.node import Write
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Struct, frozen=True):
     node_id: str
     kind: int
     payload: bytes
 
 
-@dataclass(frozen=True)
-class Persist:
+class Persist(Struct, frozen=True):
     """A write for the disk; the driver calls `persisted` when it is done."""
 
     write: Write
 
 
-@dataclass(frozen=True)
-class MetadataChanged:
+class MetadataChanged(Struct, frozen=True):
     metadata: ClusterMetadata
     changed_partitions: tuple[int, ...]
     """The partitions that changed since the last such effect."""
 
 
-@dataclass(frozen=True)
-class LeaderChanged:
+class LeaderChanged(Struct, frozen=True):
     leader_id: str
     """The leader's node id; "" if it is not known."""
     is_leader: bool
     """True if this node leads."""
 
 
-@dataclass(frozen=True)
-class ProposalDone:
+class ProposalDone(Struct, frozen=True):
     request: int
     outcome: Outcome
 

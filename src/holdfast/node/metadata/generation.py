@@ -16,8 +16,9 @@ them, starts later. It would ask for another one, and readers of generation 7 wo
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.log.files.layout import GENERATION_BITS
 from holdfast.node.metadata.commands import PutGeneration
@@ -29,8 +30,7 @@ ACCEPTED: Final = 1 << GENERATION_BITS
 """The bit in a mark that says that an operator has accepted the loss of what the disk lacks."""
 
 
-@dataclass(frozen=True)
-class GenerationReview:
+class GenerationReview(Struct, frozen=True):
     """The decision of a restored node about its mark."""
 
     is_answered: bool = False

@@ -5,8 +5,9 @@ once, the same leader after RETRY_S. It is carried out once, because the id is r
 (`state_machine`).
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 RETRY_S: Final = 0.3
 """The seconds after which an unapplied request is sent again."""
@@ -19,24 +20,21 @@ PENDING_MAX: Final = 256
 NEVER: Final = float("inf")
 
 
-@dataclass(frozen=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """The change was made."""
 
     version: int
     """The version of the metadata with the change."""
 
 
-@dataclass(frozen=True)
-class RequestRefused:
+class RequestRefused(Struct, frozen=True):
     """The change was refused."""
 
     text: str
     """The reason. The metadata is unchanged."""
 
 
-@dataclass(frozen=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """The outcome was not learnt in time."""
 
     text: str
@@ -46,8 +44,7 @@ class Unknown:
 Outcome = Accepted | RequestRefused | Unknown
 
 
-@dataclass
-class PendingProposal:
+class PendingProposal(Struct):
     """A request under way."""
 
     request: int

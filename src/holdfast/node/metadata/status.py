@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.addresses import plain_address
 from holdfast.node.failure.health import Health
@@ -85,8 +86,7 @@ def below_min_insync(metadata: ClusterMetadata) -> int:
     return _with_fewer(metadata, metadata.min_insync)
 
 
-@dataclass(frozen=True)
-class Evenness:
+class Evenness(Struct, frozen=True):
     """The distance of a cluster from its placement."""
 
     under_zoned: int = 0
@@ -129,8 +129,7 @@ def under_zoned(metadata: ClusterMetadata, ends: Mapping[int, tuple[str, ...]]) 
     )
 
 
-@dataclass(frozen=True)
-class LossEffect:
+class LossEffect(Struct, frozen=True):
     """The effect that the loss of some nodes would have at once."""
 
     leaders: int
@@ -154,8 +153,7 @@ def loss_effect(metadata: ClusterMetadata, lost: Collection[str]) -> LossEffect:
     )
 
 
-@dataclass(frozen=True)
-class StopEffect:
+class StopEffect(Struct, frozen=True):
     """The effect that the stop of one node would have on the other nodes."""
 
     below_min_insync: int = 0

@@ -9,10 +9,10 @@ continue while a Persist is being written; `persisted` reports them in the same 
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.node.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, BadFrame
@@ -49,8 +49,7 @@ from holdfast.node.raft.node import RaftFailure, RaftNode, RaftTiming, Ready
 from holdfast.node.raft.state import Addressed, RaftDiverged
 
 
-@dataclass(frozen=True)
-class HandOver:
+class HandOver(Struct, frozen=True):
     """The decision that another peer shall lead."""
 
     peer: str

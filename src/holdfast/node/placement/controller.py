@@ -11,9 +11,9 @@ them.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.node.failure.health import Health
@@ -47,8 +47,7 @@ FOREVER: Final = float("inf")
 STEADY: Final = 10.0
 
 
-@dataclass(frozen=True)
-class ControllerConfig:
+class ControllerConfig(Struct, frozen=True):
     """The times and bounds of the controller."""
 
     replace_after_s: float = 10.0
@@ -76,8 +75,7 @@ class ControllerConfig:
     """The seconds before a refused change is proposed again, if it is still needed."""
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _Pending(Struct, frozen=True):
     """A proposal under way for one version of a partition or node, until a time."""
 
     version: int

@@ -6,10 +6,9 @@ meanwhile.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace as replace_health
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.node.failure.health import Health, Presence
@@ -38,8 +37,7 @@ STEP_S: Final = 3600.0
 """The time in seconds between two decisions, longer than every wait of the controller."""
 
 
-@dataclass(frozen=True)
-class PartitionForecast:
+class PartitionForecast(Struct, frozen=True):
     """A partition that changes, now and at the end."""
 
     partition: int
@@ -59,8 +57,7 @@ class PartitionForecast:
         return tuple(each for each in self.after.replicas if each not in self.before.members)
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(Struct, frozen=True):
     """A cluster as a forecast begins with it: that of now, or one with a node more or less."""
 
     metadata: ClusterMetadata
@@ -73,7 +70,7 @@ class Situation:
         placed = metadata.placement or NOT_PLACED
         command = PutPlacement(placed.version, (*placed.traits, traits), placed.is_paused)
         present = {**self.health.present, node: Presence(PLANNED, "")}
-        return Situation(_applied(metadata, command), replace_health(self.health, present=present))
+        return Situation(_applied(metadata, command), replace(self.health, present=present))
 
     def without_node(self, node: str) -> "Situation":
         """The cluster after a node was lost for good."""
@@ -81,7 +78,7 @@ class Situation:
         present = {name: each for name, each in health.present.items() if name != node}
         return Situation(
             self.metadata,
-            replace_health(
+            replace(
                 health,
                 present=present,
                 suspected=health.suspected | {node},
@@ -143,4 +140,4 @@ def _caught_up(metadata: ClusterMetadata, present: Mapping[str, object]) -> Clus
 
 def _copy(health: Health) -> Health:
     """An equal object: the controller takes the same one for a repetition and does nothing."""
-    return replace_health(health, incomplete={})
+    return replace(health, incomplete={})

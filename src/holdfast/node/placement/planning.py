@@ -6,9 +6,8 @@ None makes a node outside that set lead. None takes the last live node out of it
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from dataclasses import replace as changed_conditions
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from holdfast.node.failure.health import Health
@@ -26,8 +25,7 @@ from holdfast.node.placement.ring import Assignment, placement
 from holdfast.node.raft.log import Membership
 
 
-@dataclass(frozen=True)
-class NodeConditions:
+class NodeConditions(Struct, frozen=True):
     """The condition of the nodes, after the node changes that go with the decision. No node is in
     two of the sets `absent`, `willing` and `retiring`."""
 
@@ -55,7 +53,7 @@ class NodeConditions:
         found = frozenset(node for node in info.in_sync if number in self.incomplete.get(node, ()))
         if not found or len(found) == len(info.in_sync):
             return self
-        return changed_conditions(
+        return replace(
             self,
             absent=self.absent | found,
             whole=self.whole - found,

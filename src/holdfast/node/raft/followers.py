@@ -2,16 +2,16 @@
 last replied. It computes the commit index and the contact with a majority.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.node.raft.log import Membership
 
 NEVER: Final = float("-inf")
 
 
-@dataclass
-class Follower:
+class Follower(Struct):
     """The progress of one follower. Entries up to `match` are in its log, durably."""
 
     # Invariant: 0 <= match < next.

@@ -4,10 +4,9 @@ The log begins after its *base*. The base is at or below the snapshot's index, b
 that the snapshot covers stay. So a follower that is slightly behind needs no snapshot.
 """
 
-from dataclasses import dataclass, field
 from typing import Annotated, Final
 
-from msgspec import Meta, json
+from msgspec import Meta, Struct, field, json
 
 from holdfast.node.frame_kinds import BadFrame, decode_json
 
@@ -32,8 +31,7 @@ class EntryKind:
     """A Membership. It is in force from where it is appended, committed or not."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(Struct, frozen=True):
     """One entry of the Raft log, named by its index and term."""
 
     index: int
@@ -42,8 +40,7 @@ class LogEntry:
     data: bytes
 
 
-@dataclass(frozen=True)
-class Membership:
+class Membership(Struct, frozen=True):
     """The ids of all peers of the Raft. Learners receive the log and have no vote."""
 
     voters: tuple[str, ...] = ()
@@ -94,8 +91,7 @@ def _without(members: tuple[str, ...], member: str) -> tuple[str, ...]:
     return tuple(other for other in members if other != member)
 
 
-@dataclass(frozen=True)
-class RaftSnapshot:
+class RaftSnapshot(Struct, frozen=True):
     """The state that the entries up to `index` define."""
 
     index: int
@@ -104,8 +100,7 @@ class RaftSnapshot:
     data: bytes
 
 
-@dataclass
-class RaftState:
+class RaftState(Struct):
     """The state on the disk of one peer."""
 
     term: int = 0

@@ -2,13 +2,12 @@
 drops a message that is addressed to another peer: see `codec`.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from holdfast.node.raft.log import LogEntry, RaftSnapshot
 
 
-@dataclass(frozen=True)
-class VoteRequest:
+class VoteRequest(Struct, frozen=True):
     """A candidate's request for a vote, or for the promise of one."""
 
     term: int
@@ -21,8 +20,7 @@ class VoteRequest:
     """The leader asked for this election, so a live leader is no reason to refuse."""
 
 
-@dataclass(frozen=True)
-class VoteReply:
+class VoteReply(Struct, frozen=True):
     """The reply to a VoteRequest."""
 
     term: int
@@ -31,8 +29,7 @@ class VoteReply:
     is_trial: bool = False
 
 
-@dataclass(frozen=True)
-class Append:
+class Append(Struct, frozen=True):
     """Entries that follow `prev`, or none: a heartbeat."""
 
     term: int
@@ -42,8 +39,7 @@ class Append:
     entries: tuple[LogEntry, ...] = ()
 
 
-@dataclass(frozen=True)
-class AppendReply:
+class AppendReply(Struct, frozen=True):
     """The reply to an Append or an Install."""
 
     term: int
@@ -57,8 +53,7 @@ class AppendReply:
     log while its disk writes it, else 0. The reply to these entries follows the write."""
 
 
-@dataclass(frozen=True)
-class Install:
+class Install(Struct, frozen=True):
     """A snapshot in place of entries that the leader no longer has. The follower replies with
     AppendReply."""
 
@@ -66,8 +61,7 @@ class Install:
     snapshot: RaftSnapshot
 
 
-@dataclass(frozen=True)
-class TimeoutNow:
+class TimeoutNow(Struct, frozen=True):
     """The leader's request to stand for election at once, because it hands over to the receiver."""
 
     term: int

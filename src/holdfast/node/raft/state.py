@@ -4,8 +4,9 @@ commit index, to collect what must be written. `raft.node.RaftNode` is the publi
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.node.raft.followers import NEVER, Followers
 from holdfast.node.raft.log import LogEntry, RaftLog, RaftSnapshot, RaftState
@@ -32,8 +33,7 @@ class RaftDiverged(RaftFailure):
     those entries, so this peer cannot."""
 
 
-@dataclass(frozen=True)
-class RaftTiming:
+class RaftTiming(Struct, frozen=True):
     """The times of elections and heartbeats, in seconds."""
 
     heartbeat_s: float = 0.1
@@ -47,8 +47,7 @@ class RaftTiming:
     steps keep the voters from splitting the vote."""
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(Struct, frozen=True):
     """A change for the disk. The driver carries it out completely and in order, and makes it
     durable before it reports it if `must_sync`.
 
@@ -67,8 +66,7 @@ class Write:
     base_term: int = 0
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The outputs since the last Ready; RaftNode describes the order in which they apply."""
 
     write: Write | None

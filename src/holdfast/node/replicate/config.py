@@ -1,10 +1,9 @@
 """Times and bounds of replication."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class ReplicationConfig:
+class ReplicationConfig(Struct, frozen=True):
     """The settings of replication on one node."""
 
     incarnation: str = ""

@@ -33,11 +33,13 @@ versions.
 """
 
 import json
+import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from struct import Struct
 from typing import Final
 from zlib import crc32
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.log.files.json_object import decode_object
 from holdfast.log.files.layout import FORMER_MAX
@@ -46,13 +48,12 @@ from holdfast.node.metadata.model import PARTITIONS_MAX
 
 FEATURE: Final = "position"
 """The feature in the handshake of a node that understands the frame POSITION."""
-_FRAME: Final = Struct(">QQQQQ")
-_WRITTEN: Final = Struct(">Q")
-_NUMBER: Final = Struct(">I")
+_FRAME: Final = struct.Struct(">QQQQQ")
+_WRITTEN: Final = struct.Struct(">Q")
+_NUMBER: Final = struct.Struct(">I")
 
 
-@dataclass(frozen=True, slots=True)
-class DiskPosition:
+class DiskPosition(Struct, frozen=True):
     """The progress of one disk. Each part but `records` only grows as long as the disk is the
     same."""
 

@@ -1,8 +1,9 @@
 """Ports that the turns of a node need of their driver."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from holdfast.log.journal.segment import WriteGroup
 from holdfast.log.journal.watermarks import Checkpoint
@@ -167,8 +168,7 @@ class ProcessPort(Protocol):
         """Starts again as another Raft peer, because the disk is an older copy."""
 
 
-@dataclass(frozen=True)
-class RuntimePorts:
+class RuntimePorts(Struct, frozen=True):
     """The part of the driver that the turns of a node use."""
 
     journal: JournalPort

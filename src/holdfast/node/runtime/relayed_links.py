@@ -34,11 +34,13 @@ relay the identity as in the handshake. DATA has u8 kind of the frame, u8 1 if m
 and bytes; CREDIT has u32 bytes. All numbers are big-endian.
 """
 
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from struct import Struct
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.node.context import ClusterContext
 from holdfast.node.failure.detector import Detector
@@ -87,38 +89,34 @@ none."""
 IDENTITY_BYTES_MAX: Final = 16_384
 
 FOREVER: Final = float("inf")
-_HEAD: Final = Struct(">BQB")
+_HEAD: Final = struct.Struct(">BQB")
 HEAD_BYTES: Final = 10
 """The bytes before the id of the other end."""
-_CREDIT: Final = Struct(">I")
+_CREDIT: Final = struct.Struct(">I")
 
 
-@dataclass(frozen=True)
-class RelaySend:
+class RelaySend(Struct, frozen=True):
     """A frame RELAYED for a direct link."""
 
     node: str
     payload: bytes
 
 
-@dataclass(frozen=True)
-class CloseDirect:
+class CloseDirect(Struct, frozen=True):
     """The direct link to a node is to be closed: a relayed one replaces it."""
 
     node: str
     text: str
 
 
-@dataclass(frozen=True)
-class LinkUp:
+class LinkUp(Struct, frozen=True):
     """A relayed link begins."""
 
     identity: PeerIdentity
     through: str
 
 
-@dataclass(frozen=True)
-class LinkDown:
+class LinkDown(Struct, frozen=True):
     """A relayed link has ended."""
 
     node: str
@@ -126,8 +124,7 @@ class LinkDown:
     text: str
 
 
-@dataclass(frozen=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """A frame that has come over a relayed link."""
 
     node: str
@@ -138,8 +135,7 @@ class Deliver:
 RelayEffect = RelaySend | CloseDirect | LinkUp | LinkDown | Deliver
 
 
-@dataclass
-class _Opening:
+class _Opening(Struct):
     """A link that is being opened, at an end."""
 
     through: str
@@ -152,8 +148,7 @@ class _Opening:
     """The nodes of this attempt that were asked before."""
 
 
-@dataclass
-class _Link:
+class _Link(Struct):
     """A relayed link, at an end."""
 
     identity: PeerIdentity

@@ -1,6 +1,6 @@
 """Decides when a snapshot is due, and what retention removes."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from holdfast.log.journal.retention import (
     Pin,
@@ -15,8 +15,7 @@ from holdfast.node.runtime.runtime import Runtime
 from holdfast.node.state.retention_pins import pins_of
 
 
-@dataclass(frozen=True)
-class MaintenanceLimits:
+class MaintenanceLimits(Struct, frozen=True):
     """The limits of a node's log that a configuration gives."""
 
     policy: RetentionPolicy

@@ -5,9 +5,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from holdfast.security.access.access_file import (
     AccessData,
@@ -36,8 +37,7 @@ class Unauthenticated(Exception):
     """The credentials are missing or not valid. The text says what to do."""
 
 
-@dataclass(frozen=True)
-class CredentialOwner:
+class CredentialOwner(Struct, frozen=True):
     """The owner of valid credentials."""
 
     name: str

@@ -1,9 +1,10 @@
 """Sessions of browsers. They are in memory, so a restart of the broker ends them all."""
 
 import secrets
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
+
+from msgspec import Struct
 
 SESSION_S: Final = 12 * 3600.0
 """The seconds after which a session ends."""
@@ -15,8 +16,7 @@ SESSIONS_PER_OWNER_MAX: Final = 16
 COOKIE: Final = "holdfast_session"
 
 
-@dataclass
-class BrowserSession:
+class BrowserSession(Struct):
     """The session of one login."""
 
     owner: str

@@ -1,8 +1,9 @@
 """Packs the users that a cluster's nodes agree on, and finds the users who differ."""
 
 import zlib
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.security.dynamic.document import (
     DynamicSecurityError,

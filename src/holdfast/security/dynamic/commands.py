@@ -11,10 +11,10 @@ its groups, `addGroupRole` the group.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.security.dynamic.document import (
     ACLS_MAX,
@@ -450,8 +450,7 @@ COMMANDS: Final = CLIENT_COMMANDS | GROUP_COMMANDS | ROLE_COMMANDS
 UNKNOWN: Final = "Unknown command"
 
 
-@dataclass(frozen=True)
-class CommandOutcome:
+class CommandOutcome(Struct, frozen=True):
     """The response to one command. `is_change`: it was to change something; `target`: whose;
     `before` and `after`: its state, without passwords."""
 
@@ -472,8 +471,7 @@ class CommandOutcome:
         return str(self.response.get("error", ""))
 
 
-@dataclass(frozen=True)
-class SecurityChange:
+class SecurityChange(Struct, frozen=True):
     """A command that was to change users, groups or roles, for the audit."""
 
     client_id: str

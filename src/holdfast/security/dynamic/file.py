@@ -6,8 +6,9 @@ change by another program is never overwritten, and two brokers never share a fi
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.security.dynamic.document import (
     FILE_BYTES_MAX,
@@ -18,8 +19,7 @@ from holdfast.security.dynamic.document import (
 from holdfast.security.files import replace_file
 
 
-@dataclass(frozen=True)
-class DynamicSecurityFile:
+class DynamicSecurityFile(Struct, frozen=True):
     """The file at one moment: its content, and the stamp that tells it from others."""
 
     path: Path

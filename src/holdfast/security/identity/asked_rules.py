@@ -13,8 +13,9 @@ Invariants
 """
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.protocol.topics.names import (
     InvalidFilter,
@@ -57,8 +58,7 @@ SOURCE: Final = "security.http.topic_url"
 """The source of these rules, for explanations."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicDecision:
+class TopicDecision(Struct, frozen=True):
     """A verdict, and the time until which it counts, on the node's monotonic clock in seconds."""
 
     verdict: str

@@ -1,8 +1,9 @@
 """Reads an identity from the claims of a verified token. Pure: the clock is an argument."""
 
 import math
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.security.acl import AclError, given_rules
 from holdfast.security.identity.identity import ClientIdentity
@@ -18,8 +19,7 @@ class TokenError(ValueError):
     """A token that proves nothing here. The text has no part of it but names of claims."""
 
 
-@dataclass(frozen=True)
-class ClaimRules:
+class ClaimRules(Struct, frozen=True):
     """The required claims, and the meaning of the others. An empty name is not looked up."""
 
     issuer: str = ""

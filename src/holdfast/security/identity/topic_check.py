@@ -18,10 +18,10 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.security.identity.asked_rules import (
     ALLOW,
@@ -39,8 +39,7 @@ ACCESS_SUBSCRIBE: Final = 4
 """The values of "acc", which are those of Mosquitto's plugins."""
 
 
-@dataclass(frozen=True)
-class TopicQuestion:
+class TopicQuestion(Struct, frozen=True):
     """A client, an action and a topic, or a filter without `$share/GROUP/`."""
 
     client_id: str

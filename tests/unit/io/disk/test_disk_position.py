@@ -1,10 +1,10 @@
 """What a node remembers of the disks of others, and a node that goes on from an older copy."""
 
-from dataclasses import asdict, replace
 from pathlib import Path
 from zlib import crc32
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from holdfast.cli.main import main
 from holdfast.io.disk import older_copy

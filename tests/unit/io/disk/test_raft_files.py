@@ -3,10 +3,10 @@
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.io.disk.journal_writer import DiskFullError
 from holdfast.io.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles, RaftWriter

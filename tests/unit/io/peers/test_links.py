@@ -1,18 +1,19 @@
 """Links between nodes over real sockets, all in one event loop."""
 
 import asyncio
+import dataclasses
 import logging
 import random
 import socket
 import ssl
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from msgspec.structs import replace
 
 from holdfast.config.schema import Cluster
 from holdfast.io.peers import inquiry
@@ -42,7 +43,9 @@ async def linked_pair(mesh: Mesh, **changes: Any) -> tuple[PeerNode, PeerNode]:
 
 def test_a_port_that_does_not_reply_may_be_no_peer_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """An HTTP server waits for the rest of a line."""
-    monkeypatch.setattr(inquiry, "BOUNDS", replace(inquiry.BOUNDS, handshake_timeout_s=0.2))
+    monkeypatch.setattr(
+        inquiry, "BOUNDS", dataclasses.replace(inquiry.BOUNDS, handshake_timeout_s=0.2)
+    )
 
     async def test() -> None:
         with socket.create_server(("127.0.0.1", free_port())) as server:

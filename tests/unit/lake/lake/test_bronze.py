@@ -1,11 +1,11 @@
 """Which offsets a step of bronze takes: over a journal in real files, without Spark."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("pyspark.sql")
 

@@ -1,8 +1,7 @@
 """State of partitions whose leaders' logs begin above 0, and the snapshots that it needs."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from holdfast.log.journal.retention import RetentionPolicy
 from holdfast.log.partition import partition_of

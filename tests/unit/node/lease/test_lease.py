@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.io.disk.filesystem_type import file_system_type, objection
 from holdfast.io.disk.process_identity import kill_if_same, machine_identity, process_start

@@ -1,12 +1,12 @@
 """What the controller does about each thing that happens to a cluster. All at once and at random:
 tests/model/test_controller_simulation.py."""
 
-import dataclasses
 import json
 from collections import Counter
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from holdfast.node.failure.health import Health
@@ -85,7 +85,7 @@ def test_a_proposal_is_not_made_twice() -> None:
     command = until_dead(world, "n2")
     controller = world.controllers[-1]
     assert controller.step(world.metadata, world.health, world.now) == []
-    other_health = dataclasses.replace(world.health)
+    other_health = structs.replace(world.health)
     assert controller.step(world.metadata, other_health, world.now + 1.0) == []
     at = controller.timer()
     assert at is not None
@@ -114,7 +114,7 @@ def test_what_was_refused_is_decided_anew() -> None:
 
 
 def test_a_death_under_many_partitions_is_several_commands() -> None:
-    config = dataclasses.replace(CONFIG, changes_max=10)
+    config = structs.replace(CONFIG, changes_max=10)
     world = cluster("n2", "n3")
     world.controllers = [Controller("n1", config)]
     world.kill("n2")
@@ -237,7 +237,7 @@ def test_a_wiped_node_leaves_every_in_sync_set_in_one_command() -> None:
 def test_a_wiped_node_waits_for_a_proposal_it_could_conflict_with() -> None:
     world = cluster("n2", "n3")
     controller = world.controllers[-1]
-    leaving = dataclasses.replace(world.health, leaving=frozenset({"n1"}))
+    leaving = structs.replace(world.health, leaving=frozenset({"n1"}))
     (first,) = controller.step(world.metadata, leaving, world.now)
     assert isinstance(first, ChangePartitions)
     world.wipe("n2")
@@ -292,7 +292,7 @@ def test_a_dead_replica_stays_in_sync_where_too_few_would_be_left() -> None:
 
 def test_a_dead_replica_whose_disk_is_not_to_be_trusted_leaves_the_set() -> None:
     world = cluster("n2", partitions=4, min_insync=2)
-    damaged = dataclasses.replace(world.health, damaged=frozenset({"n2"}))
+    damaged = structs.replace(world.health, damaged=frozenset({"n2"}))
     (command,) = world.controllers[-1].step(world.metadata, damaged, world.now)
     after = apply(world.metadata, command).metadata
     assert after is not None
@@ -315,7 +315,7 @@ def test_a_replica_that_may_lack_records_leaves_the_set_while_another_one_is_com
     """Also where fewer than `min_insync` are left, and also a leader."""
     world = cluster("n2", partitions=4, min_insync=2)
     lacking = dict.fromkeys(("n2",), frozenset({0, 1, 2}))
-    after = decided(world, dataclasses.replace(world.health, incomplete=lacking))
+    after = decided(world, structs.replace(world.health, incomplete=lacking))
     for number, info in enumerate(after.partitions):
         if number < 3:
             assert (info.leader, info.in_sync) == ("n1", ("n1",))
@@ -326,7 +326,7 @@ def test_a_replica_that_may_lack_records_leaves_the_set_while_another_one_is_com
 def test_where_each_may_lack_records_all_stay_in_the_set() -> None:
     world = cluster("n2", partitions=4, min_insync=2)
     lacking = dict.fromkeys(("n1", "n2"), frozenset(range(4)))
-    assert decided(world, dataclasses.replace(world.health, incomplete=lacking)) == world.metadata
+    assert decided(world, structs.replace(world.health, incomplete=lacking)) == world.metadata
 
 
 def test_a_dead_replica_that_is_complete_stays_in_the_set_and_is_waited_for() -> None:
@@ -334,7 +334,7 @@ def test_a_dead_replica_that_is_complete_stays_in_the_set_and_is_waited_for() ->
     world.kill("n3")
     world.look()
     lacking = dict.fromkeys(("n1", "n2"), frozenset(range(4)))
-    after = decided(world, dataclasses.replace(world.health, incomplete=lacking))
+    after = decided(world, structs.replace(world.health, incomplete=lacking))
     for info in after.partitions:
         assert set(info.in_sync) == {"n1", "n2", "n3"}
         assert info.leader == ""
@@ -346,7 +346,7 @@ def test_a_replica_whose_disk_does_not_respond_stays_in_sync_where_too_few_would
 ) -> None:
     """The disk of n1 may be lost already, which shows when it is read. n2 has all records."""
     world = cluster("n2", partitions=4, min_insync=2)
-    ill = dataclasses.replace(world.health, **{illness: frozenset({"n2"})})
+    ill = structs.replace(world.health, **{illness: frozenset({"n2"})})
     (command,) = world.controllers[-1].step(world.metadata, ill, world.now)
     after = apply(world.metadata, command).metadata
     assert after is not None
@@ -363,7 +363,7 @@ def test_a_full_disk_with_the_last_copy_keeps_its_roles_until_another_one_is_in_
         for info in world.metadata.partitions
     )
     metadata = replace(world.metadata, partitions=led)
-    full = dataclasses.replace(world.health, full=frozenset({"n3"}))
+    full = structs.replace(world.health, full=frozenset({"n3"}))
 
     unchanged = decided(world, full, metadata)
     assert unchanged.nodes["n3"].state == NodePhase.UP

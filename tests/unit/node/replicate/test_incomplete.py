@@ -1,7 +1,6 @@
 """Replicas that may lack records that they have acknowledged, because their machine lost power."""
 
-import dataclasses
-
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.node.metadata.model import PartitionInfo
@@ -14,7 +13,7 @@ FIRST = frozenset({0})
 
 def lose_power(cores: Cores, *names: str) -> None:
     """The nodes return with what was synced, and know all metadata."""
-    cores.config = dataclasses.replace(cores.config, is_incomplete=True)
+    cores.config = msgspec.structs.replace(cores.config, is_incomplete=True)
     for name in names:
         cores.restart(name)
         cores[name].core.handle_current(cores.now)

@@ -3,12 +3,13 @@ queues in place of the connections between the nodes."""
 
 import random
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.node.features import RELAYED_LINKS
 from holdfast.node.frame_kinds import RELAYED, BadFrame

@@ -13,9 +13,10 @@ Invariants
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
+
+from msgspec import Struct
 
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.commands.agreement import UserAgreement
@@ -58,8 +59,7 @@ class CommandWorker(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """The result of commands that were run on the users of one version. `data`: the users after
     them, packed; b"": they change nothing."""
 

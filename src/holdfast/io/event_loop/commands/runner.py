@@ -9,9 +9,10 @@ Invariants
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
 
 from holdfast.io.event_loop.broker import Broker
 from holdfast.io.event_loop.commands.queue import CommandQueue
@@ -37,8 +38,7 @@ STAMPS_MAX: Final = 1000
 """The most stamps of written files that are remembered."""
 
 
-@dataclass(frozen=True)
-class FinishedCommands:
+class FinishedCommands(Struct, frozen=True):
     """The outcomes of the commands of some messages. `users`: those in force from now on; None: as
     before."""
 

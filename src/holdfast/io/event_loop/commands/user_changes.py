@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from holdfast.io.event_loop.broker import Broker
 from holdfast.node.connections.reauthorize import UserDeparture
