@@ -100,8 +100,8 @@ def test_a_disk_goes_back_while_all_others_have_what_was_agreed(restarts: bool) 
     """No cluster survives it otherwise. n3 is down while n1 and n2 agree on a change of the
     metadata, and starts again. n1 goes back to before it while n2 is cut off: neither n1 nor n3
     knows of the change, and they agree on another one."""
-    settings = replace(settings_for(1, 3, (), casts=(LOG,)), has_witness=True, min_insync=2)
-    world = World(1, settings)
+    settings = replace(settings_for(2, 3, (), casts=(LOG,)), has_witness=True, min_insync=2)
+    world = World(2, settings)
     n1, n3 = world.hosts["n1"], world.hosts["n3"]
     for host in world.hosts.values():
         host.start()
