@@ -46,6 +46,8 @@ OFTEN_OTHERS: Final = frozenset({"id", "mac", "device_name", "deviceName", "sens
 """Those of them that name a device only if few values come again and again."""
 _ADDRESS: Final = re.compile(r"[\dA-Fa-f:_-]+")
 """The address of a device, and not of a house or of the internet."""
+FIELDS_MAX: Final = 10
+"""The most of such fields that are looked at: a payload may have thousands."""
 _NO_READINGS: Final = frozenset((*TIME_FIELDS, *SENT_FIELDS, *SEQUENCE_FIELDS, *ID_FIELDS))
 _COMMANDS: Final = frozenset({"set", "get", "cmnd", "cmd", "command", "commands", "request", "rpc"})
 """The levels of topics on which several clients command one device."""
@@ -175,7 +177,7 @@ def other_device_fields(fields: Iterable[str]) -> list[tuple[str]]:
     known = {name for names in DEVICE_FIELDS for name in names}
     named = [name for name, word in words.items() if name not in known
              and any(map(_DEVICE_NAME.fullmatch, (word, word.rpartition(".")[2])))]  # fmt: skip
-    return [(name,) for name in named]
+    return [(name,) for name in named[:FIELDS_MAX]]
 
 
 def has_several_devices(group: Sequence[TopicMessages], names: Sequence[str]) -> bool:

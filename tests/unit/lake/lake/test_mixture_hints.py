@@ -15,6 +15,7 @@ from holdfast_lake.lake.catalog import Catalog, load_catalog
 from holdfast_lake.lake.schema import RECORDS_COLUMNS
 from holdfast_lake.report.report import report
 from holdfast_lake.tables import Rule, readings_table
+from holdfast_lake.tables.device_fields import FIELDS_MAX, other_device_fields
 from holdfast_lake.tables.field_roles import MESSAGES_PER_TOPIC
 from tests.support.device_payloads import as_bytes, examples
 from tests.support.gold_files import write_rows, write_table
@@ -266,6 +267,12 @@ def test_a_sample_is_bounded_whatever_is_published(
     few = samples.Sample(tmp_path / "many", lambda _: True)
     (topic,) = few.topics()[0].values()
     assert 10 <= len(topic.messages) < MESSAGES_PER_TOPIC
+
+
+def test_a_payload_of_many_fields_has_few_candidates() -> None:
+    """Each is compared with all others, so thousands of them would take minutes."""
+    fields = [f"p{number}.mac" for number in range(1000)]
+    assert other_device_fields(fields) == [(each,) for each in fields[:FIELDS_MAX]]
 
 
 def test_names_of_clients_cannot_change_a_terminal(tmp_path: Path) -> None:
