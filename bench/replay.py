@@ -1,6 +1,7 @@
 """What a reader of the whole log costs the clients of the node that it reads from.
 
-    python -m bench.replay [--json PATH] [--records 1000000] [--rounds 4] [--seconds 4]
+    python -m bench.replay [--json PATH] [--records 1000000] [--rounds 4]
+        [--seconds 4] [--readers 2]
 
 One publisher and one subscriber at QoS 1 and 2,000 messages/s, fdatasync before PUBACK, without
 and with readers that go through the whole log again and again, in turns. The readers ask as a Spark
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -36,7 +38,8 @@ from holdfast.client.log.reading.scan import Coverage
 from holdfast.client.log.reading.servers import Servers
 
 RATE: Final = 2000.0
-READERS: Final = 2
+PROCESSES: Final = 2
+"""The readers are threads of them."""
 ROWS_PER_S: Final = 2_000_000.0
 """All readers together."""
 READER_START_S: Final = 30.0
@@ -45,8 +48,10 @@ QUANTILES: Final = (0.5, 0.99)
 Figures = dict[str, float]
 
 
-def read_for_ever(admin_port: int, computes: bool, tell: Callable[[str], object] = print) -> None:
-    """Says how many rows a chunk had."""
+def read_for_ever(
+    admin_port: int, computes: bool, readers: int, tell: Callable[[str], object] = print
+) -> None:
+    """Says how many rows a chunk had. `readers`: all, each of which has a share of the rate."""
     server = ("127.0.0.1", admin_port)
     bounds = Servers([server]).bounds()
     ends = {partition: bound.end for partition, bound in bounds.items()}
@@ -56,7 +61,7 @@ def read_for_ever(admin_port: int, computes: bool, tell: Callable[[str], object]
     while True:
         for before, now in pairwise(read(server, ranges)):
             tell(str(now - before))
-            due = max(due, time.monotonic() - 0.1) + (now - before) * READERS / ROWS_PER_S
+            due = max(due, time.monotonic() - 0.1) + (now - before) * readers / ROWS_PER_S
             time.sleep(max(0.0, due - time.monotonic()))
 
 
@@ -129,11 +134,11 @@ def latencies(found: Node, seconds: float) -> Figures:
     }
 
 
-def with_readers(found: Node, seconds: float, computes: bool) -> Figures:
+def with_readers(found: Node, seconds: float, computes: bool, count: int) -> Figures:
     command = [sys.executable, "-m", "bench.replay", "--reader", str(found.admin_port)]
-    command += ["--here"] * computes
+    command += ["--readers", str(count), *["--here"] * computes]
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder) / str(number) for number in range(READERS)]
+        outputs = [Path(folder) / str(number) for number in range(PROCESSES)]
         readers = []
         try:
             for output in outputs:
@@ -159,7 +164,7 @@ def _rows(outputs: list[Path]) -> int:
 
 
 def run(
-    folder: Path, records: int, rounds: int, seconds: float, computes: bool
+    folder: Path, records: int, rounds: int, seconds: float, computes: bool, readers: int
 ) -> dict[str, Figures]:
     write_log(folder / "data", records, BATCH_RECORDS)
     alone: list[Figures] = []
@@ -173,9 +178,15 @@ def run(
             alone.append(latencies(found, seconds))
             alone[-1]["node_cpu_s"] = cpu_s(found.pid) - cpu
             cpu = cpu_s(found.pid)
-            beside.append(with_readers(found, seconds, computes))
+            beside.append(with_readers(found, seconds, computes, readers))
             beside[-1]["node_cpu_s"] = cpu_s(found.pid) - cpu
     return {"alone": _medians(alone), "with readers": _medians(beside)}
+
+
+def _print_line(text: str) -> None:
+    """Prints the line in one call, because the readers of a process share the output."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _medians(rounds: list[Figures]) -> Figures:
@@ -190,13 +201,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--here", action="store_true", help="the readers check what they read, on this machine"
     )
+    parser.add_argument("--readers", type=int, default=PROCESSES, help="in two processes")
     parser.add_argument("--reader", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.reader:
-        read_for_ever(arguments.reader, arguments.here, lambda text: print(text, flush=True))
+        readers = [
+            threading.Thread(
+                target=read_for_ever,
+                args=(arguments.reader, arguments.here, arguments.readers, _print_line),
+            )
+            for _ in range(max(1, arguments.readers // PROCESSES))
+        ]
+        for each in readers:
+            each.start()
+        for each in readers:
+            each.join()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         figures = run(
-            Path(folder), arguments.records, arguments.rounds, arguments.seconds, arguments.here
+            Path(folder),
+            arguments.records,
+            arguments.rounds,
+            arguments.seconds,
+            arguments.here,
+            arguments.readers,
         )
     alone, beside = figures["alone"], figures["with readers"]
     print(f"{'':18}{'alone':>10}{'readers':>10}{'ratio':>8}")
