@@ -343,10 +343,6 @@ _GRANT: Final = struct.Struct("<HQ")
 _ENTRY: Final = struct.Struct("<HBI")
 
 
-class StateDropped(OSError):
-    """The error of a snapshot that lacks state: a partition of it was dropped meanwhile."""
-
-
 class TransferRequest:
     """A transfer to this node."""
 
@@ -438,7 +434,7 @@ class Transfer:
 
     def begin_snapshot(self) -> tuple[list[int], Iterator[tuple[int, bytes]]]:
         """Returns the offsets and the entries of a snapshot that begins now. These raise
-        `StateDropped` if state is dropped meanwhile. Counter-example: it is dropped because the
+        `OSError` if state is dropped meanwhile. Counter-example: it is dropped because the
         leader's log begins above what was fed. This node restarts, and the next leader's log
         begins below. It feeds this node from there, without the rest of the state."""
         return self.offsets(), self._entries(self._drops)
@@ -449,7 +445,7 @@ class Transfer:
                 break
             yield entry
         if drops != self._drops:
-            raise StateDropped("the state of a partition was dropped to be received again")
+            raise OSError("the state of a partition was dropped, to be received again")
 
     def offsets(self) -> list[int]:
         """Returns the offsets from which records must be applied to a snapshot taken now: 0 for a
