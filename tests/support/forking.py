@@ -13,12 +13,14 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
 import holdfast
 from holdfast.cli.main import main
+from holdfast.cli.serve import LOADED
 
 SOURCE: Final = Path(holdfast.__file__).parents[1]
 PROGRAM: Final = [sys.executable, "-m", "holdfast.cli.main"]
@@ -169,8 +171,10 @@ def _become(command: list[str], directory: str, environment: dict[str, str], out
 
 
 def run() -> int:
-    for each in ("holdfast.cli.serve", "holdfast.process.server"):
+    for each in LOADED:
         import_module(each)
+    with suppress(ImportError):
+        import_module("uvloop")
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _serve(socket.socket(fileno=int(sys.argv[1]))) is None:
