@@ -263,7 +263,7 @@ PLANTED = {
         no_epoch_check_at_the_follower,
         settings("pause", "late", mean_s=0.3),
         "the log ends at",
-        108,
+        158,
     ),
     "releases are not logged": in_cluster(
         releases_are_not_logged, settings("kill"), "which is not committed", 0
