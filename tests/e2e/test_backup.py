@@ -233,6 +233,9 @@ def test_damage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_path / "backup" / "backup.json").unlink()
     assert main(arguments) == 1
     assert "is no backup, or an incomplete one" in capsys.readouterr().err
+    (tmp_path / "backup" / "lake.json").touch()
+    assert main(arguments) == 1
+    assert "is a lake: holdfast restore --from-lake" in capsys.readouterr().err
     assert not (tmp_path / "restored").exists()
     assert main(["backup", str(tmp_path / "data"), str(tmp_path / "backup")]) == 1
     assert "is not empty" in capsys.readouterr().err

@@ -48,7 +48,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trigger",
         type=options.duration_s,
-        default=1.0,
         metavar="TIME",
         help="--continuous: how often a table is looked after (default 1s)",
     )
@@ -87,8 +86,12 @@ def run(args: argparse.Namespace) -> int:
     from holdfast_lake.lake.lake import Lake
     from holdfast_lake.lake.runner import RunProgress, check_log, check_source
     from holdfast_lake.lake.status import LATENCY, QUALITY, READINGS, TOPICS, hints
-    from holdfast_lake.lake.table import RECORDS
+    from holdfast_lake.lake.table import RECORDS, TableError
 
+    if args.trigger is not None and not args.continuous:
+        raise TableError("--trigger is for --continuous: without it, a run is done once")
+    if args.trigger is None:
+        args.trigger = 1.0
     lake = Lake(args.lake, store=args.format, tables=args.tables)
     chosen = lake.catalog.chosen(args.what)
     source = lake.source_with(args.source)

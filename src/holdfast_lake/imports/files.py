@@ -26,6 +26,7 @@ import pyarrow as pa
 from holdfast.client.blocking import Client
 from holdfast.client.errors import ClientError
 from holdfast.client.log import LogClient, LogGapError, LogMessage, LogOptionError
+from holdfast.client.log.position import EARLIEST, LATEST, resolve_place
 from holdfast.client.options import Options
 from holdfast.client.protocol.effects import Message
 from holdfast.client.servers import Server
@@ -396,10 +397,18 @@ def replay_lake(
     wanted = {"clientIdPrefix": "replay", **options, "exactlyOnce": "require", "writeId": digest}
     sink = parse(wanted, streaming=False)
     try:
-        with LogClient.offline(lake=lake).read(filters, start=start, end=_end_of(end)) as cursor:
+        first = resolve_place("--from", start or EARLIEST)
+        after = resolve_place("--to", _end_of(end) or LATEST)
+        if isinstance(first, int) and isinstance(after, int) and after <= first:
+            raise ImportFailed(f"no time is from --from {start} to --to {end}")
+        reading = LogClient.offline(lake=lake).read(filters, start=start, end=_end_of(end))
+    except LogOptionError as error:
+        raise ImportFailed(str(error)) from None
+    try:
+        with reading as cursor:
             writer = TaskWriter(sink, Task(write_job(digest), 0, 0))
             writer.write(map(_replayed, cursor.batches(BATCH_ROWS)))
-    except (LogOptionError, LogGapError, PublishError, RowError) as error:
+    except (LogGapError, PublishError, RowError) as error:
         raise ImportFailed(
             f"{error}. A part of the messages may be in the log. The same replay again publishes "
             "only the others"

@@ -191,6 +191,8 @@ def _load(source: str) -> ModuleType:
         except ImportError as error:
             raise TableError(f"{source} is no Python file or package: {error}") from error
     path = Path(source)
+    if not path.exists():
+        raise TableError(f"{path} is not there: give a Python file with tables, or a package")
     name = f"holdfast_tables_{path.stem}"
     loader = _TextLoader(name, str(path)) if path.suffix == ".py" else None
     spec = spec_from_file_location(name, path, loader=loader)

@@ -53,6 +53,17 @@ def test_a_source_that_is_no_server(
     assert not lake.exists()
 
 
+def test_options_that_a_run_would_not_follow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = str(tmp_path / "lake")
+    line = refusal(capsys, "--from", "127.0.0.1:1", "--lake", lake, "--trigger", "5")
+    assert "--trigger is for --continuous" in line
+    tables = str(tmp_path / "nothere.py")
+    line = refusal(capsys, "--from", "127.0.0.1:1", "--lake", lake, "--tables", tables)
+    assert "nothere.py is not there" in line
+
+
 def test_a_lake_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = Journal(tmp_path / "data")
     journal.append(0, [record("t", b"1")])

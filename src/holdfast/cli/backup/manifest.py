@@ -129,7 +129,10 @@ def read_manifest(root: Path) -> BackupManifest:
             raise BackupError(f"{path}: format {number}, this program reads {FORMAT}")
         manifest = msgspec.json.decode(data, type=BackupManifest)
     except (FileNotFoundError, NotADirectoryError):
-        raise BackupError(f"{root} is no backup, or an incomplete one: it has no {NAME}") from None
+        why = f"is no backup, or an incomplete one: it has no {NAME}"
+        if (root / "lake.json").exists():
+            why = f"is a lake: holdfast restore --from-lake {root} DIR"
+        raise BackupError(f"{root} {why}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BackupError(f"{path} is damaged: {error}") from None
     for file in manifest.files:

@@ -17,7 +17,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast_lake.imports.files import FileImport
+from holdfast_lake.imports.files import FileImport, replay_lake
 from holdfast_lake.imports.rows import (
     CSV_FORMAT,
     NO_UTF8,
@@ -35,6 +35,21 @@ RULE = ImportRule("plant/{line}/{device}", time="at")
 AT = "2026-01-02T03:04:05.000006Z"
 ROW = {"line": "l1", "device": "d1", "at": AT, "t": 1.5, "ok": True, "none": None}
 MESSAGE = ("plant/l1/d1", {"ts": AT, "t": 1.5, "ok": True})
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "said"),
+    [
+        ("2026-11-30", "2026-11-29", "no time is from --from 2026-11-30 to --to 2026-11-29"),
+        ("yesterday", None, "--from is 'yesterday'; allowed"),
+        (None, "soon", "--to is 'soon'; allowed"),
+    ],
+)
+def test_a_replay_of_no_time(tmp_path: Path, start: str | None, end: str | None, said: str) -> None:
+    with pytest.raises(ImportFailed) as raised:
+        replay_lake(str(tmp_path), ["#"], start, end, {"mqttServers": "127.0.0.1:1"})
+    assert str(raised.value).startswith(said)
+    assert "may be in the log" not in str(raised.value)
 
 
 def message(rule: ImportRule, row: dict[str, Any]) -> tuple[str, Any]:

@@ -126,6 +126,8 @@ def test_files(tmp_path: Path) -> None:
     path.write_text(GOOD + "again = mine\n")
     assert [table.name for table in load_tables(path)] == ["mine"]
     with pytest.raises(TableError, match="is no Python file with tables"):
+        load_tables(tmp_path)
+    with pytest.raises(TableError, match=r"nothing\.py is not there"):
         load_tables(tmp_path / "nothing.py")
     path.write_text(GOOD.replace("mine", "readings"))
     catalog = load_catalog([path])
