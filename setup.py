@@ -209,7 +209,7 @@ HOT = [
     "node/reads/read_jobs.py",
     "node/reads/remote_reads.py",
     "node/replicate/catch_up.py",
-    "node/replicate/commits.py",
+    "node/replicate/commit_frames.py",
     "node/failure/detector.py",
     "node/failure/disk_watch.py",
     "node/failure/cluster_clock.py",

@@ -25,7 +25,7 @@ from holdfast.node.replicate.codec import (
     FollowEntry,
     OffsetEntry,
 )
-from holdfast.node.replicate.commits import CommitFrames
+from holdfast.node.replicate.commit_frames import CommitFrames
 from holdfast.node.replicate.effects import BecameLeader, LeadershipEnded, Send
 from holdfast.node.replicate.in_sync import InSync
 from holdfast.node.replicate.log_matching import compare

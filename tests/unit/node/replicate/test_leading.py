@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from holdfast.node.frame_kinds import COMMIT, REPLICATE, REPLICATE_ACK, BadFrame
 from holdfast.node.metadata.model import PartitionInfo
 from holdfast.node.replicate.codec import OFFSET_ENTRY, encode_ack
-from holdfast.node.replicate.commits import HOLD_S
+from holdfast.node.replicate.commit_frames import HOLD_S
 from holdfast.node.replicate.config import ReplicationConfig
 from holdfast.node.replicate.effects import (
     BecameLeader,
