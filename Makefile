@@ -31,7 +31,7 @@ INTERPRETED_FILES := model/test_*planted* model/test_cluster_retention* model/te
   model/test_paper* model/test_pubqueue* model/test_raft* model/test_remote* \
   model/test_sessions_shared* \
   unit/io/disk/test_raft_files.py unit/log/test_pushdown.py unit/node/connections/test_client_notes.py \
-  unit/node/failure/test_dispensable.py unit/node/failure/test_doubt.py unit/node/feeds/test_feeds.py unit/node/feeds/test_late_filters.py \
+  unit/node/failure/test_dispensable.py unit/node/failure/test_doubt.py unit/node/feeds/test_feeds.py unit/node/feeds/test_given_up.py unit/node/feeds/test_late_filters.py \
   unit/node/lease/test_lease.py unit/node/metadata/test_metadata.py unit/node/metadata/test_store.py \
   unit/node/placement/test_controller.py unit/node/placement/test_ring.py \
   unit/node/publish/test_admission.py unit/node/publish/test_admission_verdicts.py \

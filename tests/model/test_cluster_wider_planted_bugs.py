@@ -337,7 +337,7 @@ PLANTED = {
         a_node_that_lags_keeps_its_clients,
         settings_for(696),
         "not settled while a fault lasts",
-        20,
+        92,
     ),
     "an uncommitted message is of any session": in_cluster(
         an_uncommitted_message_is_of_any_session,
