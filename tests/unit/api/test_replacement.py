@@ -98,7 +98,7 @@ def test_what_was_put_aside_is_removed_when_the_node_is_in_sync(
         view = views.pop(0) if views else metadata(("n2", "n1"), ("n1", "n2", "n3"))
         return replacement.has_everything(view)
 
-    asyncio.run(directory.forget(has_everything, lambda: [0, 1]))
+    asyncio.run(directory.forget(has_everything, lambda: [0, 1], lambda: 0))
     assert views == []
     assert not (root / "damaged").exists()
     assert not directory.path

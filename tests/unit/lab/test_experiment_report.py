@@ -135,7 +135,7 @@ def test_it_needs_no_network_and_cannot_be_broken_by_names(tmp_path: Path) -> No
     write_devices(tmp_path, 30)
     html = report(tmp_path, CATALOG)
     found = Reader(html)
-    assert set(found.addresses) == {f"#part-{at}" for at in range(6)}
+    assert set(found.addresses) == {f"#part-{at}" for at in range(7)}
     assert "img" not in found.tags
     assert found.text.count("it is gone") == 2
     assert "</script><img" not in html
