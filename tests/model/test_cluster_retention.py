@@ -12,7 +12,7 @@ from tests.sim.plans import settings_for
 from tests.sim.world import World
 
 FAULTS = (WIPE, KILL, POWER, PAUSE)
-SEEDS = (2, 22, 4, 27)
+SEEDS = (11, 16, 4, 27)
 LONG = pytest.mark.long
 
 
@@ -75,13 +75,13 @@ def test_a_gateway_that_was_away_gets_the_state(seed: int) -> None:
 
 
 def test_a_log_that_begins_later_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them the nodes differ, or a start would: so the runs above show something."""
+    """Without them the nodes differ: so the runs above show something."""
     monkeypatch.setattr(Transfer, "restarted", _forgetful)
     for seed in SEEDS:
         try:
             test_images_of_a_lost_disk_come_back(seed)
         except AssertionError as error:
-            if any(each in str(error) for each in ("differs", "retained on", "a start lacks")):
+            if "differs" in str(error) or "retained on" in str(error):
                 return
     pytest.fail("nobody missed them")
 

@@ -1,6 +1,7 @@
 """Layouts that mypyc gets wrong, and cycles that it makes, without a word."""
 
 import ast
+import builtins
 import importlib
 from pathlib import Path
 
@@ -35,6 +36,28 @@ def test_no_compiled_module_has_a_struct() -> None:
         if isinstance(each, ast.ClassDef) and any(ast.unparse(b) == "Struct" for b in each.bases)
     ]
     assert not found, "put them into a module that is not compiled"
+
+
+BUILTINS_DERIVED = frozenset(
+    {"Exception", "BaseException", "LookupError", "IndexError", "ValueError", "Warning",
+     "UserWarning", "dict", "object"}
+)  # fmt: skip
+"""The built-in types from which mypyc lets a compiled class derive."""
+
+
+def test_no_compiled_module_derives_from_another_built_in_type() -> None:
+    """mypyc refuses the module, and nothing is compiled any more."""
+    found = [
+        f"{name}:{each.name}"
+        for name in hot_modules()
+        for each in ast.walk(ast.parse(place(name).read_text()))
+        if isinstance(each, ast.ClassDef)
+        and any(
+            hasattr(builtins, base) and base not in BUILTINS_DERIVED
+            for base in map(ast.unparse, each.bases)
+        )
+    ]
+    assert not found, f"derive from one of {sorted(BUILTINS_DERIVED)}"
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

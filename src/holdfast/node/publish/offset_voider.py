@@ -88,6 +88,8 @@ class OffsetVoider:
         if end >= self.ends[partition]:
             del self.ends[partition]
             # Only now, because a deposed leader that lacks what its successor commits lost nothing.
+            # Of what was fed to this node, nothing shows that the records are committed. The
+            # messages that follow have later offsets, and are committed after them.
             self._state.note("error", "offsets_voided", {"partition": partition, "offset": end})
         elif partition not in self._context.uncompared:
             self._append(partition)
@@ -104,6 +106,7 @@ class OffsetVoider:
         ends = self._context.journal.next_offset
         for partition in self.ends:
             assert self._context.leads(partition), "void records without a leadership"
+            # Equal where these offsets were fed to this node: they count as applied before.
             assert self._state.delivered[partition] <= self.ends[partition], "voided, and still due"
         for partition, farthest in enumerate(self._replicated.farthest):
             if self._context.leads(partition) and partition not in self.ends:

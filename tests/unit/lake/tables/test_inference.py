@@ -116,6 +116,23 @@ def test_the_command_reads_the_newest_messages(
     assert "cannot be written: File exists" in capsys.readouterr().err
 
 
+def test_a_profile_of_ones_own_that_fits_no_topic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path / "data", partitions=1)
+    journal.append(0, [record("mine/dev/json", JSON)])
+    for name in ("mine", "other"):
+        text = f"title = '{name}'\nfound = [{{topic = '{name}/+/json'}}]\n"
+        text += f"[[rule]]\nfilter = '{name}/+/json'\ndevice = 'level 2'\n"
+        (tmp_path / f"{name}.toml").write_text(text)
+    rules = tmp_path / "rules.py"
+    words = ["pipeline", "infer", "--from", journal.address, "-o", str(rules)]
+    assert main([*words, "--profiles", str(tmp_path)]) == 0
+    (hint,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hint")]
+    assert hint.startswith(f"hint: {tmp_path / 'other.toml'}: no topic of these messages")
+    assert "mine/+/json" in rules.read_text()
+
+
 def test_the_command_that_is_printed_works_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
